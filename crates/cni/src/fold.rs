@@ -1,0 +1,424 @@
+//! Decoding JSON the way Go's `encoding/json` does, because every runtime was written against it.
+//!
+//! Rules:
+//! - a struct key matches exactly, else by case folding; of several keys for one field the last wins;
+//! - `null` leaves a field as it was: absent for us, the zero value where there is no field to leave;
+//! - unknown keys are ignored;
+//! - an integer is an integer: `1.0` and `1e3` are refused;
+//! - an error names the path of the offending key and its value (`ipam.ranges[0].subnet: "x": …`).
+//!
+//! containerd's go-cni sends `{"HostPort":8080}`, its structs having no JSON tags: this is not cosmetic.
+//!
+//! Source: Go `encoding/json` "Unmarshal"; requirement: traps 1 and 2.
+
+use std::fmt;
+
+use serde::de::value::StrDeserializer;
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, Expected, MapAccess, SeqAccess, Unexpected,
+    Visitor,
+};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::error::{Error, code};
+
+/// Longest piece of an offending value repeated in an error, in characters.
+const QUOTE_MAX: usize = 80;
+
+/// Decodes a document; not JSON is code 6, the wrong shape is code 7.
+pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Error> {
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{what} is not valid JSON: {cause}")))?;
+    from_value(&value, "").map_err(|error| error.context(what))
+}
+
+/// Decodes one raw value found under `key`.
+pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Error> {
+    let value: Value = serde_json::from_str(raw.get())
+        .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{key}: not valid JSON: {cause}")))?;
+    from_value(&value, key)
+}
+
+/// Decodes a value found under `key` (empty for a whole document); the wrong shape is code 7.
+pub fn from_value<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
+    let path = Path { parent: None, step: Step::Key(key) };
+    T::deserialize(Folding { value, path: &path }).map_err(|fault| Error::config(fault.to_string()))
+}
+
+/// Are these the same key to Go's decoder?
+pub fn same(a: &str, b: &str) -> bool {
+    if a.is_ascii() && b.is_ascii() {
+        return a.eq_ignore_ascii_case(b);
+    }
+    let fold = |c: char| c.to_uppercase().flat_map(char::to_lowercase);
+    a.chars().flat_map(fold).eq(b.chars().flat_map(fold))
+}
+
+/// Where in the document we are; lives on the stack, rendered only for an error.
+#[derive(Clone, Copy)]
+struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    step: Step<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Key(&'a str),
+    Index(usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(parent) = self.parent {
+            parent.fmt(f)?;
+        }
+        match self.step {
+            Step::Key("") => Ok(()),
+            Step::Key(key) if self.parent.is_none_or(|p| matches!(p.step, Step::Key(""))) => f.write_str(key),
+            Step::Key(key) => write!(f, ".{key}"),
+            Step::Index(index) => write!(f, "[{index}]"),
+        }
+    }
+}
+
+/// What went wrong, and once known, where.
+#[derive(Debug)]
+struct Fault {
+    place: Option<String>,
+    why: String,
+}
+
+impl Fault {
+    fn at(mut self, path: &Path<'_>, value: &Value) -> Fault {
+        if self.place.is_none() {
+            let where_ = path.to_string();
+            let what = quote(value);
+            self.place = Some(if where_.is_empty() { what } else { format!("{where_}: {what}") });
+        }
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "{place}: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl de::Error for Fault {
+    fn custom<T: fmt::Display>(why: T) -> Fault {
+        Fault { place: None, why: why.to_string() }
+    }
+
+    // Intentionally without the value: the place already shows it, cut to a bound.
+    fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
+        de::Error::custom(format_args!("expected {expected}"))
+    }
+
+    fn invalid_value(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
+        de::Error::custom(format_args!("expected {expected}"))
+    }
+
+    fn unknown_variant(_: &str, variants: &'static [&'static str]) -> Fault {
+        let variants: Vec<String> = variants.iter().map(|v| format!("{v:?}")).collect();
+        de::Error::custom(format_args!("expected one of {}", variants.join(", ")))
+    }
+}
+
+/// A value as it is shown in an error: its JSON, cut to a bound.
+pub fn quote(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(QUOTE_MAX) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+struct Folding<'a> {
+    value: &'a Value,
+    path: &'a Path<'a>,
+}
+
+/// A scalar method: `null` gives the zero value, anything else goes to `deserialize_any`.
+macro_rules! scalar {
+    ($($method:ident => $visit:ident($zero:expr)),* $(,)?) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+            match self.value {
+                Value::Null => visitor.$visit($zero),
+                _ => self.deserialize_any(visitor),
+            }
+        }
+    )*};
+}
+
+impl<'de> Deserializer<'de> for Folding<'_> {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let Folding { value, path } = self;
+        let result = match value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(b) => visitor.visit_bool(*b),
+            Value::Number(n) => match (n.as_u64(), n.as_i64(), n.as_f64()) {
+                (Some(n), _, _) => visitor.visit_u64(n),
+                (_, Some(n), _) => visitor.visit_i64(n),
+                (_, _, n) => visitor.visit_f64(n.unwrap_or(f64::NAN)),
+            },
+            Value::String(s) => visitor.visit_str(s),
+            Value::Array(items) => visitor.visit_seq(Items { items, next: 0, path }),
+            Value::Object(map) => visitor.visit_map(Entries::all(map, path)),
+        };
+        result.map_err(|fault: Fault| fault.at(path, value))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let Folding { value, path } = self;
+        let entries = match value {
+            Value::Object(map) => Entries::of(map, fields, path),
+            Value::Null => Entries { list: Vec::new(), next: 0, path },
+            _ => return self.deserialize_any(visitor),
+        };
+        visitor.visit_map(entries).map_err(|fault: Fault| fault.at(path, value))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let Folding { value, path } = self;
+        match value.as_str() {
+            Some(text) => {
+                visitor.visit_enum(StrDeserializer::<Fault>::new(text)).map_err(|fault| fault.at(path, value))
+            }
+            None => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Null => visitor.visit_seq(Items { items: &[], next: 0, path: self.path }),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Null => visitor.visit_map(Entries { list: Vec::new(), next: 0, path: self.path }),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    scalar! {
+        deserialize_bool => visit_bool(false),
+        deserialize_i8 => visit_i8(0), deserialize_i16 => visit_i16(0),
+        deserialize_i32 => visit_i32(0), deserialize_i64 => visit_i64(0),
+        deserialize_u8 => visit_u8(0), deserialize_u16 => visit_u16(0),
+        deserialize_u32 => visit_u32(0), deserialize_u64 => visit_u64(0),
+        deserialize_f32 => visit_f32(0.0), deserialize_f64 => visit_f64(0.0),
+        deserialize_str => visit_str(""), deserialize_string => visit_str(""),
+    }
+
+    serde::forward_to_deserialize_any! {
+        i128 u128 char bytes byte_buf unit unit_struct tuple tuple_struct identifier ignored_any
+    }
+}
+
+struct Items<'a> {
+    items: &'a [Value],
+    next: usize,
+    path: &'a Path<'a>,
+}
+
+impl<'de> SeqAccess<'de> for Items<'_> {
+    type Error = Fault;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+        let Some(value) = self.items.get(self.next) else { return Ok(None) };
+        let path = Path { parent: Some(self.path), step: Step::Index(self.next) };
+        self.next += 1;
+        seed.deserialize(Folding { value, path: &path }).map(Some).map_err(|fault| fault.at(&path, value))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.items.len() - self.next)
+    }
+}
+
+/// The entries handed to a visitor: key as the visitor knows it, key as written, value.
+struct Entries<'a> {
+    list: Vec<(&'a str, &'a str, &'a Value)>,
+    next: usize,
+    path: &'a Path<'a>,
+}
+
+impl<'a> Entries<'a> {
+    fn all(map: &'a serde_json::Map<String, Value>, path: &'a Path<'a>) -> Entries<'a> {
+        let list = map.iter().map(|(key, value)| (key.as_str(), key.as_str(), value)).collect();
+        Entries { list, next: 0, path }
+    }
+
+    fn of(
+        map: &'a serde_json::Map<String, Value>,
+        fields: &'static [&'static str],
+        path: &'a Path<'a>,
+    ) -> Entries<'a> {
+        let mut list: Vec<(&str, &str, &Value)> = Vec::with_capacity(map.len());
+        for (key, value) in map {
+            let exact = fields.iter().find(|field| **field == key.as_str());
+            let Some(field) = exact.or_else(|| fields.iter().find(|field| same(field, key))) else {
+                continue;
+            };
+            if value.is_null() {
+                continue;
+            }
+            match list.iter_mut().find(|(known, _, _)| known == field) {
+                Some(entry) => *entry = (field, key, value),
+                None => list.push((field, key, value)),
+            }
+        }
+        Entries { list, next: 0, path }
+    }
+}
+
+impl<'de> MapAccess<'de> for Entries<'_> {
+    type Error = Fault;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+        match self.list.get(self.next) {
+            None => Ok(None),
+            Some((field, _, _)) => seed.deserialize(StrDeserializer::<Fault>::new(field)).map(Some),
+        }
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
+        let Some((_, key, value)) = self.list.get(self.next) else {
+            return Err(de::Error::custom("a value was asked for before its key"));
+        };
+        self.next += 1;
+        let path = Path { parent: Some(self.path), step: Step::Key(key) };
+        seed.deserialize(Folding { value, path: &path }).map_err(|fault| fault.at(&path, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Mapping {
+        host_port: u16,
+        protocol: String,
+        host_ip: Option<String>,
+        nested: Vec<Mapping>,
+        mode: Mode,
+        labels: BTreeMap<String, bool>,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Mode {
+        #[default]
+        One,
+        Two,
+    }
+
+    fn read(text: &str) -> Result<Mapping, Error> {
+        from_slice(text.as_bytes(), "test")
+    }
+
+    #[test]
+    fn trap1_keys_fold_as_containerd_sends_them() -> Result<(), Error> {
+        let mapping = read(r#"{"HostPort":8080,"PROTOCOL":"tcp","HostIP":"","Nested":[{"hostport":1}]}"#)?;
+        assert_eq!((mapping.host_port, mapping.protocol.as_str()), (8080, "tcp"));
+        assert_eq!(mapping.host_ip.as_deref(), Some(""));
+        assert_eq!(mapping.nested[0].host_port, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn trap1_the_last_of_several_spellings_wins() -> Result<(), Error> {
+        assert_eq!(read(r#"{"hostPort":1,"HOSTPORT":2}"#)?.host_port, 2);
+        assert_eq!(read(r#"{"HOSTPORT":2,"hostPort":1}"#)?.host_port, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn trap2_null_changes_nothing() -> Result<(), Error> {
+        let text = r#"{"hostPort":null,"protocol":null,"hostIP":null,"nested":null,"mode":null,"labels":{"a":null}}"#;
+        let expected = Mapping { labels: BTreeMap::from([("a".to_owned(), false)]), ..Mapping::default() };
+        assert_eq!(read(text)?, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn trap2_integers_are_integers() {
+        for bad in ["1.0", "1e3", "-1", "65536", "\"1\"", "true", "[]"] {
+            let error = read(&format!(r#"{{"hostPort":{bad}}}"#)).unwrap_err();
+            assert_eq!(error.code, 7, "{bad}");
+            assert!(error.msg.starts_with("test: hostPort: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_path_as_written_and_the_value() {
+        let error = read(r#"{"nested":[{},{"Nested":[{"HOSTPORT":"x"}]}]}"#).unwrap_err();
+        assert!(error.msg.starts_with("test: nested[1].Nested[0].HOSTPORT: \"x\": "), "{error}");
+        let error = read(r#"{"mode":"three"}"#).unwrap_err();
+        assert!(
+            error.msg.contains("mode: \"three\"") && error.msg.ends_with(r#"expected one of "one", "two""#),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn keys_of_a_map_are_not_folded() -> Result<(), Error> {
+        let labels = read(r#"{"labels":{"App":true,"app":false}}"#)?.labels;
+        assert_eq!(labels.len(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_value_is_cut() {
+        let error = read(&format!(r#"{{"hostPort":"{}"}}"#, "x".repeat(10_000))).unwrap_err();
+        assert!(error.msg.len() < 300, "{}", error.msg.len());
+    }
+
+    #[test]
+    fn folding_covers_the_letters_go_folds() {
+        assert!(same("dns", "DNS") && same("K", "\u{212a}") && same("s", "\u{17f}"));
+        assert!(!same("dns", "dn") && !same("a_b", "a-b"));
+    }
+}

@@ -1,0 +1,211 @@
+//! The names the protocol validates: container id, network name, interface name, plugin type.
+//!
+//! A value of these types has passed the check; code that holds one need not look again. All of
+//! them end up in file names or kernel calls, so nothing here may hold `/`, and `.`/`..` are
+//! impossible by construction.
+//!
+//! Source: SPEC 1.1.0 §2 and §3 (S24); libcni `pkg/utils/utils.go`; kernel `dev_valid_name`.
+
+use std::fmt;
+
+use crate::error::{Error, code};
+
+/// Longest interface name in bytes (`IFNAMSIZ` less the terminator).
+pub const IFNAME_MAX: usize = 15;
+
+/// Longest container id or network name we take, in bytes: they become file names.
+pub const NAME_MAX: usize = 200;
+
+macro_rules! text_newtype {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(String);
+
+        impl $name {
+            /// The text itself.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(from)?;
+                $name::new(&text).map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+text_newtype! {
+    /// A container id: starts with a letter or digit, then letters, digits, `_`, `.`, `-`.
+    ContainerId
+}
+
+text_newtype! {
+    /// A network name: the same alphabet as a container id.
+    NetworkName
+}
+
+text_newtype! {
+    /// An interface name the kernel would accept: 1–15 bytes, not `.` or `..`, no `/`, `:`, space.
+    IfName
+}
+
+text_newtype! {
+    /// A plugin's `type`: a file name, never a path.
+    PluginType
+}
+
+impl ContainerId {
+    /// Checks `text`. Empty is code 3 (unknown container), malformed is code 4, as libcni has it.
+    pub fn new(text: &str) -> Result<ContainerId, Error> {
+        if text.is_empty() {
+            return Err(Error::new(code::UNKNOWN_CONTAINER, "missing containerID"));
+        }
+        if !is_identifier(text) {
+            return Err(Error::new(
+                code::INVALID_ENVIRONMENT,
+                format!("invalid characters in containerID {text:?}"),
+            ));
+        }
+        Ok(ContainerId(text.to_owned()))
+    }
+}
+
+impl NetworkName {
+    /// Checks `text`; empty or malformed is code 7.
+    pub fn new(text: &str) -> Result<NetworkName, Error> {
+        if text.is_empty() {
+            return Err(Error::new(code::INVALID_CONFIG, "missing network name"));
+        }
+        if !is_identifier(text) {
+            return Err(Error::new(
+                code::INVALID_CONFIG,
+                format!("invalid characters in network name {text:?}"),
+            ));
+        }
+        Ok(NetworkName(text.to_owned()))
+    }
+}
+
+impl IfName {
+    /// Checks `text`; any fault is code 4 and says which rule it broke.
+    pub fn new(text: &str) -> Result<IfName, Error> {
+        match ifname_fault(text) {
+            None => Ok(IfName(text.to_owned())),
+            Some(fault) => {
+                Err(Error::new(code::INVALID_ENVIRONMENT, format!("interface name {text:?} {fault}")))
+            }
+        }
+    }
+}
+
+impl PluginType {
+    /// Checks `text`; any fault is code 7.
+    pub fn new(text: &str) -> Result<PluginType, Error> {
+        let illegal = |c: char| c == '/' || c == '\\' || c.is_control();
+        if text.is_empty() {
+            return Err(Error::new(code::INVALID_CONFIG, "missing plugin type"));
+        }
+        if text.len() > NAME_MAX || text == "." || text == ".." || text.contains(illegal) {
+            return Err(Error::new(
+                code::INVALID_CONFIG,
+                format!("invalid plugin type {text:?}: it must be a file name"),
+            ));
+        }
+        Ok(PluginType(text.to_owned()))
+    }
+}
+
+/// `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, bounded.
+fn is_identifier(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    let Some(first) = bytes.next() else { return false };
+    text.len() <= NAME_MAX
+        && first.is_ascii_alphanumeric()
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+/// Why `text` cannot name an interface, or `None` if it can.
+///
+/// Unicode white space counts (U+0085 and U+00A0 included), as in libcni.
+pub fn ifname_fault(text: &str) -> Option<&'static str> {
+    if text.is_empty() {
+        return Some("is empty");
+    }
+    if text.len() > IFNAME_MAX {
+        return Some("is longer than 15 bytes");
+    }
+    if text == "." || text == ".." {
+        return Some("is . or ..");
+    }
+    if text.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
+        return Some("contains / or : or whitespace");
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s24_container_id_and_network_name_alphabet() {
+        for good in ["a", "0", "a.b-c_d", "cnitool-77383ca0a0715733ca6f", "A1"] {
+            assert!(ContainerId::new(good).is_ok(), "{good}");
+            assert!(NetworkName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["-a", ".a", "_a", "a/b", "a b", "a\n", "a\0", "ä", "..", &"x".repeat(201)] {
+            assert_eq!(ContainerId::new(bad).map_err(|e| e.code), Err(4), "{bad:?}");
+            assert_eq!(NetworkName::new(bad).map_err(|e| e.code), Err(7), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn s18_an_empty_container_id_is_code_3_and_an_empty_name_code_7() {
+        assert_eq!(ContainerId::new("").map_err(|e| e.code), Err(3));
+        assert_eq!(NetworkName::new("").map_err(|e| e.code), Err(7));
+    }
+
+    #[test]
+    fn s24_a_plugin_type_is_a_file_name() {
+        for good in ["bridge", "host-local", "my.plugin"] {
+            assert!(PluginType::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a/b", "../bridge", "a\\b", ".", "..", "a\0b", "a\n"] {
+            assert_eq!(PluginType::new(bad).map_err(|e| e.code), Err(7), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_interface_name_is_what_the_kernel_takes() {
+        for good in ["eth0", "a", "net1.100", "exactly15bytes_", "ä"] {
+            assert!(IfName::new(good).is_ok(), "{good}");
+        }
+        let bad =
+            ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\u{85}", "a\u{a0}", "sixteen-bytes---", "a\0b"];
+        for bad in bad {
+            assert_eq!(IfName::new(bad).map_err(|e| e.code), Err(4), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A JSON object whose values are carried as the bytes they were written in.
+//!
+//! A configuration belongs to the plugin it names. We add a few keys and must not disturb the rest:
+//! not the order, not the white space, not a 20-digit number (libcni rounds those). So only the
+//! top level is taken apart.
+//!
+//! Rules: a key is looked up as Go's decoder does (exact, else by case folding; the last one wins);
+//! it is set and removed by its exact name.
+//!
+//! Source: SPEC 1.1.0 §3 "Deriving execution configuration" (S27, S28); libcni `InjectConf` (L12).
+
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::error::{Error, code};
+use crate::fold;
+
+/// Largest JSON document read from anywhere, in bytes.
+pub const DOCUMENT_MAX: usize = 1 << 20;
+
+/// An ordered object of untouched values.
+#[derive(Clone, Debug, Default)]
+pub struct Object(Vec<(String, Box<RawValue>)>);
+
+impl Object {
+    /// Reads one object and nothing after it; `what` names the document in the error (code 6).
+    pub fn parse(bytes: &[u8], what: &str) -> Result<Object, Error> {
+        if bytes.len() > DOCUMENT_MAX {
+            return Err(Error::new(
+                code::DECODING_FAILURE,
+                format!("{what} is larger than {DOCUMENT_MAX} bytes"),
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(|cause| {
+            Error::new(code::DECODING_FAILURE, format!("{what} is not a JSON object: {cause}"))
+        })
+    }
+
+    /// The value of `key`: the last exact match, else the last match by case folding.
+    pub fn get(&self, key: &str) -> Option<&RawValue> {
+        let exact = self.0.iter().rev().find(|(k, _)| k == key);
+        exact
+            .or_else(|| self.0.iter().rev().find(|(k, _)| fold::same(k, key)))
+            .map(|(_, value)| value.as_ref())
+    }
+
+    /// Decodes the value of `key`; absent and `null` are `None`. Errors (code 7) name key and value.
+    pub fn read<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(raw) if raw.get() == "null" => Ok(None),
+            Some(raw) => fold::from_raw(raw, key).map(Some),
+        }
+    }
+
+    /// The text under `key`; absent, `null` and `""` are `None`.
+    pub fn text(&self, key: &str) -> Result<Option<String>, Error> {
+        Ok(self.read::<String>(key)?.filter(|text| !text.is_empty()))
+    }
+
+    /// Is there such a key (by its exact name)?
+    pub fn contains(&self, key: &str) -> bool {
+        self.0.iter().any(|(k, _)| k == key)
+    }
+
+    /// Sets `key` to these bytes, in its old place if it had one, else at the end.
+    pub fn set_raw(&mut self, key: &str, value: Box<RawValue>) {
+        match self.0.iter().rposition(|(k, _)| k == key) {
+            Some(at) => {
+                self.0[at].1 = value;
+                let mut index = 0;
+                self.0.retain(|(k, _)| {
+                    index += 1;
+                    k != key || index == at + 1
+                });
+            }
+            None => self.0.push((key.to_owned(), value)),
+        }
+    }
+
+    /// Sets `key` to the JSON of `value`.
+    pub fn set<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) -> Result<(), Error> {
+        let raw = serde_json::value::to_raw_value(value)
+            .map_err(|cause| Error::internal(format!("encode {key}: {cause}")))?;
+        self.set_raw(key, raw);
+        Ok(())
+    }
+
+    /// Removes every entry of this exact name.
+    pub fn remove(&mut self, key: &str) {
+        self.0.retain(|(k, _)| k != key);
+    }
+
+    /// Keys and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &RawValue)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), v.as_ref()))
+    }
+
+    /// Has it no entries?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The object's JSON, without added white space.
+    pub fn to_json(&self) -> String {
+        let mut out = String::with_capacity(self.0.iter().map(|(k, v)| k.len() + v.get().len() + 8).sum());
+        out.push('{');
+        for (index, (key, value)) in self.0.iter().enumerate() {
+            if index > 0 {
+                out.push(',');
+            }
+            out.push_str(&serde_json::Value::from(key.as_str()).to_string());
+            out.push(':');
+            out.push_str(value.get());
+        }
+        out.push('}');
+        out
+    }
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Object) -> bool {
+        let bytes = |o: &Object| o.0.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>();
+        bytes(self) == bytes(other)
+    }
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(Some(self.0.len()))?;
+        for (key, value) in &self.0 {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Object, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry::<String, Box<RawValue>>()? {
+                    entries.push(entry);
+                }
+                Ok(Object(entries))
+            }
+        }
+
+        from.deserialize_map(Entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(text: &str) -> Object {
+        Object::parse(text.as_bytes(), "test").unwrap()
+    }
+
+    #[test]
+    fn l12_what_we_do_not_touch_keeps_its_bytes() -> Result<(), Error> {
+        let mut conf =
+            object(r#"{"type":"x", "big": 12345678901234567890123, "b":{ "z" : 1.0e3,"a":[1, 2] }}"#);
+        conf.set("name", "net")?;
+        assert_eq!(
+            conf.to_json(),
+            r#"{"type":"x","big":12345678901234567890123,"b":{ "z" : 1.0e3,"a":[1, 2] },"name":"net"}"#
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn trap1_a_key_is_found_in_any_letter_case_and_the_exact_one_wins() -> Result<(), Error> {
+        let conf = object(r#"{"NAME":"folded","Type":"bridge"}"#);
+        assert_eq!(conf.text("name")?.as_deref(), Some("folded"));
+        assert_eq!(conf.text("type")?.as_deref(), Some("bridge"));
+        let both = object(r#"{"name":"exact","NAME":"folded"}"#);
+        assert_eq!(both.text("name")?.as_deref(), Some("exact"));
+        Ok(())
+    }
+
+    #[test]
+    fn trap2_duplicates_null_and_empty_text() -> Result<(), Error> {
+        let conf = object(r#"{"a":"1","a":"2","n":null,"e":""}"#);
+        assert_eq!(conf.text("a")?.as_deref(), Some("2"));
+        assert_eq!((conf.text("n")?, conf.text("e")?, conf.text("missing")?), (None, None, None));
+        Ok(())
+    }
+
+    #[test]
+    fn setting_replaces_in_place_and_drops_duplicates() -> Result<(), Error> {
+        let mut conf = object(r#"{"a":1,"b":2,"a":3,"c":4}"#);
+        conf.set("a", &5)?;
+        assert_eq!(conf.to_json(), r#"{"b":2,"a":5,"c":4}"#);
+        conf.remove("b");
+        assert_eq!(conf.to_json(), r#"{"a":5,"c":4}"#);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_not_an_object_is_code_6() {
+        for bad in ["", "[]", "1", "null", "{", "{}x", "{\"a\":}"] {
+            assert_eq!(Object::parse(bad.as_bytes(), "stdin").map_err(|e| e.code).err(), Some(6), "{bad:?}");
+        }
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(DOCUMENT_MAX));
+        assert!(Object::parse(large.as_bytes(), "stdin").unwrap_err().msg.contains("larger than"));
+    }
+
+    #[test]
+    fn an_error_names_key_and_value() {
+        let error = object(r#"{"mtu":"big"}"#).read::<u32>("mtu").unwrap_err();
+        assert_eq!(error.code, 7);
+        assert!(error.msg.contains("mtu") && error.msg.contains("\"big\""), "{error}");
+    }
+}

@@ -1,0 +1,37 @@
+//! The callee: what a plugin is, and the only code that turns one into stdout and an exit code.
+//!
+//! Source: SPEC 1.1.0 §2, §4 and §5; libcni `pkg/skel` (K1–K6, S28–S36, trap 8).
+
+use crate::error::Error;
+use crate::invocation::{Attach, Detach, Probe, Sweep};
+use crate::invoke::Invoke;
+use crate::result::Success;
+use crate::version::Version;
+
+/// A CNI plugin. Every verb is required: a verb with nothing to do says so in its body.
+///
+/// `delegates` runs other plugins (IPAM, or anything a meta-plugin calls).
+pub trait Plugin: Sync {
+    /// The name it answers to: the `type` of a configuration.
+    fn name(&self) -> &'static str;
+
+    /// The protocol versions it speaks.
+    fn versions(&self) -> &'static [Version] {
+        Version::ALL
+    }
+
+    /// Attaches, or fails having changed nothing.
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error>;
+
+    /// Detaches. What is already gone is success; everything is tried, failures are collected.
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error>;
+
+    /// Fails if the attachment is not as the last ADD left it; changes nothing.
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error>;
+
+    /// Drops what belongs to no valid attachment; everything is tried, failures are collected.
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error>;
+
+    /// Fails with code 50 or 51 if an ADD could not be served now.
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error>;
+}

@@ -1,0 +1,211 @@
+//! What an ADD answers: interfaces, addresses, routes, DNS.
+//!
+//! [`Success`] is the newest form; the forms of older versions are read into it and written from it
+//! (one file a family: `v02`, `v04`, `v1`). Converting may lose what the old form cannot say, and
+//! fails only where the old form demands something that is not there.
+//!
+//! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
+//! (requirements S2, S7, S15, S22–S24, S35, C1–C8).
+
+mod v02;
+mod v04;
+mod v1;
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::error::{Error, code};
+use crate::fold;
+use crate::version::Version;
+
+/// The result of an ADD in its newest form.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Success {
+    /// Interfaces the plugins made or moved, host side included. IPAM plugins leave it empty.
+    pub interfaces: Vec<Interface>,
+    /// Addresses given.
+    pub ips: Vec<IpConfig>,
+    /// Routes for the container.
+    pub routes: Vec<Route>,
+    /// DNS settings.
+    pub dns: Dns,
+}
+
+/// One interface of a result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name, in the namespace it is in.
+    pub name: String,
+    /// Hardware address as text; empty where layer 2 means nothing.
+    pub mac: String,
+    /// MTU in bytes, if the plugin says.
+    pub mtu: Option<u32>,
+    /// Path of the network namespace it is in (or a hypervisor's id); empty on the host.
+    pub sandbox: String,
+    /// Path of a socket file, for interfaces that are one.
+    pub socket_path: String,
+    /// Platform id of the PCI device behind it.
+    pub pci_id: String,
+}
+
+/// One address of a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpConfig {
+    /// Index into `interfaces`; absent in IPAM results, negative means «none».
+    pub interface: Option<i32>,
+    /// Address with its prefix length; host bits kept.
+    pub address: IpNet,
+    /// The gateway of that subnet.
+    pub gateway: Option<IpAddr>,
+}
+
+/// One route of a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Destination.
+    pub dst: IpNet,
+    /// Next hop; absent means the gateway of the address's subnet.
+    pub gw: Option<IpAddr>,
+    /// MTU along the route, in bytes.
+    pub mtu: Option<u32>,
+    /// Maximal segment size to advertise, in bytes.
+    pub advmss: Option<u32>,
+    /// Metric; lower wins.
+    pub priority: Option<u32>,
+    /// Routing table number.
+    pub table: Option<u32>,
+    /// Kernel scope: 0 global, 253 link, 254 host, 255 nowhere.
+    pub scope: Option<u8>,
+}
+
+impl Route {
+    /// A plain route to `dst`, by `gw` if there is one.
+    pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Route {
+        Route { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
+    }
+}
+
+/// DNS settings of a result or configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Dns {
+    /// Name servers, most preferred first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<String>,
+    /// Local domain.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Search list.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Resolver options.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+impl Dns {
+    /// Is nothing set?
+    pub fn is_empty(&self) -> bool {
+        *self == Dns::default()
+    }
+}
+
+impl Success {
+    /// Reads a result. Its own `cniVersion` decides the form; without one it is in `expected`'s.
+    ///
+    /// # Errors
+    /// Code 6 for what is not JSON, 1 for an unknown version, 7 for a malformed field.
+    pub fn read(bytes: &[u8], expected: Version) -> Result<(Version, Success), Error> {
+        let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
+            Error::new(code::DECODING_FAILURE, format!("result is not valid JSON: {cause}"))
+        })?;
+        Success::from_value(&value, expected)
+    }
+
+    /// Reads a result that is already JSON; `null` is the empty result (trap 4).
+    pub fn from_value(value: &Value, expected: Version) -> Result<(Version, Success), Error> {
+        if value.is_null() {
+            return Ok((expected, Success::default()));
+        }
+        let Header { cni_version } = fold::from_value(value, "")?;
+        let version = match cni_version.as_str() {
+            "" => expected,
+            text => Version::from_wire(text).ok_or_else(|| {
+                Error::new(code::INCOMPATIBLE_VERSION, format!("result has unknown cniVersion {text:?}"))
+            })?,
+        };
+        let success = match version {
+            Version::V0_1_0 | Version::V0_2_0 => v02::read(value),
+            Version::V0_3_0 | Version::V0_3_1 | Version::V0_4_0 => v04::read(value),
+            Version::V1_0_0 | Version::V1_1_0 => v1::read(value),
+        }?;
+        Ok((version, success))
+    }
+
+    /// This result as JSON in the form of `version`.
+    ///
+    /// # Errors
+    /// Only 0.1.0 and 0.2.0 can fail: they cannot say «no address».
+    pub fn to_value(&self, version: Version) -> Result<Value, Error> {
+        match version {
+            Version::V0_1_0 | Version::V0_2_0 => v02::write(self, version),
+            Version::V0_3_0 | Version::V0_3_1 | Version::V0_4_0 => v04::write(self, version),
+            Version::V1_0_0 | Version::V1_1_0 => v1::write(self, version),
+        }
+    }
+
+    /// This result as a plugin prints it: indented by four spaces, no newline at the end.
+    pub fn print(&self, version: Version) -> Result<Vec<u8>, Error> {
+        pretty(&self.to_value(version)?)
+    }
+}
+
+/// JSON as Go plugins print it: indented by four spaces, no newline at the end.
+pub fn pretty<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::with_capacity(512);
+    let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut to = serde_json::Serializer::with_formatter(&mut out, format);
+    match value.serialize(&mut to) {
+        Ok(()) => Ok(out),
+        Err(cause) => Err(Error::internal(format!("encode the answer: {cause}"))),
+    }
+}
+
+#[derive(serde::Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Header {
+    cni_version: String,
+}
+
+/// The address texts of all forms, decoded.
+mod text {
+    use std::net::IpAddr;
+
+    use ipnet::IpNet;
+
+    use crate::address::{parse_cidr, parse_ip};
+    use crate::error::Error;
+
+    /// A required prefix.
+    pub(super) fn cidr(key: &str, text: &str) -> Result<IpNet, Error> {
+        parse_cidr(text)
+            .ok_or_else(|| Error::key(key, format!("{text:?}"), "not an address with a prefix length"))
+    }
+
+    /// An optional address; `""` is absent.
+    pub(super) fn ip(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
+        match text {
+            "" => Ok(None),
+            text => match parse_ip(text) {
+                Some(ip) => Ok(Some(ip)),
+                None => Err(Error::key(key, format!("{text:?}"), "not an IP address")),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
