@@ -1,1 +1,29 @@
-//! Placeholder
+//! What weft asks of the Linux kernel, in the kernel's own words: namespaces, links, addresses,
+//! routes, rules, packet filters, sysctls.
+//!
+//! Rules of this crate:
+//! - it knows no CNI, no configuration, no pods: it speaks of links;
+//! - a network namespace is a value ([`netns::Netns`]); a netlink socket stays in the one it was
+//!   opened in, and the single `setns` of the whole project is in [`netns`];
+//! - every operation documents the `ip`, `bridge`, `tc` or `nft` line that does the same;
+//! - a refusal names operation, object, errno and the kernel's own explanation ([`error::Error`]).
+//!
+//! Sources: rtnetlink(7), netlink(7), network_namespaces(7), the kernel's `include/uapi/linux`.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod error;
+pub mod link;
+pub mod netlink;
+pub mod netns;
+pub mod route;
+pub mod rtnl;
+pub mod rule;
+pub mod sysctl;
+pub mod undo;
+
+pub use error::{Error, Kind};
+pub use netns::Netns;
+pub use rtnl::Rtnl;
+pub use undo::Undo;

@@ -1,0 +1,304 @@
+//! A blocking netlink socket: requests go out in one datagram, every one is acknowledged.
+//!
+//! Rules:
+//! - all acknowledgements of an exchange are read before it returns, also after a failure: the next
+//!   exchange starts clean;
+//! - a dump that the kernel says was interrupted is repeated, at most [`DUMP_TRIES`] times;
+//! - nothing waits longer than [`TIMEOUT`].
+//!
+//! Source: netlink(7); kernel Documentation/userspace-api/netlink/intro.rst.
+
+use std::time::Duration;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkBuffer,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator,
+};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, sockopt};
+
+use crate::error::Error;
+
+/// How long to wait for the kernel. It answers in microseconds, or waits for another's lock.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often an interrupted dump is tried; then its data is used as it is.
+pub const DUMP_TRIES: usize = 5;
+
+/// Room for one datagram from the kernel: it never sends more than 32 KiB in one piece of a dump.
+const RECEIVE_SIZE: usize = 64 * 1024;
+
+/// `NLMSGERR_ATTR_MSG`: the explanation in an extended acknowledgement.
+const EXPLANATION: u16 = 1;
+
+/// Which part of the kernel to speak to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Links, addresses, routes, rules, queueing disciplines.
+    Route,
+    /// nf_tables and connection tracking.
+    Netfilter,
+}
+
+/// A socket in the namespace in which it was opened.
+#[derive(Debug)]
+pub struct Socket {
+    inner: netlink_sys::Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// One request: flags beside `NLM_F_REQUEST`, and the message.
+#[derive(Debug)]
+pub struct Request<M> {
+    /// `NLM_F_CREATE` and its like.
+    pub flags: u16,
+    /// What is asked.
+    pub message: M,
+}
+
+/// The request that was refused, by its place among those sent, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Index of the request.
+    pub index: usize,
+    /// The kernel's errno.
+    pub errno: Errno,
+    /// The kernel's explanation; may be empty.
+    pub explanation: String,
+}
+
+/// How an exchange fails.
+#[derive(Debug)]
+pub enum Failure {
+    /// The kernel refused a request; the others of the exchange took effect.
+    Refused(Refusal),
+    /// Sending or receiving failed.
+    Io(Errno),
+    /// An answer could not be read.
+    Decode(String),
+}
+
+impl Failure {
+    /// The failure as an error of `operation`.
+    pub fn of(self, operation: impl Into<String>) -> Error {
+        match self {
+            Failure::Refused(refusal) => Error::explained(operation, refusal.errno, refusal.explanation),
+            Failure::Io(errno) => Error::kernel(operation, errno),
+            Failure::Decode(why) => Error::protocol(operation, why),
+        }
+    }
+}
+
+impl Socket {
+    /// Opens a socket in the calling thread's namespace.
+    pub fn open(protocol: Protocol) -> Result<Socket, Error> {
+        let number = match protocol {
+            Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
+            Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+        };
+        let failed = |error: std::io::Error| Error::io("open netlink socket", &error);
+        let mut inner = netlink_sys::Socket::new(number).map_err(failed)?;
+        inner.bind(&netlink_sys::SocketAddr::new(0, 0)).map_err(failed)?;
+        inner.connect(&netlink_sys::SocketAddr::new(0, 0)).map_err(failed)?;
+        inner.set_ext_ack(true).map_err(failed)?;
+        inner.set_cap_ack(true).map_err(failed)?;
+        // Filters in dump requests are honoured only with this; kernels before 4.20 do not know it.
+        let _ = inner.set_netlink_get_strict_chk(true);
+        sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
+            .map_err(|errno| Error::kernel("open netlink socket", errno))?;
+        Ok(Socket { inner, sequence: 0, buffer: vec![0; RECEIVE_SIZE] })
+    }
+
+    /// Sends `requests` in one datagram and waits for all acknowledgements.
+    ///
+    /// The answers are returned in the order of arrival. After a refusal the later requests have
+    /// still been carried out: it is the first refusal that is returned.
+    pub fn exchange<M>(&mut self, requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let first = self.sequence.wrapping_add(1);
+        let count = requests.len();
+        let mut datagram = Vec::with_capacity(512 * count);
+        for request in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            append(&mut datagram, self.sequence, request.flags | NLM_F_ACK, request.message);
+        }
+        self.send(&datagram)?;
+        let mut answers = Vec::new();
+        let mut refusal: Option<Refusal> = None;
+        let mut waiting = count;
+        while waiting > 0 {
+            let length = self.receive()?;
+            for message in messages(&self.buffer[..length]) {
+                let message = message?;
+                let index = message.sequence.wrapping_sub(first) as usize;
+                if index >= count {
+                    continue;
+                }
+                match message.body::<M>()? {
+                    Body::Answer(answer) => answers.push(answer),
+                    Body::Done => waiting -= 1,
+                    Body::Refused(errno, explanation) => {
+                        waiting -= 1;
+                        refusal.get_or_insert(Refusal { index, errno, explanation });
+                    }
+                }
+            }
+        }
+        match refusal {
+            Some(refusal) => Err(Failure::Refused(refusal)),
+            None => Ok(answers),
+        }
+    }
+
+    /// Asks for a dump and collects it whole.
+    pub fn dump<M>(&mut self, flags: u16, message: &M) -> Result<Vec<M>, Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Clone,
+    {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let (answers, interrupted) = self.dump_once(flags, message.clone())?;
+            if !interrupted || tries == DUMP_TRIES {
+                return Ok(answers);
+            }
+        }
+    }
+
+    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<(Vec<M>, bool), Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut datagram = Vec::with_capacity(128);
+        append(&mut datagram, self.sequence, flags | NLM_F_DUMP, message);
+        self.send(&datagram)?;
+        let mut answers = Vec::new();
+        let mut interrupted = false;
+        loop {
+            let length = self.receive()?;
+            for message in messages(&self.buffer[..length]) {
+                let message = message?;
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                match message.body::<M>()? {
+                    Body::Answer(answer) => answers.push(answer),
+                    Body::Done => return Ok((answers, interrupted)),
+                    Body::Refused(errno, explanation) => {
+                        return Err(Failure::Refused(Refusal { index: 0, errno, explanation }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends bytes that are already framed.
+    pub fn send(&mut self, datagram: &[u8]) -> Result<(), Failure> {
+        rustix::net::send(&self.inner, datagram, SendFlags::empty()).map(|_| ()).map_err(Failure::Io)
+    }
+
+    fn receive(&mut self) -> Result<usize, Failure> {
+        loop {
+            match rustix::net::recv(&self.inner, &mut self.buffer[..], RecvFlags::TRUNC) {
+                Ok((_, length)) if length > self.buffer.len() => {
+                    return Err(Failure::Decode(format!("an answer of {length} bytes does not fit")));
+                }
+                Ok((_, length)) => return Ok(length),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Failure::Io(errno)),
+            }
+        }
+    }
+}
+
+/// Frames one request.
+fn append<M: NetlinkSerializable>(datagram: &mut Vec<u8>, sequence: u32, flags: u16, message: M) {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    header.sequence_number = sequence;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+    message.finalize();
+    let start = datagram.len();
+    let aligned = message.buffer_len().next_multiple_of(4);
+    datagram.resize(start + aligned, 0);
+    message.serialize(&mut datagram[start..start + aligned]);
+}
+
+/// One message as it came.
+struct Received<'a> {
+    sequence: u32,
+    flags: u16,
+    bytes: &'a [u8],
+}
+
+enum Body<M> {
+    Answer(M),
+    /// An acknowledgement, or the end of a dump.
+    Done,
+    Refused(Errno, String),
+}
+
+impl Received<'_> {
+    fn body<M: NetlinkDeserializable>(&self) -> Result<Body<M>, Failure> {
+        let message = NetlinkMessage::<M>::deserialize(self.bytes)
+            .map_err(|error| Failure::Decode(format!("unreadable answer: {error}")))?;
+        match message.payload {
+            NetlinkPayload::InnerMessage(inner) => Ok(Body::Answer(inner)),
+            NetlinkPayload::Error(error) => Ok(match error.code {
+                None => Body::Done,
+                Some(code) => {
+                    let tlvs = self.flags & NLM_F_ACK_TLVS != 0;
+                    let text = if tlvs { explanation(&error.header) } else { String::new() };
+                    Body::Refused(Errno::from_raw_os_error(code.get().unsigned_abs() as i32), text)
+                }
+            }),
+            NetlinkPayload::Done(done) if done.code < 0 => {
+                Ok(Body::Refused(Errno::from_raw_os_error(-done.code), String::new()))
+            }
+            NetlinkPayload::Done(_) => Ok(Body::Done),
+            NetlinkPayload::Overrun(_) => Err(Failure::Io(Errno::NOBUFS)),
+            _ => Err(Failure::Decode("unexpected kind of answer".to_owned())),
+        }
+    }
+}
+
+/// Takes a datagram apart.
+fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Received<'_>, Failure>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let buffer = match NetlinkBuffer::new_checked(rest) {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                rest = &[];
+                return Some(Err(Failure::Decode(format!("unreadable answer: {error}"))));
+            }
+        };
+        let length = (buffer.length() as usize).min(rest.len());
+        let received =
+            Received { sequence: buffer.sequence_number(), flags: buffer.flags(), bytes: &rest[..length] };
+        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+        Some(Ok(received))
+    })
+}
+
+/// The kernel's sentence out of the attributes that follow the echoed header of an error.
+fn explanation(echoed: &[u8]) -> String {
+    const HEADER: usize = 16;
+    let Some(attributes) = echoed.get(HEADER..) else { return String::new() };
+    for attribute in NlasIterator::new(attributes).flatten() {
+        if attribute.kind() == EXPLANATION {
+            let text = attribute.value();
+            let text = text.split(|byte| *byte == 0).next().unwrap_or(text);
+            return String::from_utf8_lossy(text).into_owned();
+        }
+    }
+    String::new()
+}

@@ -1,0 +1,195 @@
+//! Network namespaces as values.
+//!
+//! The one place that calls `setns`. A thread of its own enters and ends: nothing has to be
+//! restored, neither after an error nor after a panic, and no other code ever runs in the wrong place.
+//!
+//! Source: network_namespaces(7), setns(2); ip-netns(8) for the named ones.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread;
+
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+use crate::error::Error;
+use crate::rtnl::Rtnl;
+
+/// The namespace of the thread that asks.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// An open network namespace; it stays alive as long as this value does.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    name: String,
+}
+
+/// Which namespace it is: two handles are the same namespace exactly if these are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Netns {
+    /// Opens the namespace at `path` (a bind mount, or `/proc/PID/ns/net`).
+    ///
+    /// # Errors
+    /// [`crate::Kind::Absent`] if nothing is there. That it *is* a network namespace shows on entering.
+    pub fn open(path: &Path) -> Result<Netns, Error> {
+        let name = path.display().to_string();
+        // Not a controlling terminal, not blocking: the path comes from outside and may be anything.
+        let flags = (rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::NONBLOCK).bits();
+        match fs::OpenOptions::new().read(true).custom_flags(flags as i32).open(path) {
+            Ok(file) => Ok(Netns { file, name }),
+            Err(error) => Err(Error::io(format!("open network namespace {name}"), &error)),
+        }
+    }
+
+    /// The namespace this thread is in.
+    pub fn own() -> Result<Netns, Error> {
+        Netns::open(Path::new(OWN))
+    }
+
+    /// Which namespace it is.
+    pub fn identity(&self) -> Result<Identity, Error> {
+        match self.file.metadata() {
+            Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
+            Err(error) => Err(Error::io(format!("stat network namespace {}", self.name), &error)),
+        }
+    }
+
+    /// Runs `work` inside, on a thread of its own. `ip netns exec …`
+    ///
+    /// A panic in `work` continues in the caller.
+    ///
+    /// # Errors
+    /// If it cannot be entered: not a network namespace, or no permission.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        let file = &self.file;
+        let outcome = thread::scope(|scope| {
+            let inside = move || {
+                rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Ok(work())
+            };
+            match thread::Builder::new().name("netns".into()).spawn_scoped(scope, inside) {
+                Ok(handle) => handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)),
+            }
+        });
+        outcome.map_err(|errno| Error::kernel(format!("enter network namespace {}", self.name), errno))
+    }
+
+    /// A routing socket that lives in this namespace, whoever uses it.
+    pub fn rtnl(&self) -> Result<Rtnl, Error> {
+        self.run(Rtnl::open)?
+    }
+
+    /// Makes a new namespace and mounts it at `path`, which is created. `ip netns add`
+    ///
+    /// # Errors
+    /// [`crate::Kind::Exists`] if there is already something at `path`; on failure nothing is left there.
+    pub fn create(path: &Path) -> Result<Netns, Error> {
+        let name = path.display().to_string();
+        let failed = |what: &str, error: std::io::Error| Error::io(format!("{what} {name}"), &error);
+        if let Some(directory) = path.parent() {
+            prepare_directory(directory)?;
+        }
+        fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o444)
+            .open(path)
+            .map_err(|error| failed("create network namespace", error))?;
+        let mounted = thread::scope(|scope| {
+            let make = || {
+                new_network_namespace()?;
+                rustix::mount::mount_bind(OWN, path)
+            };
+            match scope.spawn(make).join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        });
+        if let Err(errno) = mounted {
+            // Best effort: the error that matters is the one we return.
+            let _ = fs::remove_file(path);
+            return Err(Error::kernel(format!("create network namespace {name}"), errno));
+        }
+        Netns::open(path)
+    }
+
+    /// Unmounts and removes the namespace at `path`. `ip netns delete`
+    ///
+    /// What is gone is success.
+    pub fn destroy(path: &Path) -> Result<(), Error> {
+        let name = path.display().to_string();
+        match rustix::mount::unmount(path, UnmountFlags::DETACH) {
+            // EINVAL: there is a file, but nothing is mounted on it.
+            Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
+            Err(errno) => return Err(Error::kernel(format!("unmount network namespace {name}"), errno)),
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("remove network namespace {name}"), &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Moves this thread into a fresh network namespace.
+fn new_network_namespace() -> Result<(), Errno> {
+    #[expect(
+        deprecated,
+        reason = "its danger is CLONE_FILES pulling descriptors from under the caller; we only ask for a network namespace"
+    )]
+    rustix::thread::unshare(UnshareFlags::NEWNET)
+}
+
+/// As ip-netns(8) does: the directory is a shared mount of its own, so that namespaces mounted in it
+/// are seen, and can be removed, everywhere.
+fn prepare_directory(directory: &Path) -> Result<(), Error> {
+    let name = directory.display().to_string();
+    fs::create_dir_all(directory).map_err(|error| Error::io(format!("create directory {name}"), &error))?;
+    let share =
+        || rustix::mount::mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
+    match share() {
+        Ok(()) => Ok(()),
+        // EINVAL: not a mount point yet.
+        Err(Errno::INVAL) => rustix::mount::mount_bind_recursive(directory, directory)
+            .and_then(|()| share())
+            .map_err(|errno| Error::kernel(format!("share mount {name}"), errno)),
+        Err(errno) => Err(Error::kernel(format!("share mount {name}"), errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_namespace_is_absent_and_a_plain_file_cannot_be_entered() {
+        let absent = Netns::open(Path::new("/run/netns/no such")).map(|_| ()).unwrap_err();
+        assert_eq!(absent.kind(), crate::Kind::Absent);
+        let plain = Netns::open(Path::new("/etc/hostname")).unwrap();
+        assert!(
+            plain.run(|| ()).unwrap_err().to_string().starts_with("enter network namespace /etc/hostname: ")
+        );
+    }
+
+    #[test]
+    fn the_own_namespace_is_itself() {
+        assert_eq!(Netns::own().unwrap().identity(), Netns::own().unwrap().identity());
+    }
+}

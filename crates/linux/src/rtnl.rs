@@ -1,0 +1,71 @@
+//! A conversation with the routing part of the kernel, in one namespace.
+//!
+//! The operations live beside the things they are about: [`crate::link`], [`crate::address`],
+//! [`crate::route`], [`crate::rule`].
+
+use netlink_packet_route::RouteNetlinkMessage;
+
+use crate::error::Error;
+use crate::netlink::{Failure, Protocol, Request, Socket};
+
+/// A routing socket.
+#[derive(Debug)]
+pub struct Rtnl {
+    socket: Socket,
+}
+
+impl Rtnl {
+    /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::rtnl`].
+    pub fn open() -> Result<Rtnl, Error> {
+        Ok(Rtnl { socket: Socket::open(Protocol::Route)? })
+    }
+
+    /// One request without an answer.
+    pub(crate) fn execute(
+        &mut self,
+        flags: u16,
+        message: RouteNetlinkMessage,
+        operation: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match self.socket.exchange(vec![Request { flags, message }]) {
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure.of(operation())),
+        }
+    }
+
+    /// Several requests in one datagram; `operation` names the one that failed by its index.
+    pub(crate) fn execute_all(
+        &mut self,
+        requests: Vec<Request<RouteNetlinkMessage>>,
+        operation: impl FnOnce(usize) -> String,
+    ) -> Result<(), Error> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        match self.socket.exchange(requests) {
+            Ok(_) => Ok(()),
+            Err(failure) => {
+                let index = if let Failure::Refused(refusal) = &failure { refusal.index } else { 0 };
+                Err(failure.of(operation(index)))
+            }
+        }
+    }
+
+    /// One request with answers.
+    pub(crate) fn ask(
+        &mut self,
+        message: RouteNetlinkMessage,
+        operation: impl FnOnce() -> String,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        self.socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))
+    }
+
+    /// Everything of a kind.
+    pub(crate) fn dump(
+        &mut self,
+        message: &RouteNetlinkMessage,
+        operation: impl FnOnce() -> String,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        self.socket.dump(0, message).map_err(|failure| failure.of(operation()))
+    }
+}
