@@ -67,6 +67,11 @@ impl Environment {
         Environment { command: verb.as_str().to_owned(), ..self.clone() }
     }
 
+    /// The value of one of the six variables of [`Environment::variables`]; empty for any other name.
+    pub fn value(&self, name: &str) -> &str {
+        self.variables().into_iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
+    }
+
     /// Name and value of the six variables a caller must always set, even to nothing (L3).
     pub fn variables(&self) -> [(&'static str, &str); 6] {
         [

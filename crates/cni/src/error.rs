@@ -10,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fold;
 use crate::version::Version;
 
 /// The well-known error codes. 100 and above belong to plugins.
@@ -78,9 +79,30 @@ impl Error {
         Error::config(format!("{key}: {value}: {why}"))
     }
 
+    /// A field the plugin knows and cannot serve: code 2, key and value named as the specification demands.
+    pub fn unsupported(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
+        Error::new(code::UNSUPPORTED_FIELD, format!("{key}: {value}: {why}"))
+    }
+
     /// An unexpected failure: code 999.
     pub fn internal(msg: impl Into<String>) -> Error {
         Error::new(code::INTERNAL, msg)
+    }
+
+    /// Reads what a failing plugin printed, or says why that is not an error.
+    ///
+    /// Old Go plugins may print a result and then an error (trap 8): the last document counts.
+    pub fn from_stdout(stdout: &[u8]) -> Result<Error, String> {
+        let documents = serde_json::Deserializer::from_slice(stdout).into_iter::<serde_json::Value>();
+        let mut last = serde_json::Value::Null;
+        for document in documents {
+            last = document.map_err(|cause| cause.to_string())?;
+        }
+        let error: Error = fold::from_value(&last, "").map_err(|cause| cause.msg)?;
+        match error.code == 0 && error.msg.is_empty() && error.details.is_empty() {
+            true => Err("neither code nor msg".to_owned()),
+            false => Ok(error),
+        }
     }
 
     /// The same error with a longer explanation.
@@ -109,17 +131,23 @@ impl Error {
     /// The first failure's code is kept; the sentences are joined by `; `.
     pub fn join(errors: Vec<Error>) -> Option<Error> {
         let mut errors = errors.into_iter();
-        let mut first = errors.next()?;
-        for error in errors {
-            first.msg = format!("{}; {}", first.msg, error.msg);
-            if !error.details.is_empty() {
-                if !first.details.is_empty() {
-                    first.details.push_str("; ");
+        let first = errors.next()?;
+        Some(first.also(errors))
+    }
+
+    /// The same failure, and what failed besides: code of the first, sentences joined by `; `.
+    #[must_use]
+    pub fn also(mut self, more: impl IntoIterator<Item = Error>) -> Error {
+        for Error { cni_version: _, code: _, msg, details } in more {
+            self.msg = format!("{}; {msg}", self.msg);
+            if !details.is_empty() {
+                if !self.details.is_empty() {
+                    self.details.push_str("; ");
                 }
-                first.details.push_str(&error.details);
+                self.details.push_str(&details);
             }
         }
-        Some(first)
+        self
     }
 }
 
@@ -158,6 +186,27 @@ mod tests {
         let written = serde_json::to_string(&read.in_version(Version::V1_0_0))?;
         assert_eq!(written, r#"{"cniVersion":"1.0.0","code":7,"msg":"bad"}"#);
         Ok(())
+    }
+
+    #[test]
+    fn s6_an_unsupported_field_is_code_2_and_names_key_and_value() {
+        let error = Error::unsupported("vlan", 4095, "this plugin does no VLANs");
+        assert_eq!((error.code, error.msg.as_str()), (2, "vlan: 4095: this plugin does no VLANs"));
+    }
+
+    #[test]
+    fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
+        let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
+        assert_eq!(Error::from_stdout(both), Ok(Error::new(8, "same netns")));
+        for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
+            assert!(Error::from_stdout(garbage).is_err(), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn trap6_an_error_folds_as_go_reads_it() {
+        let error = Error::from_stdout(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
+        assert_eq!(error, Ok(Error::new(11, "later").details("soon")));
     }
 
     #[test]

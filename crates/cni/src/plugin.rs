@@ -1,6 +1,16 @@
 //! The callee: what a plugin is, and the only code that turns one into stdout and an exit code.
 //!
+//! ```text
+//!   process (variables, stdin, stdout) ──► respond (a function) ──► Plugin (a value) ──► ipam ──► Invoke
+//! ```
+//!
 //! Source: SPEC 1.1.0 §2, §4 and §5; libcni `pkg/skel` (K1–K6, S28–S36, trap 8).
+
+pub mod ipam;
+pub mod process;
+mod respond;
+
+pub use respond::{Answer, respond};
 
 use crate::error::Error;
 use crate::invocation::{Attach, Detach, Probe, Sweep};

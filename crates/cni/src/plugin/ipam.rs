@@ -1,0 +1,89 @@
+//! Address management by another plugin: the one named in `ipam.type`, with our stdin and our variables.
+//!
+//! Rules:
+//! - the delegate gets the complete configuration, byte for byte, and the same variables (§4);
+//! - an error keeps its code and details and says `ipam TYPE: …`;
+//! - after a failed ADD the delegate is *not* asked to DEL: it may have failed because the address
+//!   already belongs to this attachment, and then DEL would take it from a running container;
+//! - an ADD that succeeded but answered nonsense is undone: what it reserved, nobody else knows.
+//!
+//! Source: SPEC 1.1.0 §4 (S30), SPEC v0.3.0 "IP Allocation"; plugins `pkg/ipam`.
+
+use crate::error::{Context, Error};
+use crate::invocation::Call;
+use crate::invoke::Invoke;
+use crate::name::PluginType;
+use crate::result::Success;
+use crate::version::Verb;
+
+/// The address management of one call.
+#[derive(Clone, Copy)]
+pub struct Ipam<'a> {
+    call: &'a Call,
+    delegates: &'a dyn Invoke,
+}
+
+impl<'a> Ipam<'a> {
+    /// The delegate is looked up when it is called: a network without one fails there, naming the key.
+    pub fn new(call: &'a Call, delegates: &'a dyn Invoke) -> Ipam<'a> {
+        Ipam { call, delegates }
+    }
+
+    /// The delegate of this call, or `None` for a layer-2 network: one without `ipam.type`.
+    pub fn configured(call: &'a Call, delegates: &'a dyn Invoke) -> Result<Option<Ipam<'a>>, Error> {
+        Ok((!call.config.ipam_type()?.is_empty()).then_some(Ipam { call, delegates }))
+    }
+
+    /// Reserves addresses.
+    ///
+    /// # Errors
+    /// The delegate's own error; code 6 or 7 for an answer that is no result, and then the
+    /// reservation has been given back.
+    pub fn add(&self) -> Result<Success, Error> {
+        let (plugin, stdout) = self.invoke(Verb::Add)?;
+        let read = match stdout.iter().all(u8::is_ascii_whitespace) {
+            true => Err(Error::internal("ADD printed no result")),
+            false => Success::read(&stdout, self.call.config.version),
+        };
+        match read {
+            Ok((_, success)) => Ok(success),
+            Err(error) => {
+                let undone = self.del().context("undo").err();
+                Err(error.context(format_args!("ipam {plugin}")).also(undone))
+            }
+        }
+    }
+
+    /// Gives the addresses back; none to give back is success.
+    pub fn del(&self) -> Result<(), Error> {
+        self.invoke(Verb::Del).map(|_| ())
+    }
+
+    /// Are the addresses of `prevResult` still reserved?
+    pub fn check(&self) -> Result<(), Error> {
+        self.invoke(Verb::Check).map(|_| ())
+    }
+
+    /// Forwards the list of valid attachments.
+    pub fn gc(&self) -> Result<(), Error> {
+        self.invoke(Verb::Gc).map(|_| ())
+    }
+
+    /// Could addresses be reserved now?
+    pub fn status(&self) -> Result<(), Error> {
+        self.invoke(Verb::Status).map(|_| ())
+    }
+
+    fn invoke(&self, verb: Verb) -> Result<(PluginType, Vec<u8>), Error> {
+        let plugin = PluginType::new(&self.call.config.ipam_type()?).context("ipam.type")?;
+        let environment = self.call.delegate(verb);
+        let stdout = self
+            .delegates
+            .invoke(&plugin, &environment, self.call.config.bytes())
+            .context(format_args!("ipam {plugin}"))?;
+        Ok((plugin, stdout))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! A plugin as a process: the only code that reads the process's variables and stdin and writes its stdout.
+//!
+//! Rules: stdin is never read from a terminal; VERSION, which needs no stdin, waits for it only briefly
+//! (a caller that forgot to close its end must not hang the probe); an answer that cannot be written
+//! is a failure.
+//!
+//! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (`PluginMainFuncs`), K2, K3.
+
+use std::ffi::OsString;
+use std::io::{self, Cursor, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::{Answer, Plugin, respond};
+use crate::environment::Environment;
+use crate::error::{Error, code};
+use crate::invoke::Invoke;
+use crate::object::DOCUMENT_MAX;
+use crate::version::Verb;
+
+/// How long VERSION waits for its optional stdin.
+const COURTESY: Duration = Duration::from_millis(250);
+
+/// The plugins of a program: a name it answers to, and the plugin behind it.
+pub type Table<'a> = [(&'a str, &'a dyn Plugin)];
+
+/// The plugin a program was called as: by the file name of its first argument, else by the second argument.
+pub fn called_as<'a>(
+    table: &Table<'a>,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Option<&'a dyn Plugin> {
+    let by_name = |name: &str| table.iter().find(|(known, _)| *known == name).map(|(_, plugin)| *plugin);
+    let mut arguments = arguments.into_iter();
+    let program = arguments.next()?;
+    let file = Path::new(&program).file_name()?.to_str()?;
+    by_name(file).or_else(|| by_name(arguments.next()?.to_str()?))
+}
+
+/// The `main` of a program that is nothing but plugins: exit code 0 or 1.
+pub fn main(table: &Table<'_>, delegates: &dyn Invoke) -> ExitCode {
+    if let Some(plugin) = called_as(table, std::env::args_os()) {
+        return run(plugin, delegates);
+    }
+    let names: Vec<&str> = table.iter().map(|(name, _)| *name).collect();
+    let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
+    match Environment::of_process().command.as_str() {
+        "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
+        _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why))),
+    }
+}
+
+/// Runs `plugin` with this process's variables and stdin; exit code 0 or 1.
+pub fn run(plugin: &dyn Plugin, delegates: &dyn Invoke) -> ExitCode {
+    let environment = Environment::of_process();
+    let mut stdin: Box<dyn Read> = match io::stdin().is_terminal() {
+        true => Box::new(io::empty()),
+        false if environment.command == Verb::Version.as_str() => Box::new(Cursor::new(courtesy())),
+        false => Box::new(io::stdin().lock()),
+    };
+    deliver(&respond(plugin, &environment, &mut stdin, delegates))
+}
+
+/// Stdin as far as it comes to its end soon; else nothing.
+fn courtesy() -> Vec<u8> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if io::stdin().lock().take(DOCUMENT_MAX as u64).read_to_end(&mut bytes).is_ok() {
+            // Nobody listens any more if it took too long; the process is ending then.
+            let _ = send.send(bytes);
+        }
+    });
+    receive.recv_timeout(COURTESY).unwrap_or_default()
+}
+
+fn deliver(answer: &Answer) -> ExitCode {
+    let Answer { stdout, stderr, success } = answer;
+    // What goes to stderr is for people; that nobody can read it changes nothing.
+    let _ = io::stderr().write_all(stderr.as_bytes());
+    let mut out = io::stdout().lock();
+    match out.write_all(stdout).and_then(|()| out.flush()) {
+        Ok(()) if *success => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invocation::{Attach, Detach, Probe, Sweep};
+    use crate::result::Success;
+
+    struct Named(&'static str);
+
+    impl Plugin for Named {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn add(&self, _: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+            Ok(Success::default())
+        }
+
+        fn del(&self, _: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn check(&self, _: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn status(&self, _: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn s1_a_program_is_the_plugin_it_is_called_as() {
+        let (bridge, weft) = (Named("bridge"), Named("weft"));
+        let table: &Table<'_> = &[("bridge", &bridge), ("weft", &weft), ("multus", &weft)];
+        let called = |arguments: &[&str]| {
+            called_as(table, arguments.iter().map(OsString::from)).map(|plugin| plugin.name())
+        };
+        assert_eq!(called(&["/opt/cni/bin/bridge"]), Some("bridge"));
+        assert_eq!(called(&["multus"]), Some("weft"));
+        assert_eq!(called(&["/usr/bin/weft-cni", "bridge"]), Some("bridge"));
+        assert_eq!(called(&["bridge", "weft"]), Some("bridge"));
+        for nobody in [&["weft-cni"][..], &["weft-cni", "ptp"], &["weft-cni", "/x/bridge"], &[]] {
+            assert_eq!(called(nobody), None, "{nobody:?}");
+        }
+    }
+}

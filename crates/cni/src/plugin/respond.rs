@@ -1,0 +1,281 @@
+//! From variables and stdin to stdout and an exit code: a whole plugin call as a function.
+//!
+//! Rules:
+//! - everything is checked before the plugin acts, the network namespace's identity included;
+//! - whatever happens, panics included, there is an answer;
+//! - the answer is in the version of the configuration: four spaces of indentation, no newline at the end;
+//! - a result that the version asked for cannot express undoes the ADD that made it.
+//!
+//! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, traps 6, 8 and 9).
+
+use std::any::Any;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::Plugin;
+use crate::args;
+use crate::config::Config;
+use crate::environment::{self, Environment};
+use crate::error::{Context, Error, code};
+use crate::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
+use crate::invoke::Invoke;
+use crate::name::{ContainerId, IfName};
+use crate::object::{DOCUMENT_MAX, Object};
+use crate::result::pretty;
+use crate::version::{Verb, Version};
+
+// The promise «whatever happens there is an answer» is kept by unwinding.
+#[cfg(panic = "abort")]
+compile_error!("a plugin that panics must still answer: build with panic = \"unwind\"");
+
+/// The namespace of the calling thread.
+const OWN_NETNS: &str = "/proc/thread-self/ns/net";
+
+/// Longest piece of a panic's message we repeat, in characters.
+const PANIC_MAX: usize = 500;
+
+/// What a plugin leaves behind: the bytes for stdout, the text for stderr, and whether the exit code is 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// A result, a version report, an error, or nothing.
+    pub stdout: Vec<u8>,
+    /// What a person should read; not part of the protocol.
+    pub stderr: String,
+    /// Exit code 0, else 1.
+    pub success: bool,
+}
+
+impl Answer {
+    /// The answer that says `error`.
+    pub fn failed(error: &Error) -> Answer {
+        // The fallback is reached only if a struct of strings cannot be written as JSON.
+        let stdout = pretty(error).unwrap_or_else(|_| br#"{"code":999,"msg":"no answer"}"#.to_vec());
+        Answer { stdout, stderr: String::new(), success: false }
+    }
+
+    /// The answer as the caller of a plugin sees it: what [`Invoke::invoke`] returns.
+    pub fn into_result(self) -> Result<Vec<u8>, Error> {
+        match self.success {
+            true => Ok(self.stdout),
+            false => Err(Error::from_stdout(&self.stdout).unwrap_or_else(Error::internal)),
+        }
+    }
+}
+
+/// Runs one call of `plugin`. Reads `stdin` unless the call fails before it or has no verb.
+pub fn respond(
+    plugin: &dyn Plugin,
+    environment: &Environment,
+    stdin: &mut dyn Read,
+    delegates: &dyn Invoke,
+) -> Answer {
+    if environment.command.is_empty() {
+        return Answer { stdout: Vec::new(), stderr: about(plugin), success: true };
+    }
+    match outcome(plugin, environment, stdin, delegates) {
+        Ok(stdout) => Answer { stdout, stderr: String::new(), success: true },
+        Err(error) => {
+            let newest = plugin.versions().last().copied().unwrap_or(Version::LATEST);
+            Answer::failed(&if error.cni_version.is_some() { error } else { error.in_version(newest) })
+        }
+    }
+}
+
+/// Everything but the form of the answer; an error says its version once the configuration's is known.
+fn outcome(
+    plugin: &dyn Plugin,
+    environment: &Environment,
+    stdin: &mut dyn Read,
+    delegates: &dyn Invoke,
+) -> Result<Vec<u8>, Error> {
+    let given = environment.command.as_str();
+    let verb = Verb::from_wire(given).ok_or_else(|| {
+        Error::new(code::INVALID_ENVIRONMENT, format!("unknown {}: {given}", environment::COMMAND))
+    })?;
+    if verb == Verb::Version {
+        return report(plugin, &read(stdin).unwrap_or_default());
+    }
+    let who = variables(verb, environment)?;
+    let config = Config::read(read(stdin)?, plugin.versions())?;
+    let version = config.version;
+    gate(verb, version)
+        .and_then(|()| Request::new(verb, who, Call { config, environment: environment.clone() }))
+        .and_then(|request| request.run(plugin, delegates))
+        .map_err(|error| error.in_version(version))
+}
+
+/// What a plugin says when it is run by hand.
+fn about(plugin: &dyn Plugin) -> String {
+    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
+    let verbs: Vec<String> = Verb::ALL.iter().map(|v| format!("{v} since {}", v.since())).collect();
+    format!(
+        "CNI {} plugin v{} (weft)\nCNI protocol versions supported: {}\nCNI commands: {}\n",
+        plugin.name(),
+        env!("CARGO_PKG_VERSION"),
+        versions.join(", "),
+        verbs.join(", "),
+    )
+}
+
+/// The answer to VERSION, one line. The version given is echoed if we know it, as the specification asks.
+fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Report<'a> {
+        cni_version: &'a str,
+        supported_versions: Vec<&'a str>,
+    }
+
+    // Stdin is courtesy here: what cannot be read is the same as nothing given.
+    let given = Object::parse(stdin, "stdin").and_then(|object| object.text("cniVersion"));
+    let echo = given.ok().flatten().and_then(|text| Version::from_wire(&text)).unwrap_or(Version::LATEST);
+    let report = Report {
+        cni_version: echo.as_str(),
+        supported_versions: plugin.versions().iter().map(|v| v.as_str()).collect(),
+    };
+    let mut line =
+        serde_json::to_vec(&report).map_err(|cause| Error::internal(format!("encode versions: {cause}")))?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// All of stdin, bounded.
+fn read(stdin: &mut dyn Read) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let limit = DOCUMENT_MAX as u64 + 1;
+    stdin.take(limit).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
+    Ok(bytes)
+}
+
+/// A call whose variables and configuration have been checked.
+enum Request {
+    Add(Attach),
+    Del(Detach),
+    Check(Attach),
+    Gc(Sweep),
+    Status(Probe),
+}
+
+impl Request {
+    fn new(verb: Verb, who: Option<Attachment>, call: Call) -> Result<Request, Error> {
+        let netns = match call.environment.netns.as_str() {
+            "" => None,
+            path => Some(PathBuf::from(path)),
+        };
+        Ok(match (verb, who, netns) {
+            (Verb::Add, Some(who), Some(netns)) => Request::Add(Attach { who, netns, call }),
+            (Verb::Check, Some(who), Some(netns)) => Request::Check(Attach { who, netns, call }),
+            (Verb::Del, Some(who), netns) => Request::Del(Detach { who, netns, call }),
+            (Verb::Gc, ..) => Request::Gc(Sweep { call }),
+            (Verb::Status, ..) => Request::Status(Probe { call }),
+            _ => return Err(Error::internal(format!("{verb} was checked for other variables than it has"))),
+        })
+    }
+
+    fn run(self, plugin: &dyn Plugin, delegates: &dyn Invoke) -> Result<Vec<u8>, Error> {
+        let act = || match &self {
+            Request::Add(attach) => add(plugin, attach, delegates),
+            Request::Del(detach) => {
+                foreign_netns(detach.netns.as_deref(), &detach.call.environment)?;
+                plugin.del(detach, delegates).map(|()| Vec::new())
+            }
+            Request::Check(attach) => plugin.check(attach, delegates).map(|()| Vec::new()),
+            Request::Gc(sweep) => plugin.gc(sweep, delegates).map(|()| Vec::new()),
+            Request::Status(probe) => plugin.status(probe, delegates).map(|()| Vec::new()),
+        };
+        catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
+            Err(Error::internal(format!("{} panicked: {}", plugin.name(), panic_text(payload.as_ref()))))
+        })
+    }
+}
+
+/// ADD, and its undoing if the version asked for cannot express the result.
+fn add(plugin: &dyn Plugin, attach: &Attach, delegates: &dyn Invoke) -> Result<Vec<u8>, Error> {
+    foreign_netns(Some(&attach.netns), &attach.call.environment)?;
+    let success = plugin.add(attach, delegates)?;
+    success.print(attach.call.config.version).map_err(|error| {
+        let Attach { who, netns, call } = attach.clone();
+        let undo = Detach { who, netns: Some(netns), call };
+        error.also(plugin.del(&undo, delegates).context("undo").err())
+    })
+}
+
+/// The variables without which a verb cannot be served (K1).
+fn required(verb: Verb) -> &'static [&'static str] {
+    use environment::{CONTAINERID, IFNAME, NETNS, PATH};
+    match verb {
+        Verb::Add | Verb::Check => &[CONTAINERID, NETNS, IFNAME, PATH],
+        Verb::Del => &[CONTAINERID, IFNAME, PATH],
+        Verb::Gc | Verb::Status => &[PATH],
+        Verb::Version => &[],
+    }
+}
+
+/// Checks the variables of a verb: what is there must be valid, then nothing required may be missing (K1).
+fn variables(verb: Verb, environment: &Environment) -> Result<Option<Attachment>, Error> {
+    let required = required(verb);
+    let wanted = |name| required.contains(&name).then(|| environment.value(name)).filter(|v| !v.is_empty());
+    let container = wanted(environment::CONTAINERID).map(ContainerId::new);
+    let container = container.transpose().context(environment::CONTAINERID)?;
+    let ifname = wanted(environment::IFNAME).map(IfName::new).transpose().context(environment::IFNAME)?;
+
+    let absent = |name: &&&str| environment.value(name).is_empty();
+    let missing: Vec<&str> = required.iter().filter(absent).copied().collect();
+    if !missing.is_empty() {
+        let why = format!("required env variables [{}] missing", missing.join(","));
+        return Err(Error::new(code::INVALID_ENVIRONMENT, why));
+    }
+    Ok(container.zip(ifname).map(|(container, ifname)| Attachment { container, ifname }))
+}
+
+/// Refuses a verb that the configuration's version does not have (K5).
+fn gate(verb: Verb, version: Version) -> Result<(), Error> {
+    if version >= verb.since() {
+        return Ok(());
+    }
+    Err(Error::new(code::INCOMPATIBLE_VERSION, format!("config version does not allow {verb}"))
+        .details(format!("config is {version}, {verb} exists since {}", verb.since())))
+}
+
+/// Refuses to work on the namespace we are in, unless told to (K6).
+///
+/// A path that is absent or unreadable is no error here: what that means, the plugin knows.
+fn foreign_netns(path: Option<&Path>, environment: &Environment) -> Result<(), Error> {
+    let Some(path) = path else { return Ok(()) };
+    if args::boolean(&environment.netns_override) == Some(true) {
+        return Ok(());
+    }
+    let Ok(given) = std::fs::metadata(path) else { return Ok(()) };
+    let own = std::fs::metadata(OWN_NETNS).map_err(|cause| {
+        Error::new(code::INVALID_NETNS, format!("identify the plugin's netns {OWN_NETNS}: {cause}"))
+    })?;
+    if (given.dev(), given.ino()) != (own.dev(), own.ino()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        code::INVALID_NETNS,
+        format!(
+            "{}: {}: plugin's netns and netns from CNI_NETNS should not be the same; set {}=1 to allow it",
+            environment::NETNS,
+            path.display(),
+            environment::NETNS_OVERRIDE,
+        ),
+    ))
+}
+
+/// What a panic said, cut to a bound.
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    text.chars().take(PANIC_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,369 @@
+//! Whole calls of a plugin, without a process.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::name::PluginType;
+use crate::result::{Interface, Success};
+
+/// A plugin that writes down what it is asked and answers as told.
+#[derive(Default)]
+struct Ledger {
+    calls: Mutex<Vec<String>>,
+    fails: Option<Error>,
+    panics: bool,
+    versions: Option<&'static [Version]>,
+    result: Success,
+}
+
+impl Ledger {
+    fn note(&self, call: &str, who: Option<&Attachment>, netns: &str) -> Result<(), Error> {
+        let who = who.map_or(String::new(), |who| format!(" {}/{}", who.container, who.ifname));
+        self.calls.lock().unwrap().push(format!("{call}{who} {netns}").trim_end().to_owned());
+        assert!(!self.panics, "out of cheese");
+        self.fails.clone().map_or(Ok(()), Err)
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+impl Plugin for Ledger {
+    fn name(&self) -> &'static str {
+        "ledger"
+    }
+
+    fn versions(&self) -> &'static [Version] {
+        self.versions.unwrap_or(Version::ALL)
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        self.note("add", Some(&request.who), &request.netns.to_string_lossy())?;
+        Ok(self.result.clone())
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let netns = request.netns.as_deref().map_or("-".into(), Path::to_string_lossy);
+        self.note("del", Some(&request.who), &netns)
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        request.call.config.require_prev_result()?;
+        self.note("check", Some(&request.who), &request.netns.to_string_lossy())
+    }
+
+    fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        self.note("gc", None, "")
+    }
+
+    fn status(&self, _: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        self.note("status", None, "")
+    }
+}
+
+/// A plugin called here has nobody to delegate to.
+struct Nobody;
+
+impl Invoke for Nobody {
+    fn invoke(&self, plugin: &PluginType, _: &Environment, _: &[u8]) -> Result<Vec<u8>, Error> {
+        Err(Error::internal(format!("{plugin} was not expected to be called")))
+    }
+}
+
+fn environment(command: &str) -> Environment {
+    Environment {
+        command: command.into(),
+        container_id: "c1".into(),
+        netns: "/nowhere".into(),
+        ifname: "eth0".into(),
+        path: "/opt/cni/bin".into(),
+        ..Environment::default()
+    }
+}
+
+fn config(version: &str) -> String {
+    json!({"cniVersion": version, "name": "n", "type": "ledger", "prevResult": {}}).to_string()
+}
+
+fn call(plugin: &Ledger, environment: &Environment, stdin: &str) -> Answer {
+    respond(plugin, environment, &mut stdin.as_bytes(), &Nobody)
+}
+
+fn error(answer: &Answer) -> Error {
+    assert!(!answer.success, "{answer:?}");
+    serde_json::from_slice(&answer.stdout).unwrap()
+}
+
+fn refused(command: &str, change: impl Fn(&mut Environment), stdin: &str) -> Error {
+    let plugin = Ledger::default();
+    let mut environment = environment(command);
+    change(&mut environment);
+    let error = error(&call(&plugin, &environment, stdin));
+    assert!(plugin.calls().is_empty(), "the plugin was called: {:?}", plugin.calls());
+    error
+}
+
+#[test]
+fn k1_s18_each_verb_names_the_variables_it_lacks() {
+    let all = "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH";
+    for (command, lacks) in [
+        ("ADD", all),
+        ("CHECK", all),
+        ("DEL", "CNI_CONTAINERID,CNI_IFNAME,CNI_PATH"),
+        ("GC", "CNI_PATH"),
+        ("STATUS", "CNI_PATH"),
+    ] {
+        let bare = |e: &mut Environment| {
+            *e = Environment { command: command.into(), ..Environment::default() };
+        };
+        let error = refused(command, bare, &config("1.1.0"));
+        assert_eq!((error.code, error.msg), (4, format!("required env variables [{lacks}] missing")));
+    }
+}
+
+#[test]
+fn k1_s24_what_is_there_and_wrong_comes_before_what_is_missing() {
+    let wrong_id = |e: &mut Environment| {
+        e.container_id = "../x".into();
+        e.path.clear();
+    };
+    let error = refused("ADD", wrong_id, &config("1.0.0"));
+    assert!(
+        error.code == 4 && error.msg.contains("CNI_CONTAINERID") && error.msg.contains("../x"),
+        "{error}"
+    );
+
+    let error = refused("DEL", |e| e.ifname = "a/b".into(), &config("1.0.0"));
+    assert!(error.code == 4 && error.msg.contains("CNI_IFNAME") && error.msg.contains("a/b"), "{error}");
+
+    // GC and STATUS do not look at what they do not need.
+    let plugin = Ledger::default();
+    let odd = Environment { container_id: "../x".into(), ifname: "a/b".into(), ..environment("GC") };
+    assert!(call(&plugin, &odd, &config("1.1.0")).success);
+}
+
+#[test]
+fn k2_without_a_command_a_plugin_introduces_itself() {
+    let plugin = Ledger::default();
+    let answer = call(&plugin, &Environment::default(), "not JSON");
+    assert!(answer.success && answer.stdout.is_empty());
+    let lines: Vec<&str> = answer.stderr.lines().collect();
+    assert!(lines[0].starts_with("CNI ledger plugin v"), "{}", lines[0]);
+    assert_eq!(lines[1], "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0");
+    assert_eq!(
+        lines[2],
+        "CNI commands: ADD since 0.1.0, DEL since 0.1.0, VERSION since 0.2.0, CHECK since 0.4.0, \
+         GC since 1.1.0, STATUS since 1.1.0"
+    );
+}
+
+#[test]
+fn k2_an_unknown_command_is_code_4() {
+    let error = refused("add", |_| (), &config("1.0.0"));
+    assert_eq!((error.code, error.msg.as_str()), (4, "unknown CNI_COMMAND: add"));
+}
+
+#[test]
+fn k3_s4_version_is_one_line_and_echoes_the_version_given() {
+    let plugin = Ledger::default();
+    let bare = Environment { command: "VERSION".into(), ..Environment::default() };
+    let report = |stdin: &str| {
+        let answer = call(&plugin, &bare, stdin);
+        assert!(answer.success && answer.stdout.ends_with(b"}\n"));
+        assert_eq!(answer.stdout.iter().filter(|b| **b == b'\n').count(), 1);
+        serde_json::from_slice::<Value>(&answer.stdout).unwrap()
+    };
+    let all = json!(["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]);
+    assert_eq!(report(r#"{"cniVersion":"0.4.0"}"#), json!({"cniVersion":"0.4.0","supportedVersions":all}));
+    for unknown in ["", "{", "[]", r#"{"cniVersion":"7.0.0"}"#, r#"{"cniVersion":7}"#, "{}"] {
+        assert_eq!(report(unknown)["cniVersion"], "1.1.0", "{unknown}");
+    }
+    assert!(plugin.calls().is_empty());
+}
+
+#[test]
+fn k4_s29_the_configuration_is_judged_in_order_and_by_code() {
+    assert_eq!(refused("ADD", |_| (), "").code, 6);
+    assert_eq!(refused("ADD", |_| (), "{").code, 6);
+    assert_eq!(refused("ADD", |_| (), r#"{"cniVersion":"9.9.9"}"#).code, 7);
+    let error = refused("ADD", |_| (), r#"{"cniVersion":"9.9.9","name":"n"}"#);
+    assert_eq!((error.code, error.msg.as_str()), (1, "incompatible CNI versions"));
+    assert_eq!(
+        error.details,
+        r#"config is "9.9.9", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#
+    );
+}
+
+#[test]
+fn s29_an_unreadable_stdin_is_code_5() {
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("stdin is gone"))
+        }
+    }
+    let answer = respond(&Ledger::default(), &environment("ADD"), &mut Broken, &Nobody);
+    assert_eq!(error(&answer).code, 5);
+}
+
+#[test]
+fn s29_an_endless_stdin_is_refused_without_being_swallowed() {
+    let mut endless = io::repeat(b' ');
+    let answer = respond(&Ledger::default(), &environment("ADD"), &mut endless, &Nobody);
+    assert_eq!(error(&answer).code, 6);
+}
+
+#[test]
+fn k5_s16_s32_s33_a_verb_the_version_lacks_is_code_1() {
+    for (command, old) in [("CHECK", "0.3.1"), ("GC", "1.0.0"), ("STATUS", "1.0.0")] {
+        let error = refused(command, |_| (), &config(old));
+        assert_eq!((error.code, error.msg), (1, format!("config version does not allow {command}")));
+        assert!(error.details.contains(old), "{}", error.details);
+    }
+    for (command, since) in [("CHECK", "0.4.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0")] {
+        let plugin = Ledger::default();
+        let answer = call(&plugin, &environment(command), &config(since));
+        assert!(answer.success && answer.stdout.is_empty(), "{answer:?}");
+        assert_eq!(plugin.calls().len(), 1);
+    }
+}
+
+#[test]
+fn k5_typed_errors_pass_through_and_everything_else_is_999() {
+    for code in [3, 11, 50, 51, 142] {
+        let plugin = Ledger { fails: Some(Error::new(code, "why").details("more")), ..Ledger::default() };
+        let answer = call(&plugin, &environment("STATUS"), &config("1.1.0"));
+        assert_eq!(error(&answer), Error::new(code, "why").details("more").in_version(Version::V1_1_0));
+    }
+    let plugin = Ledger { panics: true, ..Ledger::default() };
+    for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        let error = error(&call(&plugin, &environment(command), &config("1.1.0")));
+        assert_eq!((error.code, error.msg.as_str()), (999, "ledger panicked: out of cheese"));
+    }
+}
+
+#[test]
+fn s20_codes_3_and_11_reach_the_runtime_unchanged() {
+    for code in [code::UNKNOWN_CONTAINER, code::TRY_AGAIN_LATER] {
+        let plugin = Ledger { fails: Some(Error::new(code, "why")), ..Ledger::default() };
+        assert_eq!(error(&call(&plugin, &environment("ADD"), &config("0.4.0"))).code, code);
+    }
+}
+
+#[test]
+fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
+    for command in ["ADD", "DEL"] {
+        for own in ["/proc/self/ns/net", "/proc/thread-self/ns/net"] {
+            let error = refused(command, |e| e.netns = own.into(), &config("1.0.0"));
+            assert_eq!(error.code, 8);
+            assert!(error.msg.contains("should not be the same"), "{error}");
+        }
+    }
+    for allow in ["1", "TRUE", "true", "True"] {
+        let plugin = Ledger::default();
+        let own = Environment {
+            netns: "/proc/self/ns/net".into(),
+            netns_override: allow.into(),
+            ..environment("ADD")
+        };
+        assert!(call(&plugin, &own, &config("1.0.0")).success, "{allow}");
+    }
+    let forbidden = |e: &mut Environment| {
+        e.netns = "/proc/self/ns/net".into();
+        e.netns_override = "0".into();
+    };
+    assert_eq!(refused("ADD", forbidden, &config("1.0.0")).code, 8);
+}
+
+#[test]
+fn k6_s13_a_netns_that_is_gone_or_not_given_is_for_the_plugin_to_judge() {
+    let plugin = Ledger::default();
+    assert!(call(&plugin, &environment("DEL"), &config("1.0.0")).success);
+    let none = Environment { netns: String::new(), ..environment("DEL") };
+    let without = r#"{"cniVersion":"1.0.0","name":"n","type":"ledger"}"#;
+    assert!(call(&plugin, &none, without).success);
+    assert_eq!(plugin.calls(), ["del c1/eth0 /nowhere", "del c1/eth0 -"]);
+}
+
+#[test]
+fn s14_s26_the_plugin_is_told_container_and_interface() {
+    let plugin = Ledger::default();
+    let other = Environment { ifname: "net1".into(), container_id: "c.2-b".into(), ..environment("ADD") };
+    assert!(call(&plugin, &other, &config("1.0.0")).success);
+    assert_eq!(plugin.calls(), ["add c.2-b/net1 /nowhere"]);
+}
+
+#[test]
+fn s19_trap6_a_result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> {
+    let result = Success {
+        interfaces: vec![Interface { name: "eth0".into(), ..Interface::default() }],
+        ..Success::default()
+    };
+    for version in &Version::ALL[2..] {
+        let plugin = Ledger { result: result.clone(), ..Ledger::default() };
+        let answer = call(&plugin, &environment("ADD"), &config(version.as_str()));
+        assert!(answer.success);
+        assert!(answer.stdout.starts_with(format!("{{\n    \"cniVersion\": \"{version}\"").as_bytes()));
+        assert!(!answer.stdout.ends_with(b"\n"));
+        assert_eq!(answer.stdout, result.print(*version)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn c7_s19_a_result_the_version_cannot_say_is_undone() {
+    let plugin = Ledger::default();
+    let error = error(&call(&plugin, &environment("ADD"), r#"{"cniVersion":"0.2.0","name":"n"}"#));
+    assert!(error.msg.contains("no valid IP addresses"), "{error}");
+    assert_eq!(plugin.calls(), ["add c1/eth0 /nowhere", "del c1/eth0 /nowhere"]);
+}
+
+#[test]
+fn s36_trap6_an_error_says_the_version_in_use() {
+    let plugin = Ledger { fails: Some(Error::new(7, "bad")), ..Ledger::default() };
+    let answer = call(&plugin, &environment("ADD"), &config("0.4.0"));
+    assert_eq!(
+        String::from_utf8(answer.stdout).unwrap(),
+        "{\n    \"cniVersion\": \"0.4.0\",\n    \"code\": 7,\n    \"msg\": \"bad\"\n}"
+    );
+    // Before the configuration is known, it is the newest the plugin speaks.
+    let old = Ledger { versions: Some(&Version::ALL[..5]), ..Ledger::default() };
+    let answer = call(&old, &Environment { command: "ADD".into(), ..Environment::default() }, "");
+    assert_eq!(error(&answer).cni_version.as_deref(), Some("0.4.0"));
+}
+
+#[test]
+fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key() -> Result<(), Error> {
+    let plugin = Ledger::default();
+    let answer = call(&plugin, &environment("GC"), &config("1.1.0"));
+    assert_eq!(answer, Answer { stdout: Vec::new(), stderr: String::new(), success: true });
+
+    let seen = RefCell::new(Vec::new());
+    for keys in [
+        r#""cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]"#,
+        r#""cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]"#,
+        r#""cni.dev/attachments":null,"cni.dev/valid-attachments":[]"#,
+        r#""other":1"#,
+    ] {
+        let stdin = format!(r#"{{"cniVersion":"1.1.0","name":"n",{keys}}}"#);
+        let config = Config::read(stdin.into_bytes(), Version::ALL)?;
+        let valid = Sweep { call: Call { config, environment: environment("GC") } }.valid()?;
+        seen.borrow_mut().push(valid.map(|list| list.len()));
+    }
+    assert_eq!(seen.into_inner(), [Some(1), Some(1), Some(0), None]);
+    Ok(())
+}
+
+#[test]
+fn an_answer_becomes_what_a_caller_sees() {
+    let plugin = Ledger { fails: Some(Error::new(11, "later").details("d")), ..Ledger::default() };
+    let answer = call(&plugin, &environment("ADD"), &config("1.0.0"));
+    assert_eq!(answer.into_result(), Err(Error::new(11, "later").details("d").in_version(Version::V1_0_0)));
+    let answer = call(&Ledger::default(), &environment("DEL"), &config("1.0.0"));
+    assert_eq!(answer.into_result(), Ok(Vec::new()));
+}
