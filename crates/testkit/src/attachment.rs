@@ -1,0 +1,90 @@
+//! Calling a plugin as a container runtime does: environment, configuration on stdin, verdict.
+//!
+//! Source: CNI specification 1.1.0, section 2.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::command::Finished;
+use crate::host::{Host, Pod};
+
+/// Where a host's runtime looks for plugins.
+pub(crate) const PLUGINS: &str = "/opt/cni/bin";
+
+/// One interface of one container, and the plugin that is asked about it.
+///
+/// The fields are what goes into the environment; a test changes what it wants to be odd.
+#[derive(Debug)]
+pub struct Attachment<'a> {
+    host: &'a Host,
+    /// Name of a plugin that was installed with [`Host::install`], or an absolute path.
+    pub plugin: String,
+    /// `CNI_CONTAINERID`; empty: not set.
+    pub container_id: String,
+    /// `CNI_NETNS`; empty: not set.
+    pub netns: String,
+    /// `CNI_IFNAME`; empty: not set.
+    pub ifname: String,
+    /// `CNI_ARGS`; empty: not set.
+    pub args: String,
+    /// `CNI_PATH`.
+    pub path: String,
+}
+
+impl Host {
+    /// What a runtime would say about interface `ifname` of `pod`.
+    #[must_use]
+    pub fn attachment(&self, plugin: &str, pod: &Pod, ifname: &str) -> Attachment<'_> {
+        Attachment {
+            host: self,
+            plugin: plugin.to_owned(),
+            container_id: pod.container_id(),
+            netns: pod.path().display().to_string(),
+            ifname: ifname.to_owned(),
+            args: String::new(),
+            path: PLUGINS.to_owned(),
+        }
+    }
+}
+
+impl Attachment<'_> {
+    /// `ADD`; the configuration is a whole JSON document.
+    #[track_caller]
+    pub fn add(&self, config: &Value) -> Finished {
+        self.call("ADD", config.to_string())
+    }
+
+    /// `CHECK`.
+    #[track_caller]
+    pub fn check(&self, config: &Value) -> Finished {
+        self.call("CHECK", config.to_string())
+    }
+
+    /// `DEL`.
+    #[track_caller]
+    pub fn del(&self, config: &Value) -> Finished {
+        self.call("DEL", config.to_string())
+    }
+
+    /// Any verb with any input.
+    #[track_caller]
+    pub fn call(&self, verb: &str, stdin: impl Into<Vec<u8>>) -> Finished {
+        let Attachment { host, plugin, container_id, netns, ifname, args, path } = self;
+        let program = if plugin.starts_with('/') { plugin.into() } else { Path::new(PLUGINS).join(plugin) };
+        let mut command =
+            host.command(program).clean_environment().env("CNI_COMMAND", verb).env("CNI_PATH", path);
+        let optional = [
+            ("CNI_CONTAINERID", container_id),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", ifname),
+            ("CNI_ARGS", args),
+        ];
+        for (name, value) in optional {
+            if !value.is_empty() {
+                command = command.env(name, value);
+            }
+        }
+        command.stdin(stdin).finish()
+    }
+}

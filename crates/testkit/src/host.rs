@@ -1,0 +1,312 @@
+//! A pretend host and its pretend pods.
+//!
+//! [`Host::new`] makes a network namespace that is the host's, with the loopback link up, and a mount
+//! namespace with a private `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`.
+//! [`Host::pod`] mounts a further network namespace as `/run/netns/NAME`, empty and with the loopback
+//! link down, as a container runtime hands it over.
+//!
+//! ```text
+//!   machine ── never touched
+//!      └─ Host  /run/netns/a  /run/netns/b  /var/lib/cni …
+//!            ├─ Pod a
+//!            └─ Pod b
+//! ```
+//!
+//! When a test fails it prints what it had changed; with `WEFT_TEST_KEEP=1` its world stays until the
+//! test is interrupted, and the `nsenter` line that shows it is printed.
+
+use std::ffi::OsStr;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::command::{Command, Finished};
+use crate::snapshot::Snapshot;
+use crate::world::World;
+
+/// How long a failed test's world is kept with `WEFT_TEST_KEEP=1`.
+const KEEP: Duration = Duration::from_secs(3600);
+
+/// A namespace in which a test runs programs: a host's or a pod's.
+#[derive(Debug)]
+pub struct Netns {
+    world: World,
+    name: String,
+}
+
+/// A pretend host. Dropping the last of it and its pods removes everything.
+#[derive(Debug)]
+pub struct Host {
+    netns: Netns,
+    life: Arc<Life>,
+}
+
+/// A pretend pod: a named network namespace of a host.
+#[derive(Debug)]
+pub struct Pod {
+    netns: Netns,
+    path: PathBuf,
+    life: Arc<Life>,
+}
+
+/// Ends what still runs inside, and speaks up if the test failed.
+#[derive(Debug)]
+struct Life {
+    world: World,
+    test: String,
+}
+
+// === impl Netns ===
+
+impl Netns {
+    /// Its name: the pod's, or `host`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A program to run inside, found in `PATH`.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        Command::new(&self.world, program.as_ref())
+    }
+
+    /// Runs a program that must succeed; what it prints.
+    ///
+    /// # Panics
+    /// If it fails, with its output.
+    #[track_caller]
+    pub fn run<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> String {
+        self.attempt(line).success().stdout
+    }
+
+    /// Runs a program that may fail.
+    #[track_caller]
+    pub fn attempt<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Finished {
+        let mut words = line.into_iter();
+        let program = words.next().expect("a program to run");
+        self.command(program).args(words).finish()
+    }
+
+    /// Runs a program that must succeed and print JSON; no output at all counts as `[]`, as `ip -j` means it.
+    #[track_caller]
+    pub fn json<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Value {
+        let finished = self.attempt(line).success();
+        if finished.stdout.trim().is_empty() { Value::Array(Vec::new()) } else { finished.json() }
+    }
+
+    /// Runs `work` inside, on a thread of its own: sockets opened there stay there.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.world.run(work)
+    }
+
+    /// Whether `address` answers one echo request within a second.
+    #[track_caller]
+    pub fn pings(&self, address: &str) -> bool {
+        self.attempt(["ping", "-n", "-c", "1", "-W", "1", address]).code == Some(0)
+    }
+
+    /// A path to the network namespace that this process can open, whatever namespace it is in itself.
+    #[must_use]
+    pub fn handle(&self) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.world.network().as_raw_fd()))
+    }
+
+    /// Links, addresses, routes, rules, filters, queueing disciplines and sysctls, as they are now.
+    #[must_use]
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of_network(self)
+    }
+}
+
+// === impl Host ===
+
+impl Host {
+    /// A new one.
+    ///
+    /// # Panics
+    /// Without root. A test says `let host = testkit::host!();`, which skips then.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "making a world is no default")]
+    #[track_caller]
+    pub fn new() -> Host {
+        let world = World::new();
+        let netns = Host::bare(world.clone());
+        let life = Arc::new(Life { world, test: test_name() });
+        Host { netns, life }
+    }
+
+    /// The host's own namespace in a new world, its loopback link up.
+    #[track_caller]
+    fn bare(world: World) -> Netns {
+        let netns = Netns { world, name: "host".to_owned() };
+        netns.run(["ip", "link", "set", "lo", "up"]);
+        netns
+    }
+
+    /// A new pod, whose network namespace is mounted as `/run/netns/NAME`.
+    ///
+    /// # Panics
+    /// If there is one of that name.
+    #[must_use]
+    #[track_caller]
+    pub fn pod(&self, name: &str) -> Pod {
+        let world = self.netns.world.child(name);
+        let netns = Netns { world, name: name.to_owned() };
+        Pod { netns, path: PathBuf::from(format!("/run/netns/{name}")), life: Arc::clone(&self.life) }
+    }
+
+    /// The name of the test that made it.
+    #[must_use]
+    pub fn test(&self) -> &str {
+        &self.life.test
+    }
+
+    /// What [`Netns::snapshot`] has, and every file in [`crate::snapshot::DIRECTORIES`].
+    #[must_use]
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of_host(&self.netns)
+    }
+
+    /// The leak check: fails with the difference if the host is not as it was.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn assert_unchanged(&self, before: &Snapshot) {
+        let changes = before.changes(&self.snapshot());
+        assert!(changes.is_empty(), "{} changed its host:\n{changes}", self.life.test);
+    }
+
+    /// Puts a program where the host's runtime looks for plugins, `/opt/cni/bin`, under each of `names`.
+    #[track_caller]
+    pub fn install(&self, program: &Path, names: &[&str]) {
+        let program =
+            program.canonicalize().unwrap_or_else(|error| panic!("find {}: {error}", program.display()));
+        self.within(|| {
+            std::fs::create_dir_all(crate::attachment::PLUGINS).expect("make the plugin directory");
+            for name in names {
+                let link = Path::new(crate::attachment::PLUGINS).join(name);
+                std::os::unix::fs::symlink(&program, &link)
+                    .unwrap_or_else(|error| panic!("install {}: {error}", link.display()));
+            }
+        });
+    }
+
+    /// Writes a file of the host, with the directories above it.
+    #[track_caller]
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+        let (path, content) = (path.as_ref(), content.as_ref());
+        self.within(|| {
+            if let Some(directory) = path.parent() {
+                std::fs::create_dir_all(directory)
+                    .unwrap_or_else(|error| panic!("make {}: {error}", directory.display()));
+            }
+            std::fs::write(path, content).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+        });
+    }
+
+    /// Reads a file of the host; `None` if there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
+        let path = path.as_ref();
+        self.within(|| match std::fs::read(path) {
+            Ok(content) => Some(String::from_utf8_lossy(&content).into_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => panic!("read {}: {error}", path.display()),
+        })
+    }
+}
+
+impl Deref for Host {
+    type Target = Netns;
+
+    fn deref(&self) -> &Netns {
+        &self.netns
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// Where the namespace is mounted, as seen from inside the host: what `CNI_NETNS` says.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The container id a runtime would use for it: unique in the machine, and it names the test.
+    #[must_use]
+    pub fn container_id(&self) -> String {
+        let test = self.life.test.rsplit("::").next().unwrap_or_default();
+        format!("{test}-{}", self.netns.name)
+    }
+
+    /// Takes the namespace away, as a runtime does after a sandbox has ended.
+    #[track_caller]
+    pub fn remove(self) {
+        let Pod { netns, path, life } = self;
+        World::clone(&life.world).run(|| {
+            rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH)
+                .unwrap_or_else(|errno| panic!("unmount {}: {errno}", path.display()));
+            std::fs::remove_file(&path).unwrap_or_else(|error| panic!("remove {}: {error}", path.display()));
+        });
+        drop(netns);
+    }
+}
+
+impl Deref for Pod {
+    type Target = Netns;
+
+    fn deref(&self) -> &Netns {
+        &self.netns
+    }
+}
+
+// === impl Life ===
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let Life { world, test } = self;
+        if thread::panicking() {
+            // A second panic here would hide the first.
+            let changes = std::panic::catch_unwind(|| {
+                let fresh = Host::bare(World::new());
+                Snapshot::of_host(&fresh)
+                    .changes(&Snapshot::of_host(&Netns { world: world.clone(), name: "host".to_owned() }))
+            });
+            if let Ok(changes) = changes {
+                eprintln!("{test}: its host when it failed, beside a fresh one:\n{changes}");
+            }
+            if std::env::var_os("WEFT_TEST_KEEP").is_some() {
+                eprintln!("{test}: look around with\n  {}\nand end the test when done", world.nsenter());
+                thread::sleep(KEEP);
+            } else {
+                eprintln!(
+                    "{test}: to look around, run it again with WEFT_TEST_KEEP=1: it prints the nsenter line and waits"
+                );
+            }
+        }
+        for process in world.processes() {
+            // They are in a mount namespace that only this test has: nobody else's can be among them.
+            let _ = Pid::from_raw(process).map(|process| kill_process(process, Signal::KILL));
+        }
+    }
+}
+
+/// The running test, as libtest names its thread.
+#[must_use]
+pub fn test_name() -> String {
+    match thread::current().name() {
+        Some(name) if name != "main" => name.to_owned(),
+        _ => std::env::var("NEXTEST_TEST_NAME").unwrap_or_else(|_| format!("process {}", std::process::id())),
+    }
+}

@@ -1,0 +1,147 @@
+//! A pair of namespaces, mount and network, and threads that work inside.
+//!
+//! Rules:
+//! - a thread enters and ends; nothing is ever restored, so a panic inside is harmless;
+//! - the namespaces live by two descriptors: when the last owner is dropped the kernel takes away
+//!   every mount, link, route and rule in them;
+//! - directories that a node's network software writes to are private; the rest of the file system
+//!   is the machine's, and reading it works as usual.
+//!
+//! Source: mount_namespaces(7), network_namespaces(7), setns(2); ip-netns(8) for `/run/netns`.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change,
+};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+/// Where the machine's own directories stay readable after something was laid over them.
+const MACHINE: &str = "/run/machine";
+
+/// Directories of which a pretend host has its own copy, and the entries it must not see of the machine's.
+const SHADOWED: [(&str, &[&str]); 3] =
+    [("/etc", &["cni"]), ("/var/lib", &["cni", "weft", "kubelet"]), ("/opt", &["cni"])];
+
+/// Namespaces to work in.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    mount: Arc<File>,
+    network: Arc<File>,
+}
+
+impl World {
+    /// A new pretend host: empty network, private `/run`, and CNI directories that do not exist yet.
+    pub(crate) fn new() -> World {
+        let made = on_a_thread(|| {
+            unshare(UnshareFlags::FS | UnshareFlags::NEWNS | UnshareFlags::NEWNET)?;
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+            lay_out_directories()?;
+            Ok(World { mount: own("mnt"), network: own("net") })
+        });
+        made.unwrap_or_else(|errno: Errno| panic!("make a pretend host: {errno}"))
+    }
+
+    /// A new network namespace, mounted as `/run/netns/NAME` in this world's file system.
+    pub(crate) fn child(&self, name: &str) -> World {
+        let path = format!("/run/netns/{name}");
+        let network = self.run(|| {
+            fs::create_dir_all("/run/netns").expect("make /run/netns");
+            File::create_new(&path).unwrap_or_else(|error| panic!("make {path}: {error}"));
+            unshare(UnshareFlags::NEWNET)
+                .and_then(|()| mount_bind("/proc/thread-self/ns/net", &path))
+                .unwrap_or_else(|errno| panic!("mount network namespace {path}: {errno}"));
+            own("net")
+        });
+        World { mount: Arc::clone(&self.mount), network }
+    }
+
+    /// Runs `work` inside. A panic in it continues in the caller.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        on_a_thread(|| {
+            unshare(UnshareFlags::FS)
+                .and_then(|()| move_into_link_name_space(self.mount.as_fd(), Some(LinkNameSpaceType::Mount)))
+                .and_then(|()| {
+                    move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))
+                })
+                .unwrap_or_else(|errno| panic!("enter a pretend host: {errno}"));
+            work()
+        })
+    }
+
+    /// The open network namespace.
+    pub(crate) fn network(&self) -> &File {
+        &self.network
+    }
+
+    /// The command line that enters from a shell, as long as this process lives.
+    pub(crate) fn nsenter(&self) -> String {
+        let process = std::process::id();
+        let (mount, network) = (self.mount.as_raw_fd(), self.network.as_raw_fd());
+        format!("nsenter --mount=/proc/{process}/fd/{mount} --net=/proc/{process}/fd/{network}")
+    }
+
+    /// Processes that are inside this world's mount namespace, by id.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let inside = fs::read_link(format!("/proc/self/fd/{}", self.mount.as_raw_fd())).ok();
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+            .filter(|process| {
+                inside.is_some() && fs::read_link(format!("/proc/{process}/ns/mnt")).ok() == inside
+            })
+            .collect()
+    }
+}
+
+/// Runs `work` on a thread that has the caller's name and ends with it.
+pub(crate) fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let name = thread::current().name().unwrap_or("test").to_owned();
+    thread::scope(|scope| {
+        let handle = thread::Builder::new().name(name).spawn_scoped(scope, work).expect("start a thread");
+        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Gives this thread namespaces, or a file system state, of its own.
+pub(crate) fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
+    #[expect(deprecated, reason = "its danger is CLONE_FILES, which we never ask for")]
+    rustix::thread::unshare(flags)
+}
+
+/// This thread's namespace of a kind.
+fn own(kind: &str) -> Arc<File> {
+    let path = format!("/proc/thread-self/ns/{kind}");
+    Arc::new(File::open(&path).unwrap_or_else(|error| panic!("open {path}: {error}")))
+}
+
+/// Private `/run`, a `/sys` that shows this network namespace, and copies of [`SHADOWED`] made of
+/// symbolic links: overlayfs would do too, but not every kernel and not every file system has it.
+fn lay_out_directories() -> Result<(), Errno> {
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    mount("tmpfs", "/run", "tmpfs", plain, Some(c"mode=755"))?;
+    for (directory, hidden) in SHADOWED {
+        let machine = format!("{MACHINE}{directory}");
+        fs::create_dir_all(&machine).map_err(failed)?;
+        mount_bind_recursive(directory, &machine)?;
+        mount("tmpfs", directory, "tmpfs", plain, Some(c"mode=755"))?;
+        for entry in fs::read_dir(&machine).map_err(failed)?.flatten() {
+            let name = entry.file_name();
+            if !hidden.iter().any(|hidden| name == *hidden) {
+                std::os::unix::fs::symlink(entry.path(), Path::new(directory).join(name)).map_err(failed)?;
+            }
+        }
+    }
+    mount("sysfs", "/sys", "sysfs", plain | MountFlags::NOEXEC, None)?;
+    // As ip-netns(8) leaves it: namespaces mounted here are seen, and can be removed, from copies of this world.
+    fs::create_dir("/run/netns").map_err(failed)?;
+    mount_bind("/run/netns", "/run/netns")?;
+    mount_change("/run/netns", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
+}
