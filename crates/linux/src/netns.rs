@@ -6,11 +6,12 @@
 //! Source: network_namespaces(7), setns(2); ip-netns(8) for the named ones.
 
 use std::fs::{self, File};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
@@ -20,6 +21,9 @@ use crate::rtnl::Rtnl;
 
 /// The namespace of the thread that asks.
 const OWN: &str = "/proc/thread-self/ns/net";
+
+/// The file system that namespaces live in (`include/uapi/linux/magic.h`).
+const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// An open network namespace; it stays alive as long as this value does.
 #[derive(Debug)]
@@ -39,8 +43,31 @@ impl Netns {
     /// Opens the namespace at `path` (a bind mount, or `/proc/PID/ns/net`).
     ///
     /// # Errors
-    /// [`crate::Kind::Absent`] if nothing is there. That it *is* a network namespace shows on entering.
+    /// [`crate::Kind::Absent`] if nothing is there; another kind if it is not a namespace.
     pub fn open(path: &Path) -> Result<Netns, Error> {
+        match Netns::open_file(path)? {
+            netns if netns.is_namespace() => Ok(netns),
+            netns => {
+                Err(Error::protocol(format!("open network namespace {}", netns.name), "not a namespace"))
+            }
+        }
+    }
+
+    /// Opens the namespace at `path` if there is one: not if the path is gone, and not if all that is
+    /// left of it is the empty file that it was mounted on.
+    pub fn find(path: &Path) -> Result<Option<Netns>, Error> {
+        match Netns::open_file(path) {
+            Ok(netns) => Ok(netns.is_namespace().then_some(netns)),
+            Err(error) if error.kind() == crate::Kind::Absent => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_namespace(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|stat| stat.f_type == NSFS_MAGIC)
+    }
+
+    fn open_file(path: &Path) -> Result<Netns, Error> {
         let name = path.display().to_string();
         // Not a controlling terminal, not blocking: the path comes from outside and may be anything.
         let flags = (rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::NONBLOCK).bits();
@@ -82,6 +109,23 @@ impl Netns {
             }
         });
         outcome.map_err(|errno| Error::kernel(format!("enter network namespace {}", self.name), errno))
+    }
+
+    /// Locks the namespace among those who agree to do so. `flock PATH`
+    ///
+    /// The lock is on the namespace itself: it leaves no file behind and ends with the returned value.
+    pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
+        let operation = || format!("lock network namespace {}", self.name);
+        // Opened anew: a lock belongs to the open file, and a clone of ours would share it.
+        let own = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+            .map_err(|error| Error::io(operation(), &error))?;
+        let how = match lock {
+            Lock::Shared => FlockOperation::LockShared,
+            Lock::Exclusive => FlockOperation::LockExclusive,
+            Lock::TryExclusive => FlockOperation::NonBlockingLockExclusive,
+        };
+        rustix::fs::flock(&own, how).map_err(|errno| Error::kernel(operation(), errno))?;
+        Ok(Locked { _file: own })
     }
 
     /// A routing socket that lives in this namespace, whoever uses it.
@@ -140,6 +184,24 @@ impl Netns {
             _ => Ok(()),
         }
     }
+}
+
+/// How to lock a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// Beside other shared ones; waits for exclusive ones to end.
+    Shared,
+    /// Alone; waits.
+    Exclusive,
+    /// Alone or not at all: does not wait.
+    TryExclusive,
+}
+
+/// A held lock.
+#[must_use = "dropping it unlocks"]
+#[derive(Debug)]
+pub struct Locked {
+    _file: File,
 }
 
 impl AsFd for Netns {

@@ -1,0 +1,205 @@
+//! The plugins that make or move an interface, and what they have in common.
+//!
+//! Every file has the same order: header, `Conf` as written, the checked thing, `impl Plugin`, steps in
+//! call order, tests.
+
+pub mod addressing;
+pub mod inspection;
+pub mod loopback;
+pub mod macvlan;
+pub mod parent;
+pub mod veth;
+
+use std::path::Path;
+
+use cni::address::parse_mac;
+use cni::args::Args;
+use cni::invocation::{Call, Detach, Sweep};
+use cni::invoke::Invoke;
+use cni::name::ifname_fault;
+use cni::plugin::ipam::Ipam;
+use cni::result::Success;
+use cni::{Error, code};
+use linux::link::Link;
+use linux::sysctl::{self, Family};
+use linux::{Netns, Rtnl};
+use serde::Deserialize;
+
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+
+/// Largest MTU the kernel takes anywhere, in bytes.
+const MTU_MAX: u32 = 65535;
+/// Smallest MTU that IPv4 allows, in bytes.
+const MTU_MIN: u32 = 68;
+
+/// What interface plugins read under `args`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CniArgs {
+    /// The part that CONVENTIONS.md reserves.
+    pub cni: CniArgsCni,
+}
+
+/// What interface plugins read under `args.cni`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CniArgsCni {
+    /// Requested hardware address.
+    pub mac: String,
+}
+
+/// What interface plugins read under `runtimeConfig`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RuntimeConfig {
+    /// Requested hardware address.
+    pub mac: String,
+}
+
+/// Refuses what the kernel would not take as a name.
+pub fn check_name(key: &str, name: &str) -> Result<(), Error> {
+    match ifname_fault(name) {
+        None => Ok(()),
+        Some(fault) => Err(Error::key(key, format!("{name:?}"), format!("the interface name {fault}"))),
+    }
+}
+
+/// 0 means «not configured».
+pub fn check_mtu(mtu: u32) -> Result<Option<u32>, Error> {
+    match mtu {
+        0 => Ok(None),
+        MTU_MIN..=MTU_MAX => Ok(Some(mtu)),
+        _ => Err(Error::key("mtu", mtu, format!("not within {MTU_MIN}..={MTU_MAX}"))),
+    }
+}
+
+/// The hardware address asked for: by the runtime, else by `args`, else by `CNI_ARGS` (V6, V13, V14).
+pub fn requested_mac(
+    runtime: &RuntimeConfig,
+    args: &CniArgs,
+    cni_args: &str,
+) -> Result<Option<Vec<u8>>, Error> {
+    let environment = Args::parse(cni_args)?;
+    environment.only(&["MAC"])?;
+    let sources = [
+        ("runtimeConfig.mac", runtime.mac.as_str()),
+        ("args.cni.mac", args.cni.mac.as_str()),
+        ("CNI_ARGS MAC", environment.get("MAC").unwrap_or_default()),
+    ];
+    let Some((key, text)) = sources.into_iter().find(|(_, text)| !text.is_empty()) else { return Ok(None) };
+    match parse_mac(text).filter(|mac| mac.len() == 6) {
+        Some(mac) => Ok(Some(mac)),
+        None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address")),
+    }
+}
+
+/// The container's namespace, which must be there.
+pub fn open_netns(path: &Path) -> Result<Netns, Error> {
+    Netns::open(path).map_err(|error| Error::new(code::INVALID_NETNS, error.to_string()))
+}
+
+/// The link of this name in a namespace that must have it.
+pub fn link_in(netns: &Netns, name: &str) -> Result<(Rtnl, Link), Error> {
+    let mut net = netns.rtnl().or_refused()?;
+    let link = net.link(name).or_refused()?;
+    Ok((net, link))
+}
+
+/// Prepares the interface for its addresses; call it inside the namespace.
+///
+/// Duplicate address detection would cost a second or two, so it is off unless asked for; a new
+/// address is announced. Best effort as upstream: a kernel without IPv6 has none of these files.
+pub fn announce(ifname: &str, detect_duplicates: bool) {
+    if detect_duplicates {
+        let _ = sysctl::write_interface(Family::V6, ifname, "enhanced_dad", "1");
+    }
+    let dad = if detect_duplicates { "1" } else { "0" };
+    let _ = sysctl::write_interface(Family::V6, ifname, "accept_dad", dad);
+    let _ = sysctl::write_interface(Family::V4, ifname, "arp_notify", "1");
+}
+
+/// Takes addresses, routes and DNS of address management into a result whose interface `index` they are for.
+pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), Error> {
+    let Success { interfaces: _, ips, routes, dns } = reserved;
+    if ips.is_empty() {
+        return Err(Error::internal("ipam: the answer holds no address"));
+    }
+    (result.ips, result.routes, result.dns) = (ips, routes, dns);
+    for ip in &mut result.ips {
+        ip.interface = Some(index);
+    }
+    Ok(())
+}
+
+/// DNS of the configuration, if it has any, wins over that of address management.
+pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
+    let configured = call.config.dns()?;
+    if !configured.is_empty() {
+        result.dns = configured;
+    }
+    Ok(())
+}
+
+/// Removes an interface in the container while undoing: the error that matters is another one.
+pub fn remove_inside(netns: &Netns, name: &str) {
+    if let Ok((mut net, link)) = link_in(netns, name) {
+        let _ = net.delete_link(link.index, name);
+    }
+}
+
+/// The DEL of a plugin that made one interface: the interface, then its addresses.
+///
+/// In this order: an address must not be given to another container while this one still answers to it.
+pub fn detach(plugin: &str, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+    let mark = Mark::of(plugin, &request.call.config, &request.who);
+    let mut errors: Vec<Error> = remove(request, &mark).err().into_iter().collect();
+    if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+        errors.extend(ipam.del().err());
+    }
+    collected(errors)
+}
+
+/// Removes the interface of an attachment, wherever an end of it still is.
+pub fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    let mut host = Rtnl::open().or_refused()?;
+    errors.extend(veth::remove_host_end(&mut host, mark).err());
+    if let Some(path) = &request.netns
+        && let Some(netns) = Netns::find(path).or_refused()?
+    {
+        let mut net = netns.rtnl().or_refused()?;
+        if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()? {
+            let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
+            errors.extend(deleted.or_refused().err());
+        }
+    }
+    collected(errors)
+}
+
+/// Removes the host's links that `plugin` made for attachments which are no longer valid.
+pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
+    let Some(valid) = request.valid()? else { return Ok(()) };
+    let mut host = Rtnl::open().or_refused()?;
+    let stale = |link: &Link| {
+        let Some(mark) = Mark::read(&link.alias) else { return false };
+        mark.plugin == plugin
+            && mark.network == request.call.config.name.as_str()
+            && !mark.container.is_empty()
+            && !valid.iter().any(|v| v.container_id == mark.container && v.ifname == mark.ifname)
+    };
+    let mut errors = Vec::new();
+    for link in host.links().or_refused()?.into_iter().filter(stale) {
+        let deleted = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
+        errors.extend(deleted.or_refused().err());
+    }
+    collected(errors)
+}
+
+/// The failures of a teardown as one result.
+pub fn collected(errors: Vec<Error>) -> Result<(), Error> {
+    match Error::join(errors) {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}

@@ -1,0 +1,151 @@
+//! Giving a container's interface what address management decided: addresses and routes.
+//!
+//! Rules:
+//! - every address of the result belongs to the interface we are configuring, or to none;
+//! - the order is addresses, up, routes: a route needs its gateway to be reachable;
+//! - IPv6 duplicate address detection is waited for only where it runs (bounded by 5 s);
+//! - a route without gateway goes by the gateway of its family, if there is one.
+//!
+//! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35:
+//! mtu and advmss are honoured here, the Go plugins ignore them).
+
+use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cni::Error;
+use cni::result::Success;
+use ipnet::IpNet;
+use linux::link::{Change, Link};
+use linux::route::{Existing, Route, TABLE_MAIN};
+use linux::sysctl::{self, Family};
+use linux::{Kind, Netns, Rtnl};
+
+use crate::failure::OrRefused;
+
+/// How long duplicate address detection may take.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+/// How often it is looked at.
+const SETTLE_POLL: Duration = Duration::from_millis(10);
+
+/// Configures `link`, inside its namespace; `net` is a socket of that namespace.
+///
+/// Call it on a thread that is in the namespace: it writes sysctls.
+///
+/// # Errors
+/// The first refusal, with what was done so far left in place: the caller removes the interface.
+pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+    let addresses = own_addresses(link, result)?;
+    if addresses.iter().any(|address| address.addr().is_ipv6()) {
+        enable_ipv6(&link.name)?;
+    }
+    net.add_addresses(link.index, &link.name, &addresses).or_refused()?;
+    net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()?;
+    let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
+    if gateway6 {
+        settle(net, link)?;
+    }
+    let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
+    match net.add_routes(&routes, Existing::Append).or_refused() {
+        Ok(()) => Ok(()),
+        Err(error) => Err(error.details(format!("on {}", link.name))),
+    }
+}
+
+/// [`configure`] from outside: enters the container's namespace, prepares the interface, configures it.
+pub fn enter(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
+    let inside = || {
+        super::announce(&link.name, false);
+        configure(&mut Rtnl::open().or_refused()?, link, result)
+    };
+    netns.run(inside).or_refused()?
+}
+
+/// The addresses of the result that are for this interface.
+///
+/// An index that leads nowhere, or to another interface in the container, is an error: the plugin
+/// would give one container's address to another interface.
+fn own_addresses(link: &Link, result: &Success) -> Result<Vec<IpNet>, Error> {
+    let mut addresses = Vec::with_capacity(result.ips.len());
+    for ip in &result.ips {
+        let Some(index) = ip.interface else { continue };
+        let interface = usize::try_from(index).ok().and_then(|index| result.interfaces.get(index));
+        match interface {
+            Some(interface) if interface.name == link.name => addresses.push(ip.address),
+            _ => {
+                return Err(Error::internal(format!(
+                    "address {} belongs to interface index {index}, which is not {}",
+                    ip.address, link.name
+                )));
+            }
+        }
+    }
+    Ok(addresses)
+}
+
+/// IPv6 may be off by default in a new namespace; addresses must survive a link going down.
+fn enable_ipv6(name: &str) -> Result<(), Error> {
+    for interface in ["lo", name] {
+        // A kernel without IPv6 has no such file: then adding the address says so, better than we could.
+        if let Ok("1") = sysctl::read_interface(Family::V6, interface, "disable_ipv6").as_deref() {
+            sysctl::write_interface(Family::V6, interface, "disable_ipv6", "0").or_refused()?;
+        }
+    }
+    match sysctl::write_interface(Family::V6, name, "keep_addr_on_down", "1") {
+        Err(error) if error.kind() != Kind::Absent => Err(crate::failure::refused(&error)),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until no IPv6 address is tentative.
+///
+/// A link without carrier stays tentative for ever: that is no error, its time has not come.
+fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
+    let started = Instant::now();
+    loop {
+        let addresses = net.addresses(link.index, &link.name).or_refused()?;
+        if let Some(taken) = addresses.iter().find(|address| address.duplicate) {
+            return Err(Error::internal(format!(
+                "address {} on {}: duplicate address detected",
+                taken.address, link.name
+            )));
+        }
+        let Some(tentative) = addresses.iter().find(|address| address.tentative) else { return Ok(()) };
+        if started.elapsed() >= SETTLE_MAX {
+            if !net.link_at(link.index).or_refused()?.running {
+                return Ok(());
+            }
+            return Err(Error::internal(format!(
+                "address {} on {}: still tentative after {} s",
+                tentative.address,
+                link.name,
+                SETTLE_MAX.as_secs()
+            )));
+        }
+        sleep(SETTLE_POLL);
+    }
+}
+
+/// A route of the result as the kernel takes it.
+pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
+    let cni::result::Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+    let gateway = gw.or_else(|| family_gateway(result, dst.addr().is_ipv4()));
+    let mut kernel = Route::new(dst, link.index, gateway);
+    kernel.mtu = mtu.filter(|mtu| *mtu > 0);
+    kernel.advmss = advmss.filter(|advmss| *advmss > 0);
+    kernel.priority = priority.filter(|priority| *priority > 0);
+    kernel.table = table.unwrap_or(TABLE_MAIN);
+    if let Some(scope) = scope {
+        kernel.scope = scope;
+        // A scope of link and a gateway contradict each other; the scope was asked for.
+        if scope == linux::route::SCOPE_LINK && gw.is_none() {
+            kernel.gateway = None;
+        }
+    }
+    kernel
+}
+
+/// The gateway of the first address of a family.
+fn family_gateway(result: &Success, ipv4: bool) -> Option<IpAddr> {
+    result.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == ipv4)
+}

@@ -1,0 +1,87 @@
+//! `loopback`: sets the container's `lo` up.
+//!
+//! CNI_IFNAME is ignored: there is one loopback interface, and it is there already. What the previous
+//! plugin of a chain made is passed through.
+//!
+//! Source: containernetworking/plugins `plugins/main/loopback` v1.9.1.
+
+use cni::Error;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::{Interface, IpConfig, Success};
+use linux::link::{Change, mac_text};
+use linux::{Kind, Netns};
+
+use crate::failure::OrRefused;
+use crate::interface::{link_in, open_netns};
+
+/// The plugin.
+pub struct Loopback;
+
+const NAME: &str = "loopback";
+const LO: &str = "lo";
+
+impl Plugin for Loopback {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let previous = request.call.config.prev_result()?;
+        let netns = open_netns(&request.netns)?;
+        let (mut net, link) = link_in(&netns, LO)?;
+        net.change_link(link.index, LO, &Change { up: Some(true), ..Change::default() }).or_refused()?;
+        if let Some(previous) = previous {
+            return Ok(previous);
+        }
+        let mut addresses = net.addresses(link.index, LO).or_refused()?;
+        if let Some(foreign) = addresses.iter().find(|address| !address.address.addr().is_loopback()) {
+            return Err(Error::internal(format!(
+                "{LO} has the address {}, which is no loopback address",
+                foreign.address
+            )));
+        }
+        addresses.sort_by_key(|address| address.address.addr().is_ipv6());
+        let interface = Interface {
+            name: LO.to_owned(),
+            mac: mac_text(&link.mac),
+            sandbox: request.netns.display().to_string(),
+            ..Interface::default()
+        };
+        let ips = addresses.iter().map(|address| IpConfig {
+            interface: Some(0),
+            address: address.address,
+            gateway: None,
+        });
+        Ok(Success { interfaces: vec![interface], ips: ips.collect(), ..Success::default() })
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let Some(path) = &request.netns else { return Ok(()) };
+        let Some(netns) = Netns::find(path).or_refused()? else { return Ok(()) };
+        let (mut net, link) = link_in(&netns, LO)?;
+        match net.change_link(link.index, LO, &Change { up: Some(false), ..Change::default() }) {
+            Err(error) if error.kind() == Kind::Absent => Ok(()),
+            other => other.or_refused(),
+        }
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let netns = open_netns(&request.netns)?;
+        let (_, link) = link_in(&netns, LO)?;
+        match link.up {
+            true => Ok(()),
+            false => Err(Error::internal(format!("{LO} is down"))),
+        }
+    }
+
+    // Nothing of it outlives the container's namespace.
+    fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn status(&self, _: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! `macvlan`: an interface with a hardware address of its own on a parent interface of the host.
+//!
+//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs no parent; DNS of
+//! address management survives unless the configuration has its own.
+//!
+//! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
+
+use cni::Error;
+use cni::address::parse_mac;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::plugin::ipam::Ipam;
+use cni::result::{Interface, Success};
+use linux::link::create::{MacvlanMode, NewKind, NewLink};
+use linux::link::{Detail, Link, mac_text};
+use linux::{Netns, Undo};
+use serde::Deserialize;
+
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::inspection::{compare_addressing, differs, expect_kind, find_inside};
+use crate::interface::parent::{LinkNamespace, Parent};
+use crate::interface::{self, addressing};
+
+/// The plugin.
+pub struct Macvlan;
+
+const NAME: &str = "macvlan";
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    master: String,
+    mode: String,
+    mtu: u32,
+    mac: String,
+    #[serde(rename = "linkInContainer")]
+    link_in_container: bool,
+    #[serde(rename = "bcqueuelen")]
+    broadcast_queue_length: u32,
+    args: interface::CniArgs,
+    #[serde(rename = "runtimeConfig")]
+    runtime_config: interface::RuntimeConfig,
+}
+
+/// A macvlan network, checked.
+#[derive(Debug)]
+struct Network {
+    /// The parent; absent: the interface of the default route.
+    master: Option<String>,
+    /// Where the parent is.
+    parent_in: LinkNamespace,
+    mode: MacvlanMode,
+    /// MTU in bytes, if configured; at most the parent's.
+    mtu: Option<u32>,
+    /// Requested hardware address.
+    mac: Option<Vec<u8>>,
+    broadcast_queue_length: Option<u32>,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let conf: Conf = call.config.decode()?;
+        Network::check(conf, call.args())
+    }
+
+    fn check(conf: Conf, cni_args: &str) -> Result<Network, Error> {
+        let Conf { master, mode, mtu, mac, link_in_container, broadcast_queue_length, args, runtime_config } =
+            conf;
+        if !master.is_empty() {
+            interface::check_name("master", &master)?;
+        }
+        let configured = match mac.as_str() {
+            "" => None,
+            text => match parse_mac(text).filter(|mac| mac.len() == 6) {
+                Some(mac) => Some(mac),
+                None => return Err(Error::key("mac", format!("{text:?}"), "not an Ethernet address")),
+            },
+        };
+        Ok(Network {
+            master: (!master.is_empty()).then_some(master),
+            parent_in: if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host },
+            mode: match mode.as_str() {
+                "" | "bridge" => MacvlanMode::Bridge,
+                "private" => MacvlanMode::Private,
+                "vepa" => MacvlanMode::Vepa,
+                "passthru" => MacvlanMode::Passthru,
+                other => {
+                    let why = "not one of bridge, private, vepa, passthru";
+                    return Err(Error::key("mode", format!("{other:?}"), why));
+                }
+            },
+            mtu: interface::check_mtu(mtu)?,
+            mac: interface::requested_mac(&runtime_config, &args, cni_args)?.or(configured),
+            broadcast_queue_length: (broadcast_queue_length > 0).then_some(broadcast_queue_length),
+        })
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Macvlan {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns: path, call } = request;
+        let network = Network::read(call)?;
+        let netns = interface::open_netns(path)?;
+        let mut undo = Undo::new();
+        let link = create(request, &network, &netns)?;
+        let (name, inside) = (who.ifname.as_str(), &netns);
+        undo.push(move || interface::remove_inside(inside, name));
+        let interface = Interface {
+            name: link.name.clone(),
+            mac: mac_text(&link.mac),
+            sandbox: path.display().to_string(),
+            ..Interface::default()
+        };
+        let mut result = Success { interfaces: vec![interface], ..Success::default() };
+        match Ipam::configured(call, delegates)? {
+            Some(ipam) => {
+                let reserved = ipam.add()?;
+                undo.push(move || drop(ipam.del()));
+                interface::adopt(reserved, 0, &mut result)?;
+                addressing::enter(&netns, &link, &result)?;
+            }
+            None => {
+                let mut net = netns.rtnl().or_refused()?;
+                net.set_up(link.index, &link.name).or_refused()?;
+            }
+        }
+        interface::prefer_dns(call, &mut result)?;
+        undo.commit();
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        interface::detach(NAME, request, delegates)
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            ipam.check()?;
+        }
+        let result = request.call.config.require_prev_result()?;
+        let netns = interface::open_netns(&request.netns)?;
+        let mut inside = find_inside(request, &result, &netns)?;
+        expect_kind(&inside.link, NAME)?;
+        if inside.link.detail != (Detail::Macvlan { mode: Some(network.mode) }) {
+            let (is, wanted) = (format!("{:?}", inside.link.detail), format!("{:?}", network.mode));
+            return Err(differs(&inside.link.name, "mode", &is, &wanted));
+        }
+        inspect_parent(&network, &netns, &inside.link)?;
+        compare_addressing(&mut inside, &result)
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        match Ipam::configured(&request.call, delegates)? {
+            Some(ipam) => ipam.gc(),
+            None => Ok(()),
+        }
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        match Ipam::configured(&request.call, delegates)? {
+            Some(ipam) => ipam.status(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes the interface in the container under its final name.
+fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
+    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;
+    let mtu = parent.check_mtu(network.mtu)?;
+    let kind = NewKind::Macvlan {
+        parent: parent.link.index,
+        mode: network.mode,
+        broadcast_queue_length: network.broadcast_queue_length,
+    };
+    let mut link = NewLink::new(request.who.ifname.as_str(), kind);
+    link.mtu = mtu;
+    link.mac = network.mac.as_deref();
+    parent.create_child(&link, netns, &mark)
+}
+
+/// The parent that the interface is on must be the configured one.
+fn inspect_parent(network: &Network, netns: &Netns, link: &Link) -> Result<(), Error> {
+    let Some(master) = &network.master else { return Ok(()) };
+    match Parent::find(Some(master), network.parent_in, netns) {
+        Ok(parent) if link.link == Some(parent.link.index) => Ok(()),
+        Ok(parent) => Err(differs(
+            &link.name,
+            "parent index",
+            &format!("{:?}", link.link),
+            &parent.link.index.to_string(),
+        )),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,124 @@
+//! The interface that macvlan, ipvlan and vlan interfaces are made on, and making one on it.
+//!
+//! Rules:
+//! - the child is made in the container's namespace by one request; it only bears a name of its own
+//!   there until it is renamed, because the kernel looks for its final name in the parent's namespace
+//!   first (fixed in 6.15) and an `eth0` is there;
+//! - a name left by an ADD that was killed in between is removed and made anew.
+//!
+//! Source: plugins `plugins/main/macvlan` `createMacvlan`, `getDefaultRouteInterfaceName`.
+
+use cni::{Error, code};
+use linux::link::create::NewLink;
+use linux::link::{Change, Link};
+use linux::route::{Family, TABLE_MAIN};
+use linux::{Kind, Netns, Rtnl};
+
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::{Mark, hashed};
+
+/// Where a parent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkNamespace {
+    /// In the namespace the plugin runs in.
+    Host,
+    /// In the container's (`linkInContainer`).
+    Container,
+}
+
+/// A parent that is there.
+#[derive(Debug)]
+pub struct Parent {
+    /// The interface.
+    pub link: Link,
+    /// A socket in its namespace.
+    net: Rtnl,
+    namespace: LinkNamespace,
+}
+
+impl Parent {
+    /// The interface `master`, or without a name the one that the default route leads to.
+    pub fn find(master: Option<&str>, namespace: LinkNamespace, container: &Netns) -> Result<Parent, Error> {
+        let mut net = match namespace {
+            LinkNamespace::Host => Rtnl::open(),
+            LinkNamespace::Container => container.rtnl(),
+        }
+        .or_refused()?;
+        let link = match master {
+            Some(name) => match net.find_link(name).or_refused()? {
+                Some(link) => link,
+                None => return Err(Error::key("master", format!("{name:?}"), "no such interface")),
+            },
+            None => default_route_link(&mut net)?,
+        };
+        Ok(Parent { link, net, namespace })
+    }
+
+    /// A child's MTU is at most its parent's.
+    pub fn check_mtu(&self, mtu: Option<u32>) -> Result<Option<u32>, Error> {
+        match mtu {
+            Some(mtu) if mtu > self.link.mtu => {
+                Err(Error::key("mtu", mtu, format!("greater than {} of {}", self.link.mtu, self.link.name)))
+            }
+            mtu => Ok(mtu),
+        }
+    }
+
+    /// Makes `child` on this parent, in the container, under its name; it is down.
+    ///
+    /// # Errors
+    /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
+    pub fn create_child(
+        &mut self,
+        child: &NewLink<'_>,
+        container: &Netns,
+        mark: &Mark,
+    ) -> Result<Link, Error> {
+        let mut inside = container.rtnl().or_refused()?;
+        if inside.find_link(child.name).or_refused()?.is_some() {
+            return Err(Error::new(
+                code::INVALID_ENVIRONMENT,
+                format!("interface {:?} already exists in the container", child.name),
+            ));
+        }
+        let passing = hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname]);
+        let mut made = NewLink { name: &passing, ..child.clone() };
+        if self.namespace == LinkNamespace::Host {
+            made.netns = Some(container);
+        }
+        let mut tried = self.net.add_link(&made);
+        if tried.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
+            && let Some(leftover) = inside.find_link(&passing).or_refused()?
+        {
+            inside.delete_link(leftover.index, &passing).or_refused()?;
+            tried = self.net.add_link(&made);
+        }
+        if let Err(error) = tried {
+            return Err(refused(&error).details(format!("on {}", self.link.name)));
+        }
+        let link = inside.link(&passing).or_refused()?;
+        let alias = mark.text();
+        let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
+        if let Err(error) = inside.change_link(link.index, &passing, &change) {
+            // Nothing is left; the error that matters is the one that is returned.
+            let _ = inside.delete_link(link.index, &passing);
+            return Err(refused(&error));
+        }
+        inside.link_at(link.index).or_refused()
+    }
+}
+
+/// The interface of the default route with the lowest metric, IPv4 before IPv6.
+fn default_route_link(net: &mut Rtnl) -> Result<Link, Error> {
+    for family in [Family::V4, Family::V6] {
+        let routes = net.routes(family).or_refused()?;
+        let best = routes
+            .iter()
+            .filter(|route| route.is_default() && route.table == TABLE_MAIN && route.link != 0)
+            .min_by_key(|route| route.priority.unwrap_or(0));
+        if let Some(route) = best {
+            return net.link_at(route.link).or_refused();
+        }
+    }
+    Err(Error::config("master: missing, and there is no default route whose interface could serve: name one"))
+}

@@ -1,0 +1,126 @@
+//! A pair of virtual interfaces between the host and a container.
+//!
+//! Rules:
+//! - one request makes both ends, the container's directly in its namespace under its final name:
+//!   there is no moment at which a half-made or misplaced interface exists;
+//! - the host end's name is derived from the attachment, so a DEL finds it without the namespace;
+//! - a leftover of the same attachment (from an ADD that was killed) is removed and made anew.
+//!
+//! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
+
+use cni::Error;
+use cni::error::code;
+use linux::link::create::{NewKind, NewLink, Peer};
+use linux::link::{Change, Link};
+use linux::sysctl::{self, Family};
+use linux::{Kind, Netns, Rtnl};
+
+use crate::failure::OrRefused;
+use crate::fingerprint::{Mark, hashed};
+
+/// How many names are tried for the host end.
+const TRIES: u32 = 10;
+
+/// What the pair is to be like.
+pub struct Veth<'a> {
+    /// Name of the container's end.
+    pub container_name: &'a str,
+    /// The container's namespace.
+    pub netns: &'a Netns,
+    /// MTU of both ends in bytes; the kernel's choice if absent.
+    pub mtu: Option<u32>,
+    /// Hardware address of the container's end.
+    pub mac: Option<&'a [u8]>,
+    /// Index of the bridge that the host end becomes a port of.
+    pub master: Option<u32>,
+    /// For whom.
+    pub mark: &'a Mark,
+}
+
+/// The name the host end of an attachment has, at the `attempt`th try (0 first).
+pub fn host_name(mark: &Mark, attempt: u32) -> String {
+    let Mark { plugin: _, network, container, ifname } = mark;
+    let attempt = if attempt == 0 { String::new() } else { attempt.to_string() };
+    hashed("veth", 12, &[network, container, ifname, &attempt])
+}
+
+impl Veth<'_> {
+    /// Makes the pair; the host end is up. `ip link add HOST up master BR type veth peer name ETH netns NS`
+    ///
+    /// # Errors
+    /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
+    pub fn create(&self, host: &mut Rtnl) -> Result<Link, Error> {
+        let alias = self.mark.text();
+        let mut attempt = 0;
+        while attempt < TRIES {
+            let name = host_name(self.mark, attempt);
+            let peer = Peer {
+                name: self.container_name,
+                mtu: self.mtu,
+                mac: self.mac,
+                alias: Some(&alias),
+                netns: Some(self.netns),
+            };
+            let mut pair = NewLink::new(&name, NewKind::Veth(peer));
+            pair.mtu = self.mtu;
+            pair.master = self.master;
+            pair.alias = Some(&alias);
+            pair.up = true;
+            match host.add_link(&pair) {
+                Ok(()) => return self.finish(host, &name),
+                Err(error) if error.kind() == Kind::Exists => {
+                    attempt += self.make_room(host, &name, &alias)?;
+                }
+                Err(error) => return Err(crate::failure::refused(&error)),
+            }
+        }
+        Err(Error::internal(format!("{TRIES} names for the host end of {} are taken", self.container_name)))
+    }
+
+    /// Something has one of the two names: whose is it? Returns how many names to skip.
+    fn make_room(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
+        let mut container = self.netns.rtnl().or_refused()?;
+        if container.find_link(self.container_name).or_refused()?.is_some() {
+            return Err(Error::new(
+                code::INVALID_ENVIRONMENT,
+                format!("interface {:?} already exists in the container", self.container_name),
+            ));
+        }
+        match host.find_link(name).or_refused()? {
+            // Ours, and its other end is not in the container: left by an ADD into a namespace that
+            // somebody keeps alive.
+            Some(link) if link.alias == *alias => {
+                linux::error::absent_is_fine(host.delete_link(link.index, &link.name))
+                    .or_refused()
+                    .map(|()| 0)
+            }
+            _ => Ok(1),
+        }
+    }
+
+    fn finish(&self, host: &mut Rtnl, name: &str) -> Result<Link, Error> {
+        // Best effort, as upstream: the host does not take its own routes from a container.
+        let _ = sysctl::write_interface(Family::V6, name, "accept_ra", "0");
+        host.link(name).or_refused()
+    }
+}
+
+/// Removes the host end of an attachment if it is still there: for a DEL without namespace.
+pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
+    let alias = mark.text();
+    for attempt in 0..TRIES {
+        match host.find_link(&host_name(mark, attempt)).or_refused()? {
+            Some(link) if link.alias == alias => {
+                return linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused();
+            }
+            Some(_) => {}
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Sets the container's end up: it cannot be created so.
+pub fn set_up(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
+    net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()
+}
