@@ -9,7 +9,7 @@ pub mod create;
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use netlink_packet_core::NLM_F_CREATE;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
     InfoBridge, InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData, InfoVlan, InfoVrf,
@@ -249,6 +249,19 @@ impl Rtnl {
         self.one_link(message, || format!("find link with index {index}"))
     }
 
+    /// The links of these indexes, in one exchange.
+    pub fn links_at<const N: usize>(&mut self, indexes: [u32; N]) -> Result<[Link; N], Error> {
+        let operation = || format!("find links with indexes {indexes:?}");
+        let requests = indexes.iter().map(|index| {
+            let mut message = query();
+            message.header.index = *index;
+            Request { flags: 0, message: RouteNetlinkMessage::GetLink(message) }
+        });
+        let answers = self.ask_all(requests.collect(), operation)?;
+        let links: Vec<Link> = answers.into_iter().filter_map(only_link).collect();
+        links.try_into().map_err(|_| Error::protocol(operation(), "the kernel did not answer for each"))
+    }
+
     /// The link of this name, or `None`.
     pub fn find_link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         match self.link(name) {
@@ -339,8 +352,17 @@ impl Rtnl {
     /// # Errors
     /// [`Kind::Exists`] if the name is taken.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
-        let flags = NLM_F_CREATE | netlink_packet_core::NLM_F_EXCL;
-        self.execute(flags, RouteNetlinkMessage::NewLink(link.message()), || format!("create {link}"))
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let mut requests = vec![Request { flags, message: RouteNetlinkMessage::NewLink(link.message()) }];
+        // The kernel takes an alias only for a link that exists: a second message of the same datagram.
+        // The whole datagram is worked through within one system call, so nobody can be killed between.
+        if let Some(alias) = link.alias.filter(|_| link.netns.is_none()) {
+            requests.push(Request {
+                flags: 0,
+                message: RouteNetlinkMessage::SetLink(alias_message(link.name, alias)),
+            });
+        }
+        self.execute_all(requests, |_| format!("create {link}"))
     }
 
     /// Several changes at once; on failure those after it have still been made.
@@ -411,6 +433,14 @@ impl Change<'_> {
 pub fn mac_text(mac: &[u8]) -> String {
     let parts: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
     parts.join(":")
+}
+
+/// Sets the alias of the link of this name.
+fn alias_message(name: &str, alias: &str) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
+    message
 }
 
 /// Asks for a link without its counters.

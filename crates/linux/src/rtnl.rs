@@ -57,7 +57,16 @@ impl Rtnl {
         message: RouteNetlinkMessage,
         operation: impl FnOnce() -> String,
     ) -> Result<Vec<RouteNetlinkMessage>, Error> {
-        self.socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))
+        self.ask_all(vec![Request { flags: 0, message }], operation)
+    }
+
+    /// Several requests with answers, in one datagram.
+    pub(crate) fn ask_all(
+        &mut self,
+        requests: Vec<Request<RouteNetlinkMessage>>,
+        operation: impl FnOnce() -> String,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        self.socket.exchange(requests).map_err(|failure| failure.of(operation()))
     }
 
     /// Everything of a kind.

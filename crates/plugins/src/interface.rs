@@ -4,10 +4,14 @@
 //! call order, tests.
 
 pub mod addressing;
+pub mod bridge;
+pub mod forwarding;
 pub mod inspection;
 pub mod loopback;
 pub mod macvlan;
+pub mod masquerade;
 pub mod parent;
+pub mod ptp;
 pub mod veth;
 
 use std::path::Path;
@@ -18,9 +22,9 @@ use cni::invocation::{Call, Detach, Sweep};
 use cni::invoke::Invoke;
 use cni::name::ifname_fault;
 use cni::plugin::ipam::Ipam;
-use cni::result::Success;
+use cni::result::{Interface, Success};
 use cni::{Error, code};
-use linux::link::Link;
+use linux::link::{Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
 use serde::Deserialize;
@@ -139,6 +143,11 @@ pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
         result.dns = configured;
     }
     Ok(())
+}
+
+/// A link as an interface of a result, on the host unless a sandbox is filled in.
+pub fn describe(link: &Link) -> Interface {
+    Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() }
 }
 
 /// Removes an interface in the container while undoing: the error that matters is another one.

@@ -29,7 +29,7 @@ pub struct NewLink<'a> {
     pub up: bool,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: Option<u32>,
-    /// `ifalias`, at most 255 bytes.
+    /// `ifalias`, at most 255 bytes; only for a link in the socket's own namespace.
     pub alias: Option<&'a str>,
     /// The namespace to create it in; the socket's own if absent.
     pub netns: Option<&'a Netns>,
@@ -88,8 +88,6 @@ pub struct Peer<'a> {
     pub mtu: Option<u32>,
     /// Hardware address.
     pub mac: Option<&'a [u8]>,
-    /// `ifalias`.
-    pub alias: Option<&'a str>,
     /// The namespace to create it in; the near end's if absent.
     pub netns: Option<&'a Netns>,
 }
@@ -175,7 +173,7 @@ impl<'a> NewLink<'a> {
     }
 
     pub(super) fn message(&self) -> LinkMessage {
-        let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias, netns } = self;
+        let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, netns } = self;
         let mut message = LinkMessage::default();
         if *up {
             message.header.flags = LinkFlags::Up;
@@ -187,7 +185,6 @@ impl<'a> NewLink<'a> {
         list.extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         list.extend(master.map(LinkAttribute::Controller));
         list.extend(tx_queue_length.map(LinkAttribute::TxQueueLen));
-        list.extend(alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
         list.extend(netns.map(|netns| LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())));
         list.extend(kind.parent().map(LinkAttribute::Link));
         list.push(LinkAttribute::LinkInfo(kind.info()));
@@ -252,13 +249,12 @@ impl NewKind<'_> {
 
 impl Peer<'_> {
     fn message(&self) -> LinkMessage {
-        let Peer { name, mtu, mac, alias, netns } = self;
+        let Peer { name, mtu, mac, netns } = self;
         let mut message = LinkMessage::default();
         let list = &mut message.attributes;
         list.push(LinkAttribute::IfName((*name).to_owned()));
         list.extend(mtu.map(LinkAttribute::Mtu));
         list.extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-        list.extend(alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
         list.extend(netns.map(|netns| LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())));
         message
     }

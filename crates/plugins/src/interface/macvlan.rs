@@ -13,7 +13,7 @@ use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use linux::link::create::{MacvlanMode, NewKind, NewLink};
-use linux::link::{Detail, Link, mac_text};
+use linux::link::{Detail, Link};
 use linux::{Netns, Undo};
 use serde::Deserialize;
 
@@ -114,12 +114,7 @@ impl Plugin for Macvlan {
         let link = create(request, &network, &netns)?;
         let (name, inside) = (who.ifname.as_str(), &netns);
         undo.push(move || interface::remove_inside(inside, name));
-        let interface = Interface {
-            name: link.name.clone(),
-            mac: mac_text(&link.mac),
-            sandbox: path.display().to_string(),
-            ..Interface::default()
-        };
+        let interface = Interface { sandbox: path.display().to_string(), ..interface::describe(&link) };
         let mut result = Success { interfaces: vec![interface], ..Success::default() };
         match Ipam::configured(call, delegates)? {
             Some(ipam) => {

@@ -54,13 +54,8 @@ impl Veth<'_> {
         let mut attempt = 0;
         while attempt < TRIES {
             let name = host_name(self.mark, attempt);
-            let peer = Peer {
-                name: self.container_name,
-                mtu: self.mtu,
-                mac: self.mac,
-                alias: Some(&alias),
-                netns: Some(self.netns),
-            };
+            let peer =
+                Peer { name: self.container_name, mtu: self.mtu, mac: self.mac, netns: Some(self.netns) };
             let mut pair = NewLink::new(&name, NewKind::Veth(peer));
             pair.mtu = self.mtu;
             pair.master = self.master;
@@ -118,6 +113,13 @@ pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// [`remove_host_end`] while undoing: the error that matters is another one.
+pub fn forget_host_end(mark: &Mark) {
+    if let Ok(mut host) = Rtnl::open() {
+        let _ = remove_host_end(&mut host, mark);
+    }
 }
 
 /// Sets the container's end up: it cannot be created so.

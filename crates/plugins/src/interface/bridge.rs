@@ -1,0 +1,418 @@
+//! `bridge`: a veth pair between the container and a bridge on the host.
+//!
+//! Rules beyond the reference plugin's:
+//! - everything is checked before anything is made, and a failed ADD takes back all it did;
+//! - a `routes` entry for everywhere without a gateway and `isDefaultGateway` are one route, not two;
+//! - DEL needs neither the namespace, nor the interface, nor prevResult to find what to remove.
+//!
+//! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1; docs/plugins/bridge.md.
+
+mod inspection;
+mod port;
+mod spoofing;
+mod switch;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::plugin::ipam::Ipam;
+use cni::result::{Interface, Route, Success};
+use cni::{Context, Error};
+use ipnet::IpNet;
+use linux::link::{Link, mac_text};
+use linux::{Netns, Rtnl, Undo};
+use serde::Deserialize;
+
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::{self, addressing, forwarding, masquerade, veth};
+
+/// The plugin.
+pub struct Bridge;
+
+const NAME: &str = "bridge";
+/// The bridge used when none is named.
+const DEFAULT_BRIDGE: &str = "cni0";
+/// Index of the container's interface in our results: bridge, host end, container's end.
+const CONTAINER: i32 = 2;
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+#[serde(rename_all = "camelCase")]
+struct Conf {
+    bridge: String,
+    is_gateway: bool,
+    is_default_gateway: bool,
+    force_address: bool,
+    ip_masq: bool,
+    ip_masq_backend: String,
+    mtu: u32,
+    hairpin_mode: bool,
+    promisc_mode: bool,
+    vlan: u16,
+    vlan_trunk: Option<Vec<Trunk>>,
+    preserve_default_vlan: bool,
+    #[serde(rename = "macspoofchk")]
+    mac_spoof_check: bool,
+    #[serde(rename = "enabledad")]
+    enable_dad: bool,
+    disable_container_interface: bool,
+    port_isolation: bool,
+    args: interface::CniArgs,
+    runtime_config: interface::RuntimeConfig,
+}
+
+/// One entry of `vlanTrunk`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Trunk {
+    #[serde(rename = "minID")]
+    min_id: Option<i64>,
+    #[serde(rename = "maxID")]
+    max_id: Option<i64>,
+    id: Option<i64>,
+}
+
+/// A bridge network, checked.
+#[derive(Debug)]
+struct Network {
+    /// Name of the bridge.
+    bridge: String,
+    /// Is the bridge the containers' gateway?
+    gateway: Gateway,
+    /// May a different address on the bridge be replaced?
+    force_address: bool,
+    /// Hide the containers' addresses from the outside?
+    masquerade: Option<masquerade::Backend>,
+    /// MTU in bytes, if configured.
+    mtu: Option<u32>,
+    /// Reflection of a container's traffic to itself.
+    reflection: Reflection,
+    /// VLANs of the container's port.
+    vlans: port::Vlans,
+    /// Drop frames with another source address than the interface's.
+    mac_spoof_check: bool,
+    /// Run duplicate address detection.
+    enable_dad: bool,
+    /// What the container sees.
+    interface: ContainerInterface,
+    /// Ports of containers do not reach each other.
+    port_isolation: bool,
+    /// Requested hardware address.
+    mac: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gateway {
+    None,
+    Bridge,
+    /// … and the containers' default route leads to it.
+    Default,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reflection {
+    None,
+    Hairpin,
+    Promiscuous,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContainerInterface {
+    /// Up, with the addresses of address management.
+    Addressed,
+    /// Up, without addresses.
+    Layer2,
+    /// Left down: the container does with it what it likes.
+    Untouched,
+}
+
+impl Network {
+    fn read(call: &cni::invocation::Call) -> Result<Network, Error> {
+        let addressed = !call.config.ipam_type()?.is_empty();
+        let conf: Conf = call.config.decode()?;
+        Network::check(conf, call.args(), addressed)
+    }
+
+    fn check(conf: Conf, args: &str, addressed: bool) -> Result<Network, Error> {
+        let Conf {
+            bridge,
+            is_gateway,
+            is_default_gateway,
+            force_address,
+            ip_masq,
+            ip_masq_backend,
+            mtu,
+            hairpin_mode,
+            promisc_mode,
+            vlan,
+            vlan_trunk,
+            preserve_default_vlan,
+            mac_spoof_check,
+            enable_dad,
+            disable_container_interface,
+            port_isolation,
+            args: cni_args,
+            runtime_config,
+        } = conf;
+        let bridge = if bridge.is_empty() { DEFAULT_BRIDGE.to_owned() } else { bridge };
+        interface::check_name("bridge", &bridge)?;
+        let masquerade = masquerade::Backend::read(&ip_masq_backend)?;
+        Ok(Network {
+            gateway: match (is_gateway, is_default_gateway) {
+                (_, true) => Gateway::Default,
+                (true, false) => Gateway::Bridge,
+                (false, false) => Gateway::None,
+            },
+            force_address,
+            masquerade: ip_masq.then_some(masquerade),
+            mtu: interface::check_mtu(mtu)?,
+            reflection: match (hairpin_mode, promisc_mode) {
+                (true, true) => {
+                    return Err(Error::key("promiscMode", true, "cannot be combined with hairpinMode: true"));
+                }
+                (true, false) => Reflection::Hairpin,
+                (false, true) => Reflection::Promiscuous,
+                (false, false) => Reflection::None,
+            },
+            vlans: port::Vlans::check(&bridge, vlan, vlan_trunk, preserve_default_vlan)?,
+            mac_spoof_check,
+            enable_dad,
+            interface: match (addressed, disable_container_interface) {
+                (true, true) => {
+                    return Err(Error::key(
+                        "disableContainerInterface",
+                        true,
+                        "cannot be combined with ipam",
+                    ));
+                }
+                (true, false) => ContainerInterface::Addressed,
+                (false, false) => ContainerInterface::Layer2,
+                (false, true) => ContainerInterface::Untouched,
+            },
+            port_isolation,
+            mac: interface::requested_mac(&runtime_config, &cni_args, args)?,
+            bridge,
+        })
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Bridge {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        let network = Network::read(call)?;
+        let netns = interface::open_netns(netns)?;
+        let mut host = Rtnl::open().or_refused()?;
+        let mark = Mark::of(NAME, &call.config, who);
+        let attachment = Attachment { request, network: &network, netns: &netns, mark: &mark };
+        let undo = Undo::new();
+        attachment.make(&mut host, delegates, undo)
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let Detach { who, netns: _, call } = request;
+        let network = Network::read(call)?;
+        let mark = Mark::of(NAME, &call.config, who);
+        let mut errors: Vec<Error> = interface::detach(NAME, request, delegates).err().into_iter().collect();
+        if network.mac_spoof_check {
+            errors.extend(spoofing::allow_any(&mark).err());
+        }
+        if let Some(backend) = network.masquerade {
+            errors.extend(masquerade::remove(backend, &mark, &call.config).err());
+        }
+        interface::collected(errors)
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        // Intentionally only where there is one: the Go plugin fails CHECK of every layer-2 network.
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            ipam.check()?;
+        }
+        inspection::inspect(request, &network)
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mut errors: Vec<Error> = interface::sweep(NAME, request).err().into_iter().collect();
+        errors.extend(spoofing::sweep(request).err());
+        errors.extend(masquerade::sweep(NAME, request).err());
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            errors.extend(ipam.gc().err());
+        }
+        interface::collected(errors)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        match Ipam::configured(&request.call, delegates)? {
+            Some(ipam) => ipam.status(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One ADD on its way.
+struct Attachment<'a> {
+    request: &'a Attach,
+    network: &'a Network,
+    netns: &'a Netns,
+    mark: &'a Mark,
+}
+
+impl<'a> Attachment<'a> {
+    /// The steps of an ADD; what they did is undone if a later one fails.
+    fn make(&self, host: &mut Rtnl, delegates: &'a dyn Invoke, mut undo: Undo<'a>) -> Result<Success, Error> {
+        let Attachment { request, network, netns, mark } = self;
+        let hold = switch::Hold::shared(&network.bridge)?;
+        let bridge = switch::ensure(host, network, &request.call.config)?;
+        if bridge.created {
+            let name = network.bridge.clone();
+            undo.push(move || switch::remove_unused(&name));
+        }
+        let pair = veth::Veth {
+            container_name: request.who.ifname.as_str(),
+            netns,
+            mtu: network.mtu,
+            mac: network.mac.as_deref(),
+            master: Some(bridge.link.index),
+            mark,
+        };
+        let host_end = pair.create(host)?;
+        drop(hold);
+        let mark = *mark;
+        undo.push(move || veth::forget_host_end(mark));
+        port::configure(host, network, &host_end)?;
+        let mut result = Success::default();
+        let mut gateways = Vec::new();
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            let reserved = ipam.add()?;
+            undo.push(move || drop(ipam.del()));
+            interface::adopt(reserved, CONTAINER, &mut result)?;
+            gateways = choose_gateways(network.gateway, &mut result)?;
+        }
+        self.finish_inside(&bridge.link, &host_end, &mut result)?;
+        if network.mac_spoof_check {
+            undo.push(move || drop(spoofing::allow_any(mark)));
+            spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, mark)?;
+        }
+        self.finish_outside(host, &bridge.link, &gateways, &mut result, &mut undo)?;
+        let forwarding = network.interface != ContainerInterface::Untouched;
+        let bridge = port::await_forwarding(host, &host_end, &bridge.link, forwarding)?;
+        // A bridge without an address of its own takes the lowest of its ports': only now is it known.
+        result.interfaces[0].mac = mac_text(&bridge.mac);
+        interface::prefer_dns(&request.call, &mut result)?;
+        undo.commit();
+        Ok(result)
+    }
+
+    /// The container's end: its name, addresses and routes, in one visit to its namespace. Fills in the
+    /// interfaces of the result: bridge, host end, container's end.
+    fn finish_inside(&self, bridge: &Link, host_end: &Link, result: &mut Success) -> Result<(), Error> {
+        let Attachment { request, network, netns, mark: _ } = self;
+        let ifname = request.who.ifname.as_str();
+        let sandbox = request.netns.display().to_string();
+        let visit = || {
+            if network.interface == ContainerInterface::Addressed {
+                interface::announce(ifname, network.enable_dad);
+            }
+            let mut net = Rtnl::open().or_refused()?;
+            let link = net.link(ifname).or_refused()?;
+            let inside = Interface { sandbox, ..interface::describe(&link) };
+            result.interfaces = vec![interface::describe(bridge), interface::describe(host_end), inside];
+            match network.interface {
+                ContainerInterface::Addressed => addressing::configure(&mut net, &link, result),
+                ContainerInterface::Layer2 => net.set_up(link.index, ifname).or_refused(),
+                ContainerInterface::Untouched => Ok(()),
+            }
+        };
+        netns.run(visit).or_refused()?
+    }
+
+    /// The host's side of the addresses: gateway, forwarding, masquerading.
+    fn finish_outside(
+        &self,
+        host: &mut Rtnl,
+        bridge: &Link,
+        gateways: &[IpNet],
+        result: &mut Success,
+        undo: &mut Undo<'a>,
+    ) -> Result<(), Error> {
+        let Attachment { request, network, netns: _, mark } = self;
+        if !gateways.is_empty() {
+            let segment = switch::gateway_link(host, network, bridge, &request.call.config)?;
+            result.interfaces.extend(segment.interface);
+            for gateway in gateways {
+                switch::ensure_address(host, &segment.link, *gateway, network.force_address)?;
+            }
+            forwarding::enable(gateways)?;
+        }
+        if let Some(backend) = network.masquerade.filter(|_| !result.ips.is_empty()) {
+            let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
+            let (mark, config) = (*mark, &request.call.config);
+            undo.push(move || drop(masquerade::remove(backend, mark, config)));
+            masquerade::add(backend, mark, &addresses).context("masquerade")?;
+        }
+        Ok(())
+    }
+}
+
+/// Settles the gateways of a result and returns the addresses the bridge must have.
+///
+/// A missing gateway is the first address of the subnet. `isDefaultGateway` adds a default route per
+/// family unless the result has one; one without a gateway gets ours instead of a twin.
+fn choose_gateways(gateway: Gateway, result: &mut Success) -> Result<Vec<IpNet>, Error> {
+    let mut gateways = Vec::new();
+    for ip in &mut result.ips {
+        if gateway == Gateway::None {
+            continue;
+        }
+        let chosen = match ip.gateway {
+            Some(chosen) => chosen,
+            None => *ip.gateway.insert(first_address(ip.address)),
+        };
+        if chosen.is_ipv4() != ip.address.addr().is_ipv4() {
+            let why = format!("not of the family of {}", ip.address);
+            return Err(Error::internal(format!("ipam: gateway {chosen}: {why}")));
+        }
+        let with_length = IpNet::new(chosen, ip.address.prefix_len());
+        gateways.extend(with_length.ok());
+        if gateway == Gateway::Default {
+            add_default_route(&mut result.routes, chosen);
+        }
+    }
+    Ok(gateways)
+}
+
+fn add_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
+    let everywhere = match gateway {
+        IpAddr::V4(_) => IpNet::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        IpAddr::V6(_) => IpNet::from(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+    };
+    let Ok(everywhere) = IpNet::new(everywhere.addr(), 0) else { return };
+    match routes.iter_mut().find(|route| route.dst == everywhere) {
+        Some(route) => {
+            route.gw.get_or_insert(gateway);
+        }
+        None => routes.push(Route::new(everywhere, Some(gateway))),
+    }
+}
+
+/// The first address after the network's own.
+fn first_address(net: IpNet) -> IpAddr {
+    match net.network() {
+        IpAddr::V4(ip) => IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits().wrapping_add(1))),
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits().wrapping_add(1))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! The host end of a container's pair as a port of the bridge: reflection, isolation, VLANs.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cni::Error;
+use linux::Rtnl;
+use linux::link::bridge::{PortVlan, VlanOn};
+use linux::link::{BridgePort, Link};
+
+use super::{Network, Reflection, Trunk};
+use crate::failure::OrRefused;
+
+/// Largest VLAN id.
+const VLAN_MAX: u16 = 4094;
+/// How long a port may take to forward.
+const FORWARDING_MAX: Duration = Duration::from_millis(2550);
+/// How often it is looked at.
+const FORWARDING_POLL: Duration = Duration::from_micros(200);
+
+/// The VLANs of a port, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Vlans {
+    /// Untagged traffic belongs to this one.
+    access: Option<u16>,
+    /// Tagged ones, in order, without repetition.
+    trunk: Vec<u16>,
+    /// Leave the bridge's default VLAN on the port.
+    preserve_default: bool,
+    /// `vlanTrunk` was written, even if empty: the bridge filters then, as upstream.
+    trunk_written: bool,
+}
+
+impl Vlans {
+    pub(super) fn check(
+        bridge: &str,
+        vlan: u16,
+        trunk: Option<Vec<Trunk>>,
+        preserve_default: bool,
+    ) -> Result<Vlans, Error> {
+        if vlan > VLAN_MAX {
+            return Err(Error::key("vlan", vlan, format!("not within 0..={VLAN_MAX}, bridge {bridge}")));
+        }
+        let trunk_written = trunk.is_some();
+        let mut ids = Vec::new();
+        for (index, entry) in trunk.unwrap_or_default().into_iter().enumerate() {
+            ids.extend(entry.ids(index)?);
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(Vlans { access: (vlan != 0).then_some(vlan), trunk: ids, preserve_default, trunk_written })
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.access.is_none() && !self.trunk_written
+    }
+
+    pub(super) fn access(&self) -> Option<u16> {
+        self.access
+    }
+
+    /// The same without the trunk: for the gateway's own port.
+    pub(super) fn access_only(&self) -> Vlans {
+        Vlans { trunk: Vec::new(), ..self.clone() }
+    }
+
+    /// `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of what is there.
+    pub(super) fn apply(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error> {
+        if self.access.is_none() && self.trunk.is_empty() {
+            return Ok(());
+        }
+        if !self.preserve_default {
+            for vlan in host.port_vlans(port.index, &port.name).or_refused()? {
+                host.delete_port_vlan(port.index, &port.name, vlan.id, VlanOn::Port).or_refused()?;
+            }
+        }
+        // A trunk alone keeps VLAN 1 for untagged traffic, as it was before `vlan` existed.
+        let native = self.access.unwrap_or(1);
+        let untagged = PortVlan { id: native, pvid: true, untagged: true };
+        let tagged = |id: &u16| PortVlan { id: *id, pvid: false, untagged: false };
+        let trunk = self.trunk.iter().filter(|id| **id != native).map(tagged);
+        for vlan in std::iter::once(untagged).chain(trunk) {
+            host.add_port_vlan(port.index, &port.name, vlan, VlanOn::Port).or_refused()?;
+        }
+        Ok(())
+    }
+}
+
+impl Trunk {
+    /// The ids of one entry: a range, a single one, or both.
+    fn ids(self, index: usize) -> Result<Vec<u16>, Error> {
+        let Trunk { min_id, max_id, id } = self;
+        let legal = |key: &str, value: i64| {
+            let within = u16::try_from(value).ok().filter(|id| (1..=VLAN_MAX).contains(id));
+            within.ok_or_else(|| {
+                Error::key(format!("vlanTrunk[{index}].{key}"), value, format!("not within 1..={VLAN_MAX}"))
+            })
+        };
+        let missing = |key: &str, other: &str| {
+            Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("needed beside {other}"))
+        };
+        let mut ids = match (min_id, max_id) {
+            (None, None) => Vec::new(),
+            (Some(_), None) => return Err(missing("maxID", "minID")),
+            (None, Some(_)) => return Err(missing("minID", "maxID")),
+            (Some(min), Some(max)) => {
+                let (min, max) = (legal("minID", min)?, legal("maxID", max)?);
+                if min > max {
+                    return Err(Error::key(
+                        format!("vlanTrunk[{index}].minID"),
+                        min,
+                        format!("greater than maxID {max}"),
+                    ));
+                }
+                (min..=max).collect()
+            }
+        };
+        if let Some(id) = id {
+            ids.push(legal("id", id)?);
+        }
+        Ok(ids)
+    }
+}
+
+/// Sets what is not as the kernel makes it. `ip link set dev PORT type bridge_slave hairpin on isolated on`
+pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &Link) -> Result<(), Error> {
+    let wanted =
+        BridgePort { hairpin: network.reflection == Reflection::Hairpin, isolated: network.port_isolation };
+    if port.port != Some(wanted) {
+        host.change_bridge_port(port.index, &port.name, wanted).or_refused()?;
+    }
+    network.vlans.apply(host, port)
+}
+
+/// Waits until the bridge passes traffic of the port, unless `forwarding` is not expected; returns the
+/// bridge as it is then.
+pub(super) fn await_forwarding(
+    host: &mut Rtnl,
+    port: &Link,
+    bridge: &Link,
+    forwarding: bool,
+) -> Result<Link, Error> {
+    let started = Instant::now();
+    loop {
+        let [now, bridge] = host.links_at([port.index, bridge.index]).or_refused()?;
+        if now.running || !forwarding {
+            return Ok(bridge);
+        }
+        if started.elapsed() >= FORWARDING_MAX {
+            return Err(Error::internal(format!(
+                "bridge port {} in error state: not up after {} ms",
+                port.name,
+                FORWARDING_MAX.as_millis()
+            )));
+        }
+        sleep(FORWARDING_POLL);
+    }
+}

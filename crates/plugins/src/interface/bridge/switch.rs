@@ -1,0 +1,179 @@
+//! The bridge itself: there, up, and carrying the gateway's addresses.
+//!
+//! A bridge is shared: by all containers of a network, maybe by networks, maybe with things we know
+//! nothing of. So it is created if absent, never changed beyond what was asked, and only removed by
+//! the very ADD that created it, if that ADD fails and nobody has joined.
+
+use cni::config::Config;
+use cni::result::Interface;
+use cni::{Context, Error};
+use ipnet::IpNet;
+use linux::link::create::{NewKind, NewLink, Peer};
+use linux::link::{Change, Detail, Link, mac_text};
+use linux::netns::{Lock, Locked};
+use linux::sysctl::{self, Family};
+use linux::{Kind, Netns, Rtnl};
+
+use super::{NAME, Network, Reflection};
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface;
+
+/// Keeps the bridge from being removed while a port is being made.
+#[must_use = "dropping it lets the bridge be removed"]
+pub(super) struct Hold {
+    _lock: Locked,
+}
+
+impl Hold {
+    /// Beside other ADDs.
+    pub(super) fn shared(bridge: &str) -> Result<Hold, Error> {
+        let lock = Netns::own().and_then(|own| own.lock(Lock::Shared)).or_refused();
+        Ok(Hold { _lock: lock.context(format_args!("hold bridge {bridge}"))? })
+    }
+}
+
+/// The bridge, and whether this ADD made it.
+pub(super) struct Ensured {
+    pub(super) link: Link,
+    pub(super) created: bool,
+}
+
+/// Makes sure the bridge is there and up. `ip link add BR up type bridge`
+pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Result<Ensured, Error> {
+    let name = network.bridge.as_str();
+    let mut created = false;
+    let link = match host.find_link(name).or_refused()? {
+        Some(link) => link,
+        None => {
+            created = create(host, network, config)?;
+            host.link(name).or_refused()?
+        }
+    };
+    if link.kind != "bridge" {
+        return Err(Error::key(
+            "bridge",
+            format!("{name:?}"),
+            "an interface of that name exists and is not a bridge",
+        ));
+    }
+    if !network.vlans.is_none() && link.detail == (Detail::Bridge { vlan_filtering: Some(false) }) {
+        // As upstream, nobody else's bridge is changed; but traffic would silently not be separated.
+        eprintln!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
+    }
+    let promiscuous = network.reflection == Reflection::Promiscuous;
+    if created || !link.up || (promiscuous && !link.promiscuous) {
+        // Best effort, as upstream: the routes of this interface are ours.
+        let _ = sysctl::write_interface(Family::V6, name, "accept_ra", "0");
+        let change = Change { up: Some(true), promiscuous: promiscuous.then_some(true), ..Change::default() };
+        host.change_link(link.index, name, &change).or_refused()?;
+    }
+    Ok(Ensured { link, created })
+}
+
+/// Creates the bridge; false if another ADD was faster.
+fn create(host: &mut Rtnl, network: &Network, config: &Config) -> Result<bool, Error> {
+    let alias = Mark::shared(NAME, config).text();
+    let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
+    let mut link = NewLink::new(&network.bridge, kind);
+    link.mtu = network.mtu;
+    link.alias = Some(&alias);
+    match host.add_link(&link) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == Kind::Exists => Ok(false),
+        Err(error) => Err(crate::failure::refused(&error)),
+    }
+}
+
+/// Removes a bridge that this ADD created, unless somebody joined it meanwhile.
+pub(super) fn remove_unused(name: &str) {
+    let Ok(_alone) = Netns::own().and_then(|own| own.lock(Lock::TryExclusive)) else { return };
+    let Ok(mut host) = Rtnl::open() else { return };
+    let Ok(links) = host.links() else { return };
+    let Some(bridge) = links.iter().find(|link| link.name == name) else { return };
+    if !links.iter().any(|link| link.master == Some(bridge.index)) {
+        // Undoing: the error that matters is the one that brought us here.
+        let _ = host.delete_link(bridge.index, name);
+    }
+}
+
+/// Where the gateway's addresses go.
+pub(super) struct Segment {
+    pub(super) link: Link,
+    /// What is added to the result for it, if it is not the bridge.
+    pub(super) interface: Option<Interface>,
+}
+
+/// The bridge; with a VLAN, a port of the bridge in that VLAN, made once and shared.
+pub(super) fn gateway_link(
+    host: &mut Rtnl,
+    network: &Network,
+    bridge: &Link,
+    config: &Config,
+) -> Result<Segment, Error> {
+    let Some(id) = network.vlans.access() else {
+        return Ok(Segment { link: bridge.clone(), interface: None });
+    };
+    let name = format!("{}.{id}", network.bridge);
+    interface::check_name("bridge and vlan together", &name)?;
+    let link = match host.find_link(&name).or_refused()? {
+        Some(link) => link,
+        None => create_gateway_port(host, network, bridge, &name, config)?,
+    };
+    let interface = Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() };
+    Ok(Segment { link, interface: Some(interface) })
+}
+
+fn create_gateway_port(
+    host: &mut Rtnl,
+    network: &Network,
+    bridge: &Link,
+    name: &str,
+    config: &Config,
+) -> Result<Link, Error> {
+    let port_name = crate::fingerprint::hashed("veth", 12, &[name, "gateway"]);
+    let alias = Mark::shared(NAME, config).text();
+    let peer = Peer { name, mtu: network.mtu, mac: None, netns: None };
+    let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
+    pair.mtu = network.mtu;
+    pair.master = Some(bridge.index);
+    pair.alias = Some(&alias);
+    pair.up = true;
+    linux::error::exists_is_fine(host.add_link(&pair)).or_refused()?;
+    let port = host.link(&port_name).or_refused()?;
+    network.vlans.access_only().apply(host, &port)?;
+    let link = host.link(name).or_refused()?;
+    host.set_up(link.index, name).or_refused()?;
+    Ok(link)
+}
+
+/// Makes sure the gateway's address is on the link. `ip address add GATEWAY/LENGTH dev BR`
+///
+/// IPv4 allows one address, IPv6 several whose subnets do not overlap; another one in the way is
+/// replaced with `forceAddress` and an error without.
+pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+    let present = host.addresses(link.index, &link.name).or_refused()?;
+    if present.iter().any(|address| address.address == wanted) {
+        return Ok(());
+    }
+    let in_the_way = |address: &IpNet| match (address, wanted) {
+        (IpNet::V4(_), IpNet::V4(_)) => true,
+        (IpNet::V6(a), IpNet::V6(b)) => a.contains(&b.addr()) || b.contains(&a.addr()),
+        _ => false,
+    };
+    for address in present.iter().map(|address| address.address).filter(in_the_way) {
+        if !force {
+            return Err(Error::internal(format!(
+                "{:?} already has an IP address different from {wanted}: {address}; set forceAddress to replace it",
+                link.name
+            )));
+        }
+        linux::error::absent_is_fine(host.delete_address(link.index, &link.name, address)).or_refused()?;
+    }
+    linux::error::exists_is_fine(host.add_address(link.index, &link.name, wanted)).or_refused()?;
+    // Pin the bridge's own hardware address: else it becomes the lowest of its ports', and changes
+    // under the containers' neighbour tables as ports come and go.
+    let now = host.link_at(link.index).or_refused()?;
+    host.change_link(link.index, &link.name, &Change { mac: Some(&now.mac), ..Change::default() })
+        .or_refused()
+}

@@ -1,0 +1,24 @@
+//! Letting the host forward what containers send.
+
+use cni::Error;
+use ipnet::IpNet;
+use linux::sysctl::{self, Key};
+
+use crate::failure::OrRefused;
+
+/// Enables forwarding for the families of these addresses. `sysctl -w net.ipv4.ip_forward=1`
+///
+/// Written only where it is off: writing it resets other parameters of every interface.
+pub fn enable(addresses: &[IpNet]) -> Result<(), Error> {
+    let families = [
+        (addresses.iter().any(|net| net.addr().is_ipv4()), "net/ipv4/ip_forward"),
+        (addresses.iter().any(|net| net.addr().is_ipv6()), "net/ipv6/conf/all/forwarding"),
+    ];
+    for (needed, text) in families {
+        let Some(key) = Key::new(text).filter(|_| needed) else { continue };
+        if sysctl::read(&key).or_refused()? != "1" {
+            sysctl::write(&key, "1").or_refused()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! `ptp`: a veth pair without a bridge; the host routes to the container's address.
+//!
+//! Rules beyond the reference plugin's: a failed ADD leaves nothing; DEL removes the interface before
+//! the address is given back; IPv6 duplicate address detection is off on a link with two ends.
+//!
+//! Source: containernetworking/plugins `plugins/main/ptp` v1.9.1.
+
+use std::net::IpAddr;
+
+use cni::Error;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::plugin::ipam::Ipam;
+use cni::result::{Interface, IpConfig, Success};
+use ipnet::IpNet;
+use linux::link::Link;
+use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK};
+use linux::{Kind, Netns, Rtnl, Undo};
+use serde::Deserialize;
+
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::Mark;
+use crate::interface::inspection::{compare_addressing, expect_kind, find_inside};
+use crate::interface::{self, addressing, forwarding, masquerade, veth};
+
+/// The plugin.
+pub struct Ptp;
+
+const NAME: &str = "ptp";
+/// Index of the container's interface in our results: host end, container's end.
+const CONTAINER: i32 = 1;
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Conf {
+    ip_masq: bool,
+    ip_masq_backend: String,
+    mtu: u32,
+}
+
+/// A point-to-point network, checked.
+#[derive(Debug)]
+struct Network {
+    masquerade: Option<masquerade::Backend>,
+    /// MTU in bytes, if configured.
+    mtu: Option<u32>,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let Conf { ip_masq, ip_masq_backend, mtu } = call.config.decode()?;
+        let backend = masquerade::Backend::read(&ip_masq_backend)?;
+        Ok(Network { masquerade: ip_masq.then_some(backend), mtu: interface::check_mtu(mtu)? })
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Ptp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns: path, call } = request;
+        let network = Network::read(call)?;
+        let netns = interface::open_netns(path)?;
+        let mark = Mark::of(NAME, &call.config, who);
+        let mut host = Rtnl::open().or_refused()?;
+        let mut undo = Undo::new();
+        // Not `configured`: without an address there is nothing that a point-to-point link could do.
+        let ipam = Ipam::new(call, delegates);
+        let reserved = ipam.add()?;
+        undo.push(move || drop(ipam.del()));
+        let mut result = Success::default();
+        interface::adopt(reserved, CONTAINER, &mut result)?;
+        check_gateways(&result)?;
+
+        let pair = veth::Veth {
+            container_name: who.ifname.as_str(),
+            netns: &netns,
+            mtu: network.mtu,
+            mac: None,
+            master: None,
+            mark: &mark,
+        };
+        let host_end = pair.create(&mut host)?;
+        undo.push(|| veth::forget_host_end(&mark));
+        let (_, inside) = interface::link_in(&netns, who.ifname.as_str())?;
+        let sandbox = path.display().to_string();
+        let container_end = Interface { sandbox, ..interface::describe(&inside) };
+        result.interfaces = vec![interface::describe(&host_end), container_end];
+        configure_inside(&netns, &inside, &result)?;
+        configure_host(&mut host, &host_end, &result)?;
+        let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
+        forwarding::enable(&addresses)?;
+        if let Some(backend) = network.masquerade {
+            let (mark, config) = (&mark, &call.config);
+            undo.push(move || drop(masquerade::remove(backend, mark, config)));
+            masquerade::add(backend, mark, &addresses)?;
+        }
+        interface::prefer_dns(call, &mut result)?;
+        undo.commit();
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let mut errors: Vec<Error> = interface::detach(NAME, request, delegates).err().into_iter().collect();
+        if let Some(backend) = network.masquerade {
+            errors.extend(masquerade::remove(backend, &mark, &request.call.config).err());
+        }
+        interface::collected(errors)
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        Ipam::new(&request.call, delegates).check()?;
+        let result = request.call.config.require_prev_result()?;
+        let netns = interface::open_netns(&request.netns)?;
+        let mut inside = find_inside(request, &result, &netns)?;
+        expect_kind(&inside.link, "veth")?;
+        compare_addressing(&mut inside, &result)
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mut errors: Vec<Error> = interface::sweep(NAME, request).err().into_iter().collect();
+        errors.extend(masquerade::sweep(NAME, request).err());
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            errors.extend(ipam.gc().err());
+        }
+        interface::collected(errors)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        Ipam::new(&request.call, delegates).status()
+    }
+}
+
+/// Each address needs the gateway that the host end will answer for.
+fn check_gateways(result: &Success) -> Result<(), Error> {
+    for ip in &result.ips {
+        match ip.gateway {
+            Some(gateway) if gateway.is_ipv4() == ip.address.addr().is_ipv4() => {}
+            Some(gateway) => {
+                return Err(Error::internal(format!(
+                    "ipam: gateway {gateway} is not of the family of {}",
+                    ip.address
+                )));
+            }
+            None => {
+                return Err(Error::internal(format!("ipam: address {} comes without a gateway", ip.address)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Addresses and routes inside, then the subnet by its gateway instead of directly.
+///
+/// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
+fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
+    addressing::enter(netns, link, result)?;
+    let mut net = netns.rtnl().or_refused()?;
+    for IpConfig { interface: _, address, gateway } in &result.ips {
+        let Some(gateway) = gateway else { continue };
+        let subnet = address.trunc();
+        linux::error::absent_is_fine(net.delete_route(&kernel_made(subnet, link))).or_refused()?;
+        let mut to_gateway = Route::new(IpNet::from(*gateway), link.index, None);
+        to_gateway.scope = scope(*gateway, SCOPE_LINK);
+        to_gateway.source = Some(address.addr());
+        let mut to_subnet = Route::new(subnet, link.index, Some(*gateway));
+        to_subnet.source = Some(address.addr());
+        net.add_routes(&[to_gateway, to_subnet], Existing::Append).or_refused()?;
+    }
+    Ok(())
+}
+
+/// The route the kernel made for an address's subnet.
+fn kernel_made(subnet: IpNet, link: &Link) -> Route {
+    let mut route = Route::new(subnet, link.index, None);
+    // Whoever made it.
+    route.protocol = 0;
+    route
+}
+
+/// The gateways' addresses on the host end, and a route to each address of the container.
+fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+    for IpConfig { interface: _, address, gateway } in &result.ips {
+        if let Some(gateway) = gateway {
+            linux::error::exists_is_fine(host.add_address(link.index, &link.name, IpNet::from(*gateway)))
+                .or_refused()?;
+        }
+        let mut route = Route::new(IpNet::from(address.addr()), link.index, None);
+        route.scope = scope(address.addr(), SCOPE_HOST);
+        match host.add_route(&route, Existing::Refuse) {
+            Err(error) if error.kind() != Kind::Exists => return Err(refused(&error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Scope of a route that does not leave this host, as upstream's host routes have it.
+const SCOPE_HOST: u8 = 254;
+
+/// IPv6 knows no scopes.
+fn scope(address: IpAddr, scope: u8) -> u8 {
+    if address.is_ipv4() { scope } else { SCOPE_GLOBAL }
+}
