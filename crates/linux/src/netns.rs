@@ -244,10 +244,10 @@ mod tests {
     fn an_absent_namespace_is_absent_and_a_plain_file_cannot_be_entered() {
         let absent = Netns::open(Path::new("/run/netns/no such")).map(|_| ()).unwrap_err();
         assert_eq!(absent.kind(), crate::Kind::Absent);
-        let plain = Netns::open(Path::new("/etc/hostname")).unwrap();
-        assert!(
-            plain.run(|| ()).unwrap_err().to_string().starts_with("enter network namespace /etc/hostname: ")
-        );
+        let plain = Netns::open(Path::new("/etc/hostname")).map(|_| ()).unwrap_err();
+        assert_eq!(plain.to_string(), "open network namespace /etc/hostname: not a namespace");
+        assert!(Netns::find(Path::new("/etc/hostname")).unwrap().is_none());
+        assert!(Netns::find(Path::new("/no/such")).unwrap().is_none());
     }
 
     #[test]
