@@ -7,6 +7,8 @@
 //!
 //! Source: CONVENTIONS.md "CNI_ARGS"; `pkg/types/args.go` (requirements V14–V16).
 
+use std::fmt;
+
 use crate::error::{Error, code};
 
 /// Longest `CNI_ARGS` we read, in bytes.
@@ -81,6 +83,37 @@ impl Args {
     }
 }
 
+impl Args {
+    /// What a Kubernetes runtime sends: `IgnoreUnknown=1` first, then who the pod is.
+    pub fn of_pod(namespace: &str, name: &str, container_id: &str, uid: &str) -> Args {
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        Args(vec![
+            pair("IgnoreUnknown", "1"),
+            pair("K8S_POD_NAMESPACE", namespace),
+            pair("K8S_POD_NAME", name),
+            pair("K8S_POD_INFRA_CONTAINER_ID", container_id),
+            pair("K8S_POD_UID", uid),
+        ])
+    }
+}
+
+impl fmt::Display for Args {
+    /// As in the variable: `K=V;K=V`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (key, value)) in self.0.iter().enumerate() {
+            let divider = if index == 0 { "" } else { ";" };
+            write!(f, "{divider}{key}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromIterator<(String, String)> for Args {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Args {
+        Args(pairs.into_iter().collect())
+    }
+}
+
 /// `1`, `0`, `true`, `false` in any letter case: the booleans of `CNI_ARGS` and of `CNI_NETNS_OVERRIDE`.
 pub fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
@@ -90,7 +123,7 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-fn invalid(why: impl std::fmt::Display) -> Error {
+fn invalid(why: impl fmt::Display) -> Error {
     Error::new(code::INVALID_ENVIRONMENT, format!("CNI_ARGS: {why}"))
 }
 
@@ -128,6 +161,13 @@ mod tests {
     #[test]
     fn v16_the_keys_of_kubernetes_are_never_unknown() -> Result<(), Error> {
         Args::parse("K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=b;K8S_POD_UID=c")?.only(&[])
+    }
+
+    #[test]
+    fn v16_a_pod_is_announced_with_ignore_unknown_first() -> Result<(), Error> {
+        let text = Args::of_pod("ns", "web", "c1", "u1").to_string();
+        assert!(text.starts_with("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;"), "{text}");
+        Args::parse(&text)?.only(&[])
     }
 
     #[test]

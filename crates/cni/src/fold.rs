@@ -187,7 +187,8 @@ impl<'de> Deserializer<'de> for Folding<'_> {
         let entries = match value {
             Value::Object(map) => Entries::of(map, fields, path),
             Value::Null => Entries { list: Vec::new(), next: 0, path },
-            _ => return self.deserialize_any(visitor),
+            // Not the visitor's word: serde's would take a list for a struct.
+            _ => return Err(Fault { place: None, why: "expected an object".to_owned() }.at(path, value)),
         };
         visitor.visit_map(entries).map_err(|fault: Fault| fault.at(path, value))
     }
@@ -389,6 +390,19 @@ mod tests {
             let error = read(&format!(r#"{{"hostPort":{bad}}}"#)).unwrap_err();
             assert_eq!(error.code, 7, "{bad}");
             assert!(error.msg.starts_with("test: hostPort: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn trap2_an_object_is_an_object() {
+        for bad in ["[]", "[1,2]", "\"x\"", "7", "true"] {
+            let error = read(bad).unwrap_err();
+            assert!(error.code == 7 && error.msg.ends_with("expected an object"), "{bad}: {error}");
+            let error = read(&format!(r#"{{"nested":[{bad}]}}"#)).unwrap_err();
+            assert!(
+                error.msg.contains("nested[0]: ") && error.msg.ends_with("expected an object"),
+                "{error}"
+            );
         }
     }
 

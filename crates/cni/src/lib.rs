@@ -26,6 +26,7 @@ pub mod fold;
 pub mod invocation;
 pub mod invoke;
 pub mod name;
+pub mod network;
 pub mod object;
 pub mod plugin;
 pub mod result;

@@ -57,6 +57,18 @@ impl Object {
         }
     }
 
+    /// The object under `key`, its values untouched; absent and `null` are `None`.
+    pub fn read_object(&self, key: &str) -> Result<Option<Object>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(raw) if raw.get() == "null" => Ok(None),
+            Some(raw) => serde_json::from_str(raw.get()).map(Some).map_err(|_| {
+                let value: serde_json::Value = serde_json::from_str(raw.get()).unwrap_or_default();
+                Error::key(key, fold::quote(&value), "expected an object")
+            }),
+        }
+    }
+
     /// The text under `key`; absent, `null` and `""` are `None`.
     pub fn text(&self, key: &str) -> Result<Option<String>, Error> {
         Ok(self.read::<String>(key)?.filter(|text| !text.is_empty()))
@@ -93,6 +105,18 @@ impl Object {
     /// Removes every entry of this exact name.
     pub fn remove(&mut self, key: &str) {
         self.0.retain(|(k, _)| k != key);
+    }
+
+    /// Sets `key` so that no reader can take another entry for it: spellings that a folding decoder
+    /// would accept are removed.
+    pub fn impose(&mut self, key: &str, value: Box<RawValue>) {
+        self.0.retain(|(k, _)| k == key || !fold::same(k, key));
+        self.set_raw(key, value);
+    }
+
+    /// Removes every entry that a folding decoder would take for `key`.
+    pub fn banish(&mut self, key: &str) {
+        self.0.retain(|(k, _)| !fold::same(k, key));
     }
 
     /// Keys and values, in order.
@@ -208,6 +232,16 @@ mod tests {
         assert_eq!(conf.to_json(), r#"{"b":2,"a":5,"c":4}"#);
         conf.remove("b");
         assert_eq!(conf.to_json(), r#"{"a":5,"c":4}"#);
+        Ok(())
+    }
+
+    #[test]
+    fn s8_trap1_an_imposed_key_has_no_second_spelling() -> Result<(), Error> {
+        let mut conf = object(r#"{"name":"a","x":1,"NAME":"shadow","Name":"b"}"#);
+        conf.impose("name", serde_json::value::to_raw_value("net").unwrap());
+        assert_eq!(conf.to_json(), r#"{"name":"net","x":1}"#);
+        conf.banish("NAME");
+        assert_eq!(conf.to_json(), r#"{"x":1}"#);
         Ok(())
     }
 

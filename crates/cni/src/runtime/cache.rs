@@ -1,0 +1,271 @@
+//! libcni's result cache: what was attached, where, with which configuration and what came of it.
+//!
+//! The files are exchangeable with libcni in both directions: `<directory>/results/<network>-<container
+//! id>-<ifname>`, JSON of kind `cniCacheV1`. Unlike libcni we write by temporary file and rename, so a
+//! reader never sees half an entry; and we keep a plugin's result as it was printed.
+//!
+//! Rules:
+//! - an entry that cannot be opened or read counts as absent, as for libcni; one that can be read and not understood is an
+//!   error: DEL goes on without it, CHECK does not;
+//! - a file that is no entry is tried as a bare result, which old versions of libcni wrote;
+//! - names in an entry are texts from a file: they are checked again before anything is done with them.
+//!
+//! Source: libcni `libcni/api.go` (`cachedInfo`, `GetCachedAttachments`): L5, L6, L9, S17, S31.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::chain::{Attached, Parameters};
+use crate::args::Args;
+use crate::error::{Context, Error, code};
+use crate::invocation::Attachment;
+use crate::name::{ContainerId, IfName, NetworkName};
+use crate::network::Network;
+use crate::object::{DOCUMENT_MAX, Object};
+use crate::version::Version;
+
+/// Where libcni keeps its cache unless told otherwise.
+pub const DIRECTORY: &str = "/var/lib/cni";
+
+const KIND: &str = "cniCacheV1";
+
+/// Largest entry we read, in bytes: a configuration in base64, its arguments and its result.
+const ENTRY_MAX: u64 = 4 * DOCUMENT_MAX as u64;
+
+/// Longest file name, in bytes.
+const FILE_NAME_MAX: usize = 255;
+
+/// A cache directory.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    results: PathBuf,
+}
+
+/// One attachment as the cache knows it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The network's name.
+    pub network: NetworkName,
+    /// The network's configuration, as it was when the attachment was made.
+    pub config: Vec<u8>,
+    /// What the attachment was made with; `path` is empty, the cache does not keep it.
+    pub parameters: Parameters,
+}
+
+/// The file, in libcni's key order.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    container_id: String,
+    #[serde(default)]
+    config: Option<String>,
+    #[serde(default)]
+    if_name: String,
+    #[serde(default)]
+    network_name: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    netns: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cni_args: Option<Vec<(String, String)>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    capability_args: Option<Object>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    result: Option<Box<RawValue>>,
+}
+
+impl Cache {
+    /// The cache in `directory`; nothing is made until something is written.
+    pub fn new(directory: &Path) -> Cache {
+        Cache { results: directory.join("results") }
+    }
+
+    /// Fails if an attachment of this network could not be kept: say so before it is made.
+    pub fn check(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
+        let name = file_name(network, who);
+        // The temporary file has the longest name.
+        match temporary(&name).len() > FILE_NAME_MAX {
+            true => Err(Error::config(format!(
+                "network name and container id are too long together to be kept as file {name}"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Keeps an attachment; the file is complete and on disk, or unchanged.
+    pub fn write(&self, network: &Network, parameters: &Parameters, result: &Attached) -> Result<(), Error> {
+        let Parameters { who, netns, args, capability_args, args_cni: _, path: _ } = parameters;
+        let pairs: Vec<(String, String)> =
+            Args::scan(args).pairs().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let wire = Wire {
+            kind: KIND.to_owned(),
+            container_id: who.container.to_string(),
+            config: Some(BASE64.encode(network.bytes())),
+            if_name: who.ifname.to_string(),
+            network_name: network.name.to_string(),
+            netns: netns.clone(),
+            cni_args: (!pairs.is_empty()).then_some(pairs),
+            capability_args: (!capability_args.is_empty()).then(|| capability_args.clone()),
+            result: Some(result.raw.clone()),
+        };
+        let bytes = serde_json::to_vec(&wire)
+            .map_err(|cause| Error::internal(format!("encode a cache entry: {cause}")))?;
+        let name = file_name(&network.name, who);
+        self.replace(&name, &bytes)
+            .map_err(|cause| Error::io(format_args!("write {}", self.results.join(&name).display()), cause))
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.results)?;
+        let draft = self.results.join(temporary(name));
+        // What a crash left behind; `create_new` then refuses links that somebody else put there.
+        remove(&draft)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        let written = file
+            .write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&draft, self.results.join(name)));
+        if written.is_err() {
+            let _ = remove(&draft);
+        }
+        written
+    }
+
+    /// The result of the last ADD, in `version`; `None` if none is known.
+    ///
+    /// # Errors
+    /// There is an entry, and it cannot be understood.
+    pub fn result(
+        &self,
+        network: &NetworkName,
+        who: &Attachment,
+        version: Version,
+    ) -> Result<Option<Attached>, Error> {
+        let file = self.results.join(file_name(network, who));
+        let Some(bytes) = read(&file) else { return Ok(None) };
+        let of_entry = serde_json::from_slice::<Wire>(&bytes).ok().filter(|wire| wire.kind == KIND);
+        let result = match of_entry {
+            Some(wire) => match wire.result {
+                Some(raw) => Attached::read(raw.get().as_bytes(), version),
+                None => return Ok(None),
+            },
+            // An old result without a version is of 0.1.0, as results were before the cache had entries.
+            None => Attached::read_in(&bytes, Version::ABSENT, version),
+        };
+        result.context(file.display()).map(Some)
+    }
+
+    /// What is known of an attachment besides its result; `None` if nothing is.
+    ///
+    /// # Errors
+    /// There is a file, and it is no entry.
+    pub fn entry(&self, network: &NetworkName, who: &Attachment) -> Result<Option<Entry>, Error> {
+        let file = self.results.join(file_name(network, who));
+        let Some(bytes) = read(&file) else { return Ok(None) };
+        let wire: Wire = serde_json::from_slice(&bytes).map_err(|cause| {
+            Error::new(code::DECODING_FAILURE, format!("{}: not a cache entry: {cause}", file.display()))
+        })?;
+        entry(wire).context(file.display()).map(Some)
+    }
+
+    /// Forgets an attachment; that it is not known is success.
+    pub fn remove(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
+        let name = file_name(network, who);
+        for file in [self.results.join(temporary(&name)), self.results.join(&name)] {
+            remove(&file).map_err(|cause| Error::io(format_args!("remove {}", file.display()), cause))?;
+        }
+        Ok(())
+    }
+
+    /// All attachments, or those of one container, by file name. What is no entry is passed over.
+    ///
+    /// # Errors
+    /// The directory is there and cannot be read.
+    pub fn attachments(&self, container: Option<&ContainerId>) -> Result<Vec<Entry>, Error> {
+        let failed = |cause| Error::io(format_args!("read {}", self.results.display()), cause);
+        let entries = match fs::read_dir(&self.results) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        let names: BTreeSet<_> =
+            entries.filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.to_owned())).collect();
+        let wanted = |name: &&String| match container {
+            None => !name.starts_with('.'),
+            // A hint only: names may hold `-` themselves. The content decides.
+            Some(container) => name.contains(&format!("-{container}-")) && !name.starts_with('.'),
+        };
+        let read = |name: &String| {
+            let wire: Wire = serde_json::from_slice(&read(&self.results.join(name))?).ok()?;
+            entry(wire).ok().filter(|entry| container.is_none_or(|c| entry.parameters.who.container == *c))
+        };
+        Ok(names.iter().filter(wanted).filter_map(read).collect())
+    }
+}
+
+fn entry(wire: Wire) -> Result<Entry, Error> {
+    let Wire {
+        kind,
+        container_id,
+        config,
+        if_name,
+        network_name,
+        netns,
+        cni_args,
+        capability_args,
+        result: _,
+    } = wire;
+    if kind != KIND {
+        return Err(Error::new(code::DECODING_FAILURE, format!("kind: {kind:?}: expected {KIND:?}")));
+    }
+    let config = BASE64
+        .decode(config.unwrap_or_default())
+        .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("config: not in base64: {cause}")))?;
+    Ok(Entry {
+        network: NetworkName::new(&network_name)?,
+        config,
+        parameters: Parameters {
+            who: Attachment { container: ContainerId::new(&container_id)?, ifname: IfName::new(&if_name)? },
+            netns,
+            args: cni_args.unwrap_or_default().into_iter().collect::<Args>().to_string(),
+            capability_args: capability_args.unwrap_or_default(),
+            args_cni: Object::default(),
+            path: String::new(),
+        },
+    })
+}
+
+fn file_name(network: &NetworkName, who: &Attachment) -> String {
+    format!("{network}-{}-{}", who.container, who.ifname)
+}
+
+fn temporary(name: &str) -> String {
+    format!(".{name}.new")
+}
+
+/// A file's content if it can be had and is not larger than an entry may be.
+fn read(file: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let open = File::open(file).ok().filter(|open| open.metadata().is_ok_and(|m| m.is_file()))?;
+    open.take(ENTRY_MAX).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn remove(file: &Path) -> std::io::Result<()> {
+    match fs::remove_file(file) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
+        outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests;

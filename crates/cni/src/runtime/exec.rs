@@ -1,0 +1,232 @@
+//! A plugin as a child process: found in `CNI_PATH`, bounded in time and in what it may print.
+//!
+//! Rules:
+//! - the child has our environment and the six variables, always set; its stdin is the configuration;
+//! - it leads a process group of its own, and past the deadline the whole group is killed;
+//! - stdout past [`STDOUT_MAX`] is an error and the end of the group; of stderr the last [`STDERR_MAX`]
+//!   bytes are kept;
+//! - a child that leaves without reading stdin, or leaves a grandchild holding stdout, disturbs nobody;
+//! - «text file busy» (the plugin is just being installed) is waited out;
+//! - its error is passed on as it printed it; what it says on stderr is forwarded unless the error quotes it.
+//!
+//! Source: SPEC 1.1.0 §2, §4; libcni `pkg/invoke` (S1, L1–L4, S30).
+
+mod child;
+
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::environment::{self, Environment};
+use crate::error::{Error, code};
+use crate::invoke::Invoke;
+use crate::name::PluginType;
+use crate::object::DOCUMENT_MAX;
+
+/// Most that a plugin may print on stdout, in bytes: a result is a JSON document like any other.
+pub const STDOUT_MAX: usize = DOCUMENT_MAX;
+
+/// How much of a plugin's stderr is kept, in bytes; the end of it.
+pub const STDERR_MAX: usize = 64 * 1024;
+
+/// How long «text file busy» is waited out: as long as libcni does.
+const BUSY_MAX: Duration = Duration::from_secs(6);
+
+/// Longest quotation of a plugin's output in an error, in characters; the end of it.
+const QUOTE_MAX: usize = 2000;
+
+/// Runs plugins as child processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Exec {
+    deadline: Duration,
+}
+
+/// What a plugin that succeeded printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Output {
+    /// The answer, at most [`STDOUT_MAX`] bytes.
+    pub stdout: Vec<u8>,
+    /// The last [`STDERR_MAX`] bytes of what it told people.
+    pub stderr: Vec<u8>,
+}
+
+impl Exec {
+    /// Plugins may take `deadline` from being started to having exited, waiting for a busy file included.
+    pub const fn new(deadline: Duration) -> Exec {
+        Exec { deadline }
+    }
+
+    /// Runs `program` itself; [`Invoke::invoke`] finds it first and forwards its stderr.
+    ///
+    /// # Errors
+    /// The plugin's own error; code 5 if it could not be run, was too slow or printed too much;
+    /// code 999 if it failed without saying why in the protocol's form.
+    pub fn run(&self, program: &Path, environment: &Environment, stdin: &[u8]) -> Result<Output, Error> {
+        let (output, failure) = self.complete(program, environment, stdin)?;
+        failure.map_or(Ok(output), Err)
+    }
+
+    /// Runs `program` to its end: what it printed, and its error if it failed.
+    fn complete(
+        &self,
+        program: &Path,
+        environment: &Environment,
+        stdin: &[u8],
+    ) -> Result<(Output, Option<Error>), Error> {
+        let started = Instant::now();
+        let mut command = Command::new(program);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.envs(environment.variables());
+        if !environment.netns_override.is_empty() {
+            command.env(environment::NETNS_OVERRIDE, &environment.netns_override);
+        }
+        let busy_until = started + BUSY_MAX.min(self.deadline);
+        let running = spawn(&mut command, busy_until)
+            .map_err(|cause| Error::io(format_args!("run {}", program.display()), cause))?;
+        // No deadline if the clock cannot express it.
+        let until = started.checked_add(self.deadline);
+        let (status, output) = child::attend(running, stdin, until);
+        let status = status.map_err(|fault| self.ended(&fault, program, &output))?;
+        let failure = (!status.success()).then(|| failure(status, &output));
+        Ok((output, failure))
+    }
+
+    /// The error for a child that did not come to its end by itself.
+    fn ended(&self, fault: &child::Fault, program: &Path, output: &Output) -> Error {
+        let why = match fault {
+            child::Fault::Late => format!("killed after {:?} without an answer", self.deadline),
+            child::Fault::Verbose => format!("killed: it printed more than {STDOUT_MAX} bytes"),
+            child::Fault::System(cause) => cause.to_string(),
+        };
+        Error::io(format_args!("run {}", program.display()), why).details(quote(output.stderr.trim_ascii()))
+    }
+}
+
+impl Invoke for Exec {
+    fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        let program = find(plugin, &environment.path)?;
+        let (output, failure) = self.complete(&program, environment, stdin)?;
+        if !output.stdout.is_empty() || failure.is_none() {
+            // For people; that nobody can read it changes nothing.
+            let _ = io::stderr().write_all(&output.stderr);
+        }
+        failure.map_or(Ok(output.stdout), Err)
+    }
+}
+
+/// The first regular file of this name in the directories of `path`; like libcni, without looking at its mode.
+///
+/// # Errors
+/// Code 5, naming plugin and directories.
+pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
+    // An empty entry would mean the working directory, which nobody chose.
+    let directories: Vec<&str> = path.split(':').filter(|directory| !directory.is_empty()).collect();
+    if directories.is_empty() {
+        let why = format!("failed to find plugin {:?}: no paths provided in CNI_PATH", plugin.as_str());
+        return Err(Error::new(code::IO_FAILURE, why));
+    }
+    let candidates = directories.iter().map(|directory| Path::new(directory).join(plugin.as_str()));
+    let is_file = |file: &PathBuf| std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file());
+    candidates.into_iter().find(is_file).ok_or_else(|| {
+        let searched = directories.join(" ");
+        Error::new(
+            code::IO_FAILURE,
+            format!("failed to find plugin {:?} in path [{searched}]", plugin.as_str()),
+        )
+    })
+}
+
+/// Starts the child, waiting while its file is open for writing.
+fn spawn(command: &mut Command, until: Instant) -> io::Result<Child> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        match command.spawn() {
+            Err(cause)
+                if cause.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() + pause < until =>
+            {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The error of a plugin that exited badly, in libcni's wording where it did not bring its own.
+fn failure(status: ExitStatus, output: &Output) -> Error {
+    let Output { stdout, stderr } = output;
+    let how = exit_text(status);
+    if !stdout.trim_ascii().is_empty() {
+        return Error::from_stdout(stdout).unwrap_or_else(|cause| {
+            let said = quote(stdout);
+            Error::internal(format!(
+                "netplugin failed but error parsing its diagnostic message {said:?}: {cause}: {how}"
+            ))
+        });
+    }
+    match stderr.trim_ascii() {
+        [] => Error::internal(format!("netplugin failed with no error message: {how}")),
+        stderr => Error::internal(format!("netplugin failed: {:?}: {how}", quote(stderr))),
+    }
+}
+
+/// `exit status 1`, or which signal it was.
+fn exit_text(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal} ({})", signal_name(signal)),
+        (None, None) => status.to_string(),
+    }
+}
+
+fn signal_name(number: i32) -> &'static str {
+    const NAMES: [&str; 31] = [
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGUSR1",
+        "SIGSEGV",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGSTKFLT",
+        "SIGCHLD",
+        "SIGCONT",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGURG",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGIO",
+        "SIGPWR",
+        "SIGSYS",
+    ];
+    usize::try_from(number - 1).ok().and_then(|index| NAMES.get(index)).copied().unwrap_or("real-time")
+}
+
+/// The end of what a plugin printed, as text.
+fn quote(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let skip = text.chars().count().saturating_sub(QUOTE_MAX);
+    match skip {
+        0 => text.into_owned(),
+        _ => format!("…{}", text.chars().skip(skip).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

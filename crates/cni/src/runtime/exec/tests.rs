@@ -1,0 +1,203 @@
+//! Real processes, well behaved and not, by requirement id.
+
+use std::fs::{self, OpenOptions};
+
+use super::*;
+use crate::runtime::rig::{Rig, exec};
+use crate::version::Verb;
+
+fn environment(rig: &Rig) -> Environment {
+    rig.parameters().environment(Verb::Add)
+}
+
+fn run(rig: &Rig, body: &str) -> Result<Output, Error> {
+    exec().run(&rig.script("plugin", body), &environment(rig), b"{}")
+}
+
+/// Is this process there and not merely waiting to be reaped?
+fn alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error> {
+    let (first, second) = (Rig::new(), Rig::new());
+    let name = PluginType::new("plugin")?;
+    let path = format!("{}:/nowhere::{}", first.path(), second.path());
+    let file = second.script("plugin", "");
+    assert_eq!(find(&name, &path)?, file);
+    fs::create_dir(first.directory().join("plugin")).unwrap();
+    assert_eq!(find(&name, &path)?, file);
+    fs::remove_dir(first.directory().join("plugin")).unwrap();
+    let link = first.directory().join("plugin");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(find(&name, &path)?, link);
+
+    let error = find(&PluginType::new("ghost")?, "/a:/b").unwrap_err();
+    assert_eq!((error.code, error.msg.as_str()), (5, r#"failed to find plugin "ghost" in path [/a /b]"#));
+    for nowhere in ["", ":", "::"] {
+        assert!(find(&name, nowhere).unwrap_err().msg.contains("no paths provided"));
+    }
+    Ok(())
+}
+
+#[test]
+fn l1_a_file_that_cannot_be_run_says_so() {
+    let rig = Rig::new();
+    let file = rig.script("plugin", "");
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let error = exec().run(&file, &environment(&rig), b"").unwrap_err();
+    assert_eq!(error.code, 5);
+    assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");
+}
+
+#[test]
+fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
+    let rig = Rig::new();
+    let file = rig.directory().join("plugin");
+    fs::copy("/bin/cat", &file).unwrap();
+    let writer = OpenOptions::new().append(true).open(&file).unwrap();
+    let busy = Command::new(&file).stdin(Stdio::null()).spawn();
+    let busy = busy.map_err(|cause| cause.kind());
+    if !matches!(busy, Err(io::ErrorKind::ExecutableFileBusy)) {
+        eprintln!("skipped: this kernel lets a file be run while it is written");
+        return Ok(());
+    }
+    let installer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(writer);
+    });
+    let output = exec().run(&file, &environment(&rig), br#"{"ok":1}"#)?;
+    assert_eq!(output.stdout, br#"{"ok":1}"#);
+    installer.join().unwrap();
+
+    // Not for ever: the deadline holds here too.
+    let _writer = OpenOptions::new().append(true).open(&file).unwrap();
+    let started = Instant::now();
+    let soon = Exec::new(Duration::from_millis(100)).run(&file, &environment(&rig), b"").unwrap_err();
+    assert!(soon.code == 5 && started.elapsed() < Duration::from_secs(3), "{soon}");
+    Ok(())
+}
+
+#[test]
+fn l3_the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), Error> {
+    let rig = Rig::new();
+    let mut environment = environment(&rig);
+    environment.netns_override = "1".into();
+    environment.args = String::new();
+    let file = rig.script("plugin", "env");
+    let printed = String::from_utf8(exec().run(&file, &environment, b"")?.stdout).unwrap();
+    let lines: Vec<&str> = printed.lines().collect();
+    for line in ["CNI_COMMAND=ADD", "CNI_ARGS=", "CNI_IFNAME=eth0", "CNI_NETNS_OVERRIDE=1"] {
+        assert!(lines.contains(&line), "{line} in {printed}");
+    }
+    assert!(lines.contains(&format!("PATH={}", std::env::var("PATH").unwrap()).as_str()));
+    Ok(())
+}
+
+#[test]
+fn l4_s20_a_plugins_own_error_is_passed_on() {
+    let rig = Rig::new();
+    let error =
+        run(&rig, r#"echo noise >&2; echo '{"code":11,"msg":"later","details":"d"}'; exit 1"#).unwrap_err();
+    assert_eq!(error, Error::new(11, "later").details("d"));
+    let error = run(&rig, r#"echo '{"cniVersion":"1.0.0","code":3,"msg":"who?"}'; exit 7"#).unwrap_err();
+    assert_eq!((error.code, error.cni_version.as_deref()), (3, Some("1.0.0")));
+}
+
+#[test]
+fn l4_failures_without_an_error_are_put_into_words() {
+    let rig = Rig::new();
+    for (body, says) in [
+        ("exit 3", "netplugin failed with no error message: exit status 3"),
+        ("echo 'out of cheese' >&2; exit 1", r#"netplugin failed: "out of cheese": exit status 1"#),
+        ("kill -9 $$", "netplugin failed with no error message: killed by signal 9 (SIGKILL)"),
+        ("echo gone >&2; kill -SEGV $$", r#"netplugin failed: "gone": killed by signal 11 (SIGSEGV)"#),
+        ("echo oops; exit 1", r#"netplugin failed but error parsing its diagnostic message "oops\n""#),
+        ("echo '{}'; exit 1", r#"netplugin failed but error parsing its diagnostic message "{}\n""#),
+    ] {
+        let error = run(&rig, body).unwrap_err();
+        assert_eq!(error.code, 999, "{body}");
+        assert!(error.msg.starts_with(says), "{body}: {error}");
+    }
+}
+
+#[test]
+fn trap8_a_result_followed_by_an_error_is_an_error() {
+    let rig = Rig::new();
+    let error =
+        run(&rig, r#"echo '{"cniVersion":"1.0.0"}{"code":8,"msg":"own netns"}'; exit 1"#).unwrap_err();
+    assert_eq!((error.code, error.msg.as_str()), (8, "own netns"));
+}
+
+#[test]
+fn a_plugin_past_its_deadline_is_killed_with_all_it_started() {
+    let rig = Rig::new();
+    let body = r#"sleep 300 & echo $! > "${0%/*}/child"; echo $$ > "${0%/*}/self"; echo waiting >&2; wait"#;
+    let file = rig.script("plugin", body);
+    let started = Instant::now();
+    let error = Exec::new(Duration::from_millis(500)).run(&file, &environment(&rig), b"").unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(10));
+    assert_eq!(error.code, 5);
+    assert!(error.msg.ends_with("killed after 500ms without an answer"), "{error}");
+    assert_eq!(error.details, "waiting");
+    for name in ["child", "self"] {
+        let pid = fs::read_to_string(rig.directory().join(name)).unwrap();
+        // The signal is delivered before kill(2) returns to us; dying takes the kernel a moment.
+        let gone = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            !alive(&pid)
+        });
+        assert!(gone, "{name} {pid} is alive");
+    }
+}
+
+#[test]
+fn a_plugin_that_prints_100_megabytes_is_killed_and_not_buffered() {
+    let rig = Rig::new();
+    let error = run(&rig, "head -c 100000000 /dev/zero; echo finished > \"${0%/*}/end\"").unwrap_err();
+    assert_eq!(error.code, 5);
+    assert!(error.msg.contains("killed: it printed more than 1048576 bytes"), "{error}");
+    assert!(!rig.directory().join("end").exists());
+}
+
+#[test]
+fn of_stderr_the_end_is_kept() -> Result<(), Error> {
+    let rig = Rig::new();
+    let output = run(&rig, "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; echo '{}'")?;
+    assert_eq!(output.stderr.len(), STDERR_MAX);
+    assert!(output.stderr.ends_with(b"xend\n"));
+    let error = run(&rig, "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1").unwrap_err();
+    assert!(error.msg.chars().count() < QUOTE_MAX + 200 && error.msg.contains("xend"), "{}", error.msg.len());
+    Ok(())
+}
+
+#[test]
+fn a_plugin_that_does_not_read_its_configuration_disturbs_nobody() -> Result<(), Error> {
+    let rig = Rig::new();
+    let large = vec![b' '; DOCUMENT_MAX];
+    for body in ["exec <&-; sleep 0.05; echo '{}'", "echo '{}'"] {
+        let file = rig.script("plugin", body);
+        assert_eq!(exec().run(&file, &environment(&rig), &large)?.stdout, b"{}\n", "{body}");
+    }
+    // And one that reads all of it gets all of it, while it prints.
+    let file = rig.script("plugin", "wc -c");
+    let output = exec().run(&file, &environment(&rig), &large)?;
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), DOCUMENT_MAX.to_string());
+    Ok(())
+}
+
+#[test]
+fn a_daemon_left_behind_does_not_hold_us_up_and_lives() -> Result<(), Error> {
+    let rig = Rig::new();
+    let started = Instant::now();
+    let output = run(&rig, r#"sleep 30 & echo $! > "${0%/*}/child"; echo '{}'"#)?;
+    assert_eq!(output.stdout, b"{}\n");
+    assert!(started.elapsed() < Duration::from_secs(10));
+    let pid = fs::read_to_string(rig.directory().join("child")).unwrap();
+    assert!(alive(&pid));
+    let killed = Command::new("kill").arg(pid.trim()).status().unwrap();
+    assert!(killed.success());
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! The example plugin as a process: what only a process can show. By requirement id.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// `target/debug/examples/ledger`, which `cargo test` builds with the tests.
+fn ledger() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let profile = tests.parent().unwrap().parent().unwrap();
+    let file = profile.join("examples/ledger");
+    assert!(file.is_file(), "{} is not built: run `cargo test -p cni`, or build --examples", file.display());
+    file
+}
+
+fn start(variables: &[(&str, &str)], stdin: Stdio) -> Child {
+    let mut command = Command::new(ledger());
+    command.env_clear().envs(variables.iter().copied());
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn call(variables: &[(&str, &str)], stdin: &str) -> Output {
+    let mut child = start(variables, Stdio::piped());
+    // A plugin may answer without reading; that is not what is tested here.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str) -> File {
+        let path = std::env::temp_dir().join(format!("weft-ledger-{}-{name}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        File(path)
+    }
+
+    fn config(&self, version: &str) -> String {
+        let file = self.0.display();
+        format!(r#"{{"cniVersion":"{version}","name":"n","type":"ledger","file":"{file}"}}"#)
+    }
+
+    fn lines(&self) -> Vec<String> {
+        fs::read_to_string(&self.0).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+const ADD: &[(&str, &str)] = &[
+    ("CNI_COMMAND", "ADD"),
+    ("CNI_CONTAINERID", "c1"),
+    ("CNI_NETNS", "/nowhere"),
+    ("CNI_IFNAME", "eth0"),
+    ("CNI_PATH", "/nowhere"),
+];
+
+fn with<'a>(change: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let keep = ADD.iter().filter(|(name, _)| !change.iter().any(|(other, _)| other == name));
+    keep.chain(change).copied().collect()
+}
+
+#[test]
+fn k2_by_hand_it_introduces_itself_on_stderr() {
+    let output = call(&[], "");
+    assert!(output.status.success() && output.stdout.is_empty());
+    assert!(text(&output.stderr).starts_with("CNI ledger plugin v"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
+    let started = Instant::now();
+    let mut child = start(&[("CNI_COMMAND", "VERSION")], Stdio::piped());
+    let held = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(held);
+    assert!(output.status.success() && started.elapsed() < Duration::from_secs(10));
+    assert!(text(&output.stdout).starts_with(r#"{"cniVersion":"1.1.0","supportedVersions":["0.1.0","#));
+    assert!(text(&output.stdout).ends_with("]}\n"));
+
+    let output = call(&[("CNI_COMMAND", "VERSION")], r#"{"cniVersion":"0.3.1"}"#);
+    assert!(text(&output.stdout).starts_with(r#"{"cniVersion":"0.3.1","#));
+}
+
+#[test]
+fn s1_s36_trap6_results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
+    let file = File::new("exit");
+    let output = call(ADD, &file.config("1.0.0"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(
+        text(&output.stdout),
+        "{\n    \"cniVersion\": \"1.0.0\",\n    \"interfaces\": [\n        {\n            \"name\": \"eth0\",\n            \"sandbox\": \"/nowhere\"\n        }\n    ]\n}"
+    );
+    let output = call(ADD, "{");
+    assert_eq!(output.status.code(), Some(1));
+    let error: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&error["code"], &error["cniVersion"]), (&6.into(), &"1.1.0".into()));
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn s13_s16_s31_add_check_del_del() {
+    let file = File::new("walk");
+    assert!(call(ADD, &file.config("1.1.0")).status.success());
+    assert!(call(&with(&[("CNI_COMMAND", "CHECK")]), &file.config("1.1.0")).status.success());
+    let other = with(&[("CNI_COMMAND", "CHECK"), ("CNI_IFNAME", "net1")]);
+    assert_eq!(call(&other, &file.config("1.1.0")).status.code(), Some(1));
+    for _ in 0..2 {
+        let del = with(&[("CNI_COMMAND", "DEL"), ("CNI_NETNS", "")]);
+        assert!(call(&del, &file.config("1.1.0")).status.success());
+    }
+    assert_eq!(file.lines(), ["add c1 eth0", "del c1 eth0", "del c1 eth0"]);
+}
+
+#[test]
+fn k6_trap8_its_own_netns_is_refused_and_nothing_is_written() {
+    let file = File::new("netns");
+    for command in ["ADD", "DEL"] {
+        let own = with(&[("CNI_COMMAND", command), ("CNI_NETNS", "/proc/self/ns/net")]);
+        let output = call(&own, &file.config("1.0.0"));
+        let error: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &error["code"]), (Some(1), &8.into()));
+    }
+    assert!(file.lines().is_empty());
+    let allowed = with(&[("CNI_NETNS", "/proc/self/ns/net"), ("CNI_NETNS_OVERRIDE", "TRUE")]);
+    assert!(call(&allowed, &file.config("1.0.0")).status.success());
+}
+
+#[test]
+fn s30_the_stderr_of_a_delegate_is_forwarded() {
+    let file = File::new("stderr");
+    let directory = std::env::temp_dir().join(format!("weft-ledger-{}-path", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let script = directory.join("loud");
+    fs::write(
+        &script,
+        "#!/bin/sh\necho \"loud $CNI_COMMAND\" >&2\necho '{\"ips\":[{\"address\":\"10.0.0.2/24\"}]}'\n",
+    )
+    .unwrap();
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let config = file.config("1.0.0").replace("\"name\"", "\"ipam\":{\"type\":\"loud\"},\"name\"");
+    let path = directory.to_str().unwrap();
+    let output = call(&with(&[("CNI_PATH", path), ("PATH", "/usr/bin:/bin")]), &config);
+    fs::remove_dir_all(&directory).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stderr), "loud ADD\n");
+    assert!(text(&output.stdout).contains("10.0.0.2/24"));
+}
