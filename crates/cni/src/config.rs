@@ -102,6 +102,27 @@ impl Config {
         Ok(self.decode::<Ipam>()?.ipam.r#type)
     }
 
+    /// The value of a capability (see [`crate::capability`]) that the runtime filled in.
+    ///
+    /// # Errors
+    /// Code 7 naming key and value: a plugin must act on what it declared, or fail.
+    pub fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+        let section = member(&self.value, "runtimeConfig");
+        match section.and_then(|section| member(section, name)).filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) => fold::from_value(value, name).context("runtimeConfig").map(Some),
+        }
+    }
+
+    /// The value of a key in `args.cni`, if it is of the form asked for.
+    ///
+    /// Arguments are optional: what a plugin does not understand it ignores, so this cannot fail (V13).
+    pub fn args_cni<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let section = member(member(&self.value, "args")?, "cni")?;
+        let value = member(section, key).filter(|value| !value.is_null())?;
+        fold::from_value(value, key).ok()
+    }
+
     /// The configured `dns`.
     pub fn dns(&self) -> Result<Dns, Error> {
         Ok(self.decode::<DnsField>()?.dns)
@@ -111,10 +132,9 @@ impl Config {
     ///
     /// It must be in the configuration's version; without a version of its own it is taken to be (C8).
     pub fn prev_result(&self) -> Result<Option<Success>, Error> {
-        let Some(map) = self.value.as_object() else { return Ok(None) };
-        let exact = map.get("prevResult");
-        let folded = || map.iter().rev().find(|(k, _)| fold::same(k, "prevResult")).map(|(_, v)| v);
-        let Some(value) = exact.or_else(folded).filter(|v| !v.is_null()) else { return Ok(None) };
+        let Some(value) = member(&self.value, "prevResult").filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
         let (version, success) = Success::from_value(value, self.version).context("prevResult")?;
         if version != self.version {
             return Err(Error::new(
@@ -131,6 +151,13 @@ impl Config {
             Error::config("prevResult is missing: this plugin must be called after another one in a list")
         })
     }
+}
+
+/// The value of a key: of its exact name, else of a name that folds to it, the last one.
+fn member<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    let map = value.as_object()?;
+    let folded = || map.iter().rev().find(|(known, _)| fold::same(known, key)).map(|(_, value)| value);
+    map.get(key).or_else(folded)
 }
 
 #[cfg(test)]

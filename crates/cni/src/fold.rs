@@ -43,7 +43,8 @@ pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Err
 /// Decodes a value found under `key` (empty for a whole document); the wrong shape is code 7.
 pub fn from_value<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
     let path = Path { parent: None, step: Step::Key(key) };
-    T::deserialize(Folding { value, path: &path }).map_err(|fault| Error::config(fault.to_string()))
+    T::deserialize(Folding { value, path: &path })
+        .map_err(|fault| Error::config(fault.at(&path, value).to_string()))
 }
 
 /// Are these the same key to Go's decoder?

@@ -19,6 +19,7 @@
 
 pub mod address;
 pub mod args;
+pub mod capability;
 pub mod config;
 pub mod environment;
 pub mod error;
