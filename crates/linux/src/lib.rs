@@ -15,8 +15,10 @@
 pub mod address;
 pub mod error;
 pub mod link;
+mod netfilter;
 pub mod netlink;
 pub mod netns;
+pub mod nft;
 pub mod route;
 pub mod rtnl;
 pub mod rule;
@@ -25,5 +27,6 @@ pub mod undo;
 
 pub use error::{Error, Kind};
 pub use netns::Netns;
+pub use nft::Nft;
 pub use rtnl::Rtnl;
 pub use undo::Undo;

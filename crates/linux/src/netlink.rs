@@ -28,6 +28,9 @@ pub const DUMP_TRIES: usize = 5;
 /// Room for one datagram from the kernel: it never sends more than 32 KiB in one piece of a dump.
 const RECEIVE_SIZE: usize = 64 * 1024;
 
+/// A datagram shorter than this fits into a socket's buffer as the system makes it, in bytes.
+const ORDINARY_DATAGRAM: usize = 64 * 1024;
+
 /// `NLMSGERR_ATTR_MSG`: the explanation in an extended acknowledgement.
 const EXPLANATION: u16 = 1;
 
@@ -151,6 +154,58 @@ impl Socket {
             Some(refusal) => Err(Failure::Refused(refusal)),
             None => Ok(answers),
         }
+    }
+
+    /// Sends an nfnetlink batch in one datagram: the first and the last of `requests` are its brackets.
+    ///
+    /// Only the last request within is acknowledged, and with it the whole; what is refused says so by
+    /// itself. A refusal of index 0 is that of the transaction.
+    pub fn transact<M>(&mut self, requests: Vec<Request<M>>) -> Result<(), Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let first = self.sequence.wrapping_add(1);
+        let count = requests.len();
+        let last = count.saturating_sub(2);
+        let mut datagram = Vec::with_capacity(256 * count);
+        for (index, request) in requests.into_iter().enumerate() {
+            self.sequence = self.sequence.wrapping_add(1);
+            let acknowledge = if index == last { NLM_F_ACK } else { 0 };
+            append(&mut datagram, self.sequence, request.flags | acknowledge, request.message);
+        }
+        self.make_room(datagram.len())?;
+        self.send(&datagram)?;
+        let mut refusal: Option<Refusal> = None;
+        loop {
+            let length = self.receive()?;
+            for message in messages(&self.buffer[..length]) {
+                let message = message?;
+                let index = message.sequence.wrapping_sub(first) as usize;
+                match message.body::<M>()? {
+                    _ if index >= count => {}
+                    Body::Refused(errno, explanation) => {
+                        let refusal = refusal.get_or_insert(Refusal { index, errno, explanation }).clone();
+                        // When the whole is refused there may be nothing after it to wait for.
+                        if index == 0 || index == last {
+                            return Err(Failure::Refused(refusal));
+                        }
+                    }
+                    Body::Done if index == last => {
+                        return refusal.map_or(Ok(()), |it| Err(Failure::Refused(it)));
+                    }
+                    Body::Done | Body::Answer(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Makes the send buffer large enough for one datagram; by default it has 208 KiB, half of which is
+    /// bookkeeping.
+    fn make_room(&mut self, length: usize) -> Result<(), Failure> {
+        if length < ORDINARY_DATAGRAM {
+            return Ok(());
+        }
+        sockopt::set_socket_send_buffer_size_force(&self.inner, 2 * length).map_err(Failure::Io)
     }
 
     /// Asks for a dump and collects it whole.

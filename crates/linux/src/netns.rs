@@ -17,6 +17,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::error::Error;
+use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 
 /// The namespace of the thread that asks.
@@ -131,6 +132,11 @@ impl Netns {
     /// A routing socket that lives in this namespace, whoever uses it.
     pub fn rtnl(&self) -> Result<Rtnl, Error> {
         self.run(Rtnl::open)?
+    }
+
+    /// An nf_tables socket that lives in this namespace, whoever uses it.
+    pub fn nft(&self) -> Result<Nft, Error> {
+        self.run(Nft::open)?
     }
 
     /// Makes a new namespace and mounts it at `path`, which is created. `ip netns add`

@@ -136,25 +136,25 @@ const TABLE: &[Row] = &[
     (
         Feature::NftBridge,
         "nftables, family bridge",
-        "nft 'table bridge x { chain c { type filter hook prerouting priority 0; } }'",
+        "nft 'table bridge x { chain c { type filter hook prerouting priority 0; }; }'",
         Offer::Kernel("NF_TABLES_BRIDGE"),
     ),
     (
         Feature::NftNetdev,
         "nftables, family netdev",
-        "ip link set lo up && nft 'table netdev x { chain c { type filter hook ingress device lo priority 0; } }'",
+        "ip link set lo up && nft 'table netdev x { chain c { type filter hook ingress device lo priority 0; }; }'",
         Offer::Kernel("NF_TABLES_NETDEV"),
     ),
     (
         Feature::NftMasquerade,
         "nftables masquerade",
-        "nft 'table inet x { chain c { type nat hook postrouting priority 100; masquerade; } }'",
+        "nft 'table inet x { chain c { type nat hook postrouting priority 100; masquerade; }; }'",
         Offer::Kernel("NFT_MASQ"),
     ),
     (
         Feature::NftFib,
         "nftables fib",
-        "nft 'table inet x { chain c { type filter hook prerouting priority 0; fib daddr type local accept; } }'",
+        "nft 'table inet x { chain c { type filter hook prerouting priority 0; fib daddr type local accept; }; }'",
         Offer::Kernel("NFT_FIB_INET"),
     ),
     (Feature::Conntrack, "conntrack tool", "conntrack -L", Offer::Package("conntrack")),
@@ -193,6 +193,20 @@ impl Feature {
 
     fn row(self) -> &'static Row {
         &TABLE[self as usize]
+    }
+
+    /// All of them, in the order of the table.
+    pub fn all() -> impl Iterator<Item = Feature> {
+        TABLE.iter().map(|row| row.0)
+    }
+
+    /// The symbol of the kernel's configuration that brings it, without `CONFIG_`; none if it is not the kernel's.
+    #[must_use]
+    pub fn kernel_symbol(self) -> Option<&'static str> {
+        match self.row().3 {
+            Offer::Kernel(symbol) => Some(symbol),
+            Offer::Package(_) | Offer::Privilege => None,
+        }
     }
 
     /// Why it is missing; nothing if it is here.
@@ -243,6 +257,12 @@ pub fn skip(test: &str, features: &[Feature]) -> bool {
         return false;
     };
     assert!(std::env::var_os("CI").is_none() || !feature.could_be_had(), "{test}: {why}");
+    record_skip(test, &why);
+    true
+}
+
+/// Says that a test is skipped, and why; [`require!`](crate::require) does it for features.
+pub fn record_skip(test: &str, why: &str) {
     // Not through eprintln: a test's prints are hidden when it passes.
     let _ = writeln!(std::io::stderr(), "skipped {test}: {why}");
     if let Some(path) = std::env::var_os("WEFT_SKIP_LOG") {
@@ -250,7 +270,6 @@ pub fn skip(test: &str, features: &[Feature]) -> bool {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&path);
         log.and_then(|mut log| log.write_all(line.as_bytes())).expect("write to WEFT_SKIP_LOG");
     }
-    true
 }
 
 /// Ends the test as skipped if one of these [`Feature`]s is missing: `require!(Feature::Vlan);`

@@ -104,10 +104,11 @@ impl Netns {
         self.world.run(work)
     }
 
-    /// Whether `address` answers one echo request within a second.
+    /// Whether `address` answers an echo request, of which there is one every fifth of a second for two
+    /// seconds: a link that just came up may lose the first.
     #[track_caller]
     pub fn pings(&self, address: &str) -> bool {
-        self.attempt(["ping", "-n", "-c", "1", "-W", "1", address]).code == Some(0)
+        self.attempt(["ping", "-n", "-q", "-i", "0.2", "-c", "1", "-w", "2", address]).code == Some(0)
     }
 
     /// A path to the network namespace that this process can open, whatever namespace it is in itself.

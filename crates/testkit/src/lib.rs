@@ -36,7 +36,7 @@ mod world;
 pub use attachment::Attachment;
 pub use binary::{binary, workspace};
 pub use command::{Command, Finished, Running};
-pub use feature::{Feature, skip};
+pub use feature::{Feature, record_skip, skip};
 pub use host::{Host, Netns, Pod, test_name};
 pub use record::{Call, calls};
 pub use snapshot::Snapshot;

@@ -195,6 +195,21 @@ fn a_socket_opened_within_a_pod_stays_there() {
 }
 
 #[test]
+fn what_the_kernel_was_built_with_is_found_by_trying() {
+    let host = host!();
+    // A kernel need not tell; modules may be missing although it was built with them.
+    let told = host.attempt(["zcat", "/proc/config.gz"]);
+    if told.code != Some(0) || Path::new("/proc/modules").exists() {
+        return testkit::record_skip(host.test(), "the kernel does not tell what is built into it");
+    }
+    for feature in Feature::all() {
+        let Some(symbol) = feature.kernel_symbol() else { continue };
+        let built_in = told.stdout.contains(&format!("CONFIG_{symbol}=y\n"));
+        assert_eq!(feature.is_present(), built_in, "{feature:?}: CONFIG_{symbol} built in: {built_in}");
+    }
+}
+
+#[test]
 fn a_world_costs_a_few_milliseconds() {
     let _ = host!();
     let mut times: Vec<Duration> = (0..20)

@@ -1,0 +1,167 @@
+//! nf_tables, spoken natively: one [`Batch`] is one transaction, carried out whole or not at all.
+//!
+//! Rules:
+//! - every operation says the `nft` line that does the same;
+//! - `ensure_…` makes what is not there and leaves what is; `create_…` fails with [`Kind::Exists`]
+//!   on what is there, and with it the whole batch;
+//! - comments are written so that `nft list` prints them: they are our fingerprints;
+//! - a refusal says which operation on which object, and the kernel's words.
+//!
+//! ```no_run
+//! use linux::nft::{Batch, Element, Family, Nft, Rule, Set, Table, Type};
+//! const WEFT: Table<'_> = Table::new(Family::Inet, "weft");
+//! let mut batch = Batch::new();
+//! batch.ensure_table(WEFT).ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+//! batch.add_elements(WEFT, "masq4", &[Element::new([10, 1, 0, 5]).comment("default/web eth0")]);
+//! Nft::open()?.commit(batch)?;
+//! # Ok::<(), linux::Error>(())
+//! ```
+//!
+//! Source: nft(8); kernel `include/uapi/linux/netfilter/nf_tables.h`, `net/netfilter/nfnetlink.c`.
+//!
+//! [`Kind::Exists`]: crate::Kind::Exists
+
+mod batch;
+mod chain;
+mod comment;
+mod expression;
+mod listing;
+mod rule;
+mod set;
+
+pub use batch::Batch;
+pub use chain::{BaseChain, ChainType, Hook, Policy, priority};
+pub use listing::{ListedElement, ListedRule};
+pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
+pub use set::{Data, Element, Set, Type, Verdict};
+
+use crate::error::Error;
+use crate::netfilter::Message;
+use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
+
+/// `NFNL_SUBSYS_NFTABLES`.
+const SUBSYSTEM: u8 = 10;
+
+/// `NFNL_MSG_BATCH_BEGIN`, of no subsystem.
+const BATCH_BEGIN: u16 = 16;
+
+/// `NFNL_MSG_BATCH_END`.
+const BATCH_END: u16 = 17;
+
+/// The packets that a table sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// IPv4.
+    Ip,
+    /// IPv6.
+    Ip6,
+    /// What crosses a bridge.
+    Bridge,
+    /// What arrives at one link.
+    Netdev,
+}
+
+/// Names a table; makes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table<'a> {
+    family: Family,
+    name: &'a str,
+}
+
+/// A conversation with nf_tables of one network namespace.
+#[derive(Debug)]
+pub struct Nft {
+    socket: Socket,
+}
+
+// === impl Family ===
+
+impl Family {
+    /// `NFPROTO_…`.
+    fn number(self) -> u8 {
+        match self {
+            Family::Inet => 1,
+            Family::Ip => 2,
+            Family::Netdev => 5,
+            Family::Bridge => 7,
+            Family::Ip6 => 10,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Family::Inet => "inet",
+            Family::Ip => "ip",
+            Family::Netdev => "netdev",
+            Family::Bridge => "bridge",
+            Family::Ip6 => "ip6",
+        }
+    }
+}
+
+// === impl Table ===
+
+impl<'a> Table<'a> {
+    /// The table of this family and name.
+    #[must_use]
+    pub const fn new(family: Family, name: &'a str) -> Table<'a> {
+        Table { family, name }
+    }
+
+    /// A rule for this table, without conditions and without consequences yet.
+    pub fn rule(self) -> Rule {
+        Rule::new(self.family)
+    }
+}
+
+impl std::fmt::Display for Table<'_> {
+    /// `inet weft`, as nft writes it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.family.word(), self.name)
+    }
+}
+
+// === impl Nft ===
+
+impl Nft {
+    /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::nft`].
+    pub fn open() -> Result<Nft, Error> {
+        Ok(Nft { socket: Socket::open(Channel::Netfilter)? })
+    }
+
+    /// Carries out a batch: all of it, or nothing.
+    ///
+    /// # Errors
+    /// The first operation that the kernel refused; [`crate::Kind::Absent`] if its table, chain, set or
+    /// element is not there, [`crate::Kind::Exists`] if a `create_…` or a contradicting element is.
+    pub fn commit(&mut self, batch: Batch) -> Result<(), Error> {
+        let (messages, operations) = batch.into_parts();
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let bracket = |kind| Message {
+            kind,
+            family: 0,
+            resource: u16::from(SUBSYSTEM),
+            attributes: Default::default(),
+        };
+        let whole = [Request { flags: 0, message: bracket(BATCH_BEGIN) }]
+            .into_iter()
+            .chain(messages)
+            .chain([Request { flags: 0, message: bracket(BATCH_END) }]);
+        self.socket.transact(whole.collect()).map_err(|failure| {
+            // The opening bracket is refused when the transaction as a whole is.
+            let place =
+                if let Failure::Refused(refusal) = &failure { refusal.index.checked_sub(1) } else { None };
+            let operation = place.and_then(|place| operations.get(place));
+            failure.of(operation.map_or("commit nf_tables transaction", String::as_str))
+        })
+    }
+}
+
+/// The type of an nf_tables message.
+fn kind(message: u8) -> u16 {
+    u16::from(SUBSYSTEM) << 8 | u16::from(message)
+}

@@ -1,0 +1,286 @@
+//! The operations of one transaction, in order.
+//!
+//! Source: kernel `nf_tables.h` (`enum nf_tables_msg_types`, `NFTA_TABLE_…`, `NFTA_CHAIN_…`, `NFTA_SET_…`).
+
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+
+use super::chain::BaseChain;
+use super::rule::Rule;
+use super::set::{Element, Mapped, PIECE, Set, number_and_length};
+use super::{Table, kind};
+use crate::netfilter::{Attributes, Message};
+use crate::netlink::Request;
+
+const NEW_TABLE: u8 = 0;
+const DELETE_TABLE: u8 = 2;
+const NEW_CHAIN: u8 = 3;
+const DELETE_CHAIN: u8 = 5;
+const NEW_RULE: u8 = 6;
+const DELETE_RULE: u8 = 8;
+const NEW_SET: u8 = 9;
+const DELETE_SET: u8 = 11;
+const NEW_ELEMENTS: u8 = 12;
+const DELETE_ELEMENTS: u8 = 14;
+
+const TABLE_NAME: u16 = 1;
+const TABLE_FLAGS: u16 = 2;
+
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const CHAIN_TYPE: u16 = 7;
+const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
+
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
+
+const SET_TABLE: u16 = 1;
+const SET_NAME: u16 = 2;
+const SET_FLAGS: u16 = 3;
+const SET_KEY_TYPE: u16 = 4;
+const SET_KEY_LENGTH: u16 = 5;
+const SET_DATA_TYPE: u16 = 6;
+const SET_DATA_LENGTH: u16 = 7;
+const SET_ID: u16 = 10;
+
+/// `NFT_SET_MAP`.
+const SET_IS_MAP: u32 = 8;
+
+const LIST_TABLE: u16 = 1;
+const LIST_SET: u16 = 2;
+const LIST_ELEMENTS: u16 = 3;
+
+/// `NFTA_LIST_ELEM`.
+const LIST_ITEM: u16 = 1;
+
+/// A transaction being put together; [`super::Nft::commit`] carries it out.
+#[derive(Debug, Default)]
+#[must_use = "nothing happens before it is committed"]
+pub struct Batch {
+    requests: Vec<Request<Message>>,
+    /// What each request does, for the one that is refused.
+    operations: Vec<String>,
+}
+
+impl Batch {
+    /// An empty one; committing it does nothing.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// `nft add table inet weft`
+    pub fn ensure_table(&mut self, table: Table<'_>) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(TABLE_NAME, table.name).u32(TABLE_FLAGS, 0);
+        self.push(table, NEW_TABLE, NLM_F_CREATE, attributes, || format!("add table {table}"))
+    }
+
+    /// `nft create table inet weft`
+    pub fn create_table(&mut self, table: Table<'_>) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(TABLE_NAME, table.name).u32(TABLE_FLAGS, 0);
+        self.push(table, NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, attributes, || format!("create table {table}"))
+    }
+
+    /// `nft delete table inet weft`, with all that is in it.
+    pub fn delete_table(&mut self, table: Table<'_>) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(TABLE_NAME, table.name);
+        self.push(table, DELETE_TABLE, 0, attributes, || format!("delete table {table}"))
+    }
+
+    /// `nft add chain inet weft web`: one that is entered by a verdict.
+    pub fn ensure_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
+        let attributes = chain_attributes(table, chain);
+        self.push(table, NEW_CHAIN, NLM_F_CREATE, attributes, || format!("add chain {table} {chain}"))
+    }
+
+    /// `nft create chain inet weft web`
+    pub fn create_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
+        let attributes = chain_attributes(table, chain);
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.push(table, NEW_CHAIN, flags, attributes, || format!("create chain {table} {chain}"))
+    }
+
+    /// `nft add chain inet weft postrouting '{ type nat hook postrouting priority 100; policy accept; }'`
+    ///
+    /// If it is there, its hook, priority and type must be these; its policy becomes this.
+    pub fn ensure_base_chain(&mut self, table: Table<'_>, chain: &str, base: BaseChain) -> &mut Batch {
+        let BaseChain { chain_type, hook, priority, policy } = base;
+        let mut attributes = chain_attributes(table, chain);
+        attributes
+            .nested(CHAIN_HOOK, |inner| {
+                inner.u32(HOOK_NUMBER, hook.number()).u32(HOOK_PRIORITY, priority as u32);
+            })
+            .u32(CHAIN_POLICY, policy.number())
+            .text(CHAIN_TYPE, chain_type.word());
+        self.push(table, NEW_CHAIN, NLM_F_CREATE, attributes, || format!("add base chain {table} {chain}"))
+    }
+
+    /// `nft flush chain inet weft web`
+    pub fn flush_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
+        self.push(table, DELETE_RULE, 0, attributes, || format!("flush chain {table} {chain}"))
+    }
+
+    /// `nft delete chain inet weft web`; it must have no rules, and nothing may lead to it.
+    pub fn delete_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
+        let attributes = chain_attributes(table, chain);
+        self.push(table, DELETE_CHAIN, 0, attributes, || format!("delete chain {table} {chain}"))
+    }
+
+    /// Removes a chain and its rules, or does nothing if it is not there; the table must be.
+    ///
+    /// `nft 'add chain inet weft web; flush chain inet weft web; delete chain inet weft web'`
+    pub fn discard_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
+        self.ensure_chain(table, chain).flush_chain(table, chain).delete_chain(table, chain)
+    }
+
+    /// `nft add set inet weft masq4 '{ type ipv4_addr; }'`, or `add map …`
+    ///
+    /// If it is there, it must have this type.
+    pub fn ensure_set(&mut self, table: Table<'_>, set: &Set<'_>) -> &mut Batch {
+        let Set { name, key, data } = set;
+        let (key_type, key_length) = number_and_length(key);
+        let flags = if matches!(data, Mapped::Nothing) { 0 } else { SET_IS_MAP };
+        let mut attributes = Attributes::new();
+        attributes.text(SET_TABLE, table.name).text(SET_NAME, name).u32(SET_FLAGS, flags);
+        attributes.u32(SET_KEY_TYPE, key_type).u32(SET_KEY_LENGTH, key_length);
+        if let Some((data_type, data_length)) = data.number_and_length() {
+            attributes.u32(SET_DATA_TYPE, data_type);
+            if data_length > 0 {
+                attributes.u32(SET_DATA_LENGTH, data_length);
+            }
+        }
+        // Only has to differ from the others of this batch; its place does.
+        attributes.u32(SET_ID, self.requests.len() as u32 + 1);
+        self.push(table, NEW_SET, NLM_F_CREATE, attributes, || format!("add set {table} {name}"))
+    }
+
+    /// `nft flush set inet weft masq4`
+    pub fn flush_set(&mut self, table: Table<'_>, set: &str) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(LIST_TABLE, table.name).text(LIST_SET, set);
+        self.push(table, DELETE_ELEMENTS, 0, attributes, || format!("flush set {table} {set}"))
+    }
+
+    /// `nft delete set inet weft masq4`; no rule may use it.
+    pub fn delete_set(&mut self, table: Table<'_>, set: &str) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(SET_TABLE, table.name).text(SET_NAME, set);
+        self.push(table, DELETE_SET, 0, attributes, || format!("delete set {table} {set}"))
+    }
+
+    /// `nft add element inet weft masq4 '{ 10.1.0.5 comment "default/web eth0" }'`
+    ///
+    /// One that is there already stays as it is, with its comment; an entry of a map that leads elsewhere
+    /// is refused as [`crate::Kind::Exists`].
+    pub fn add_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
+        self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE)
+    }
+
+    /// `nft create element …`: refused as [`crate::Kind::Exists`] if one is there already.
+    pub fn create_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
+        self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; each must be there.
+    pub fn delete_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
+        self.elements(table, set, elements, DELETE_ELEMENTS, 0)
+    }
+
+    /// Removes elements of a set, or of a map if they lead to what is said, whether they are there or not.
+    ///
+    /// The set must be there. `nft 'add element …; delete element …'`
+    pub fn discard_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
+        self.add_elements(table, set, elements).delete_elements(table, set, elements)
+    }
+
+    /// `nft add rule inet weft web …`: at the end of the chain.
+    pub fn add_rule(&mut self, table: Table<'_>, chain: &str, rule: &Rule) -> &mut Batch {
+        self.rule(table, chain, rule, NLM_F_CREATE | NLM_F_APPEND)
+    }
+
+    /// `nft insert rule inet weft web …`: at the beginning of the chain.
+    pub fn insert_rule(&mut self, table: Table<'_>, chain: &str, rule: &Rule) -> &mut Batch {
+        self.rule(table, chain, rule, NLM_F_CREATE)
+    }
+
+    /// `nft delete rule inet weft web handle 7`; for the handle see [`super::Nft::rules`].
+    pub fn delete_rule(&mut self, table: Table<'_>, chain: &str, handle: u64) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain).u64(RULE_HANDLE, handle);
+        self.push(table, DELETE_RULE, 0, attributes, || {
+            format!("delete rule {table} {chain} handle {handle}")
+        })
+    }
+
+    fn rule(&mut self, table: Table<'_>, chain: &str, rule: &Rule, flags: u16) -> &mut Batch {
+        let mut attributes = Attributes::new();
+        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
+        rule.write(&mut attributes);
+        self.push(table, NEW_RULE, flags, attributes, || format!("add rule {table} {chain}"))
+    }
+
+    /// In as many messages as the elements need.
+    fn elements(
+        &mut self,
+        table: Table<'_>,
+        set: &str,
+        elements: &[Element],
+        message: u8,
+        flags: u16,
+    ) -> &mut Batch {
+        let mut rest = elements;
+        while !rest.is_empty() {
+            let mut taken = 0;
+            let mut attributes = Attributes::new();
+            attributes.text(LIST_TABLE, table.name).text(LIST_SET, set);
+            attributes.nested(LIST_ELEMENTS, |list| {
+                while taken < rest.len() && list.len() < PIECE {
+                    list.nested(LIST_ITEM, |item| rest[taken].write(item));
+                    taken += 1;
+                }
+            });
+            rest = &rest[taken..];
+            let verb = if message == NEW_ELEMENTS { "add" } else { "delete" };
+            self.push(table, message, flags, attributes, || format!("{verb} element {table} {set}"));
+        }
+        self
+    }
+
+    fn push(
+        &mut self,
+        table: Table<'_>,
+        message: u8,
+        flags: u16,
+        attributes: Attributes,
+        operation: impl FnOnce() -> String,
+    ) -> &mut Batch {
+        let message = Message { kind: kind(message), family: table.family.number(), resource: 0, attributes };
+        self.requests.push(Request { flags, message });
+        self.operations.push(operation());
+        self
+    }
+
+    pub(super) fn into_parts(self) -> (Vec<Request<Message>>, Vec<String>) {
+        let Batch { requests, operations } = self;
+        (requests, operations)
+    }
+}
+
+fn chain_attributes(table: Table<'_>, chain: &str) -> Attributes {
+    let mut attributes = Attributes::new();
+    attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
+    attributes
+}

@@ -1,0 +1,92 @@
+//! Reading back rules and elements, to find ours by their comments.
+
+use super::comment;
+use super::set::{Data, Element};
+use super::{Nft, Table, kind};
+use crate::error::Error;
+use crate::netfilter::{Attributes, Message, items, u64_of};
+
+const GET_RULE: u8 = 7;
+const GET_ELEMENTS: u8 = 13;
+
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
+const RULE_USER_DATA: u16 = 7;
+
+const LIST_TABLE: u16 = 1;
+const LIST_SET: u16 = 2;
+const LIST_ELEMENTS: u16 = 3;
+
+/// A rule that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRule {
+    /// What [`super::Batch::delete_rule`] wants; never used twice in a table.
+    pub handle: u64,
+    /// Empty if it has none.
+    pub comment: String,
+}
+
+/// An element that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedElement {
+    /// The key, as [`Element::new`] takes it.
+    pub key: Data,
+    /// What it leads to in a map of values; empty in a set and in a verdict map.
+    pub value: Data,
+    /// Empty if it has none.
+    pub comment: String,
+}
+
+impl Nft {
+    /// The rules of a chain, in order. `nft -a list chain inet weft web`
+    ///
+    /// No rules if the chain, or its table, is not there.
+    pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
+        let answers = self.dump(table, GET_RULE, attributes, || format!("list chain {table} {chain}"))?;
+        let rule = |answer: Message| {
+            let attributes = &answer.attributes;
+            // Kernels before 4.20 do not filter; what is of another chain is not ours to show.
+            let of =
+                |kind, name: &str| attributes.find(kind).map(crate::netfilter::text).as_deref() == Some(name);
+            let handle = attributes.find(RULE_HANDLE).and_then(u64_of)?;
+            let comment = attributes.find(RULE_USER_DATA).map(comment::of_user_data).unwrap_or_default();
+            (of(RULE_TABLE, table.name) && of(RULE_CHAIN, chain)).then_some(ListedRule { handle, comment })
+        };
+        Ok(answers.into_iter().filter_map(rule).collect())
+    }
+
+    /// The elements of a set or map, in no order. `nft list set inet weft masq4`
+    ///
+    /// # Errors
+    /// [`crate::Kind::Absent`] if the set, or its table, is not there.
+    pub fn elements(&mut self, table: Table<'_>, set: &str) -> Result<Vec<ListedElement>, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(LIST_TABLE, table.name).text(LIST_SET, set);
+        let answers = self.dump(table, GET_ELEMENTS, attributes, || format!("list set {table} {set}"))?;
+        let mut elements = Vec::new();
+        for answer in &answers {
+            for (_, item) in answer.attributes.find(LIST_ELEMENTS).into_iter().flat_map(items) {
+                elements.extend(Element::read(item).map(|(key, value, comment)| ListedElement {
+                    key,
+                    value,
+                    comment,
+                }));
+            }
+        }
+        Ok(elements)
+    }
+
+    fn dump(
+        &mut self,
+        table: Table<'_>,
+        message: u8,
+        attributes: Attributes,
+        operation: impl Fn() -> String,
+    ) -> Result<Vec<Message>, Error> {
+        let request = Message { kind: kind(message), family: table.family.number(), resource: 0, attributes };
+        self.socket.dump(0, &request).map_err(|failure| failure.of(operation()))
+    }
+}

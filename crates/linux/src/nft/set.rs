@@ -1,0 +1,343 @@
+//! Sets and maps: what a rule looks up in one step, however many there are.
+//!
+//! Adding or removing an element costs the same with ten as with ten thousand, and touches no rule:
+//! what comes and goes with a pod belongs in a set.
+//!
+//! A concatenation is several fields one after the other, each padded to four bytes: `ipv4_addr . inet_service`.
+//!
+//! Source: kernel `nf_tables.h` (`NFTA_SET_…`, `NFTA_SET_ELEM_…`); type numbers: nft `include/datatype.h`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::comment;
+use crate::netfilter::Attributes;
+
+const ELEMENT_KEY: u16 = 1;
+const ELEMENT_DATA: u16 = 2;
+const ELEMENT_USER_DATA: u16 = 6;
+
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+
+/// `NFT_DATA_VERDICT`: the data type of a verdict map.
+const VERDICT_TYPE: u32 = 0xffff_ff00;
+
+/// Bits that one type takes in the number of a concatenation; nft `TYPE_BITS`.
+const TYPE_BITS: u32 = 6;
+
+/// Registers, and with them the fields of a concatenation, are filled in steps of so many bytes.
+const REGISTER: usize = 4;
+
+/// Elements are sent in messages of at most about so many bytes: an attribute can say 64 KiB of length.
+pub(super) const PIECE: usize = 32 * 1024;
+
+/// The type of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// `ipv4_addr`, 4 bytes.
+    Ipv4,
+    /// `ipv6_addr`, 16 bytes.
+    Ipv6,
+    /// `ether_addr`, 6 bytes.
+    Ether,
+    /// `inet_proto`: the number of a transport protocol, 1 byte.
+    Protocol,
+    /// `inet_service`: a port in network byte order, 2 bytes.
+    Port,
+    /// `mark`: 4 bytes in the byte order of this machine.
+    Mark,
+    /// `ifname`: the name of a link, 16 bytes.
+    Link,
+}
+
+/// A set, or a map if it has data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set<'a> {
+    pub(super) name: &'a str,
+    pub(super) key: &'a [Type],
+    pub(super) data: Mapped<'a>,
+}
+
+/// What the elements of a map lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mapped<'a> {
+    /// Nothing: a set.
+    Nothing,
+    Verdicts,
+    Values(&'a [Type]),
+}
+
+/// A member of a set, or an entry of a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    key: Data,
+    target: Target,
+    comment: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Nothing,
+    Verdict(Verdict),
+    Value(Data),
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on to the next hook.
+    Accept,
+    /// It is gone.
+    Drop,
+    /// Back to the chain that jumped here.
+    Return,
+    /// On with that chain, and back.
+    Jump(String),
+    /// On with that chain, and not back.
+    Goto(String),
+}
+
+/// The bytes of one field, or of several one after the other, each padded to four bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Data(Vec<u8>);
+
+// === impl Type ===
+
+impl Type {
+    /// Number in nft's list of types.
+    fn number(self) -> u32 {
+        match self {
+            Type::Ipv4 => 7,
+            Type::Ipv6 => 8,
+            Type::Ether => 9,
+            Type::Protocol => 12,
+            Type::Port => 13,
+            Type::Mark => 19,
+            Type::Link => 41,
+        }
+    }
+
+    /// Length in bytes.
+    pub(super) fn length(self) -> usize {
+        match self {
+            Type::Protocol => 1,
+            Type::Port => 2,
+            Type::Ipv4 | Type::Mark => 4,
+            Type::Ether => 6,
+            Type::Ipv6 | Type::Link => 16,
+        }
+    }
+
+    /// Length in a register, in bytes.
+    pub(super) fn padded(self) -> usize {
+        self.length().next_multiple_of(REGISTER)
+    }
+}
+
+/// Type number and length of a field, or of a concatenation.
+pub(super) fn number_and_length(types: &[Type]) -> (u32, u32) {
+    let number = types.iter().fold(0, |number, kind| number << TYPE_BITS | kind.number());
+    let length = match types {
+        [single] => single.length(),
+        several => several.iter().map(|kind| kind.padded()).sum(),
+    };
+    (number, length as u32)
+}
+
+// === impl Set ===
+
+impl<'a> Set<'a> {
+    /// A set of keys: `set NAME { type ipv4_addr . inet_service; }`
+    #[must_use]
+    pub fn of(name: &'a str, key: &'a [Type]) -> Set<'a> {
+        Set { name, key, data: Mapped::Nothing }
+    }
+
+    /// A map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
+    #[must_use]
+    pub fn to_verdicts(name: &'a str, key: &'a [Type]) -> Set<'a> {
+        Set { name, key, data: Mapped::Verdicts }
+    }
+
+    /// A map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
+    #[must_use]
+    pub fn to_values(name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
+        Set { name, key, data: Mapped::Values(data) }
+    }
+}
+
+impl Mapped<'_> {
+    /// Type number and length of the data.
+    pub(super) fn number_and_length(self) -> Option<(u32, u32)> {
+        match self {
+            Mapped::Nothing => None,
+            Mapped::Verdicts => Some((VERDICT_TYPE, 0)),
+            Mapped::Values(types) => Some(number_and_length(types)),
+        }
+    }
+}
+
+// === impl Element ===
+
+impl Element {
+    /// A member of a set.
+    pub fn new(key: impl Into<Data>) -> Element {
+        Element { key: key.into(), target: Target::Nothing, comment: String::new() }
+    }
+
+    /// An entry of a verdict map: `KEY : VERDICT`
+    #[must_use]
+    pub fn verdict(mut self, verdict: Verdict) -> Element {
+        self.target = Target::Verdict(verdict);
+        self
+    }
+
+    /// An entry of a map: `KEY : VALUE`
+    #[must_use]
+    pub fn value(mut self, value: impl Into<Data>) -> Element {
+        self.target = Target::Value(value.into());
+        self
+    }
+
+    /// `KEY comment "…"`; at most 128 bytes, quotes and control characters become `_`.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<String>) -> Element {
+        self.comment = comment.into();
+        self
+    }
+
+    pub(super) fn write(&self, attributes: &mut Attributes) {
+        let Element { key, target, comment } = self;
+        attributes.nested(ELEMENT_KEY, |inner| key.write(inner));
+        match target {
+            Target::Nothing => {}
+            Target::Verdict(verdict) => {
+                attributes.nested(ELEMENT_DATA, |inner| verdict.write(inner));
+            }
+            Target::Value(value) => {
+                attributes.nested(ELEMENT_DATA, |inner| value.write(inner));
+            }
+        }
+        if !comment.is_empty() {
+            attributes.bytes(ELEMENT_USER_DATA, &comment::user_data(comment));
+        }
+    }
+
+    /// The element that [`Element::write`] wrote, without what it leads to if that is a verdict.
+    pub(super) fn read(attributes: &[u8]) -> Option<(Data, Data, String)> {
+        use crate::netfilter::find;
+        let key = find(find(attributes, ELEMENT_KEY)?, DATA_VALUE)?;
+        let value =
+            find(attributes, ELEMENT_DATA).and_then(|data| find(data, DATA_VALUE)).unwrap_or_default();
+        let comment = find(attributes, ELEMENT_USER_DATA).map(comment::of_user_data).unwrap_or_default();
+        Some((Data(key.to_vec()), Data(value.to_vec()), comment))
+    }
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    pub(super) fn write(&self, attributes: &mut Attributes) {
+        // `NF_…` and `NFT_…` codes.
+        let (code, chain) = match self {
+            Verdict::Drop => (0, None),
+            Verdict::Accept => (1, None),
+            Verdict::Jump(chain) => (-3, Some(chain)),
+            Verdict::Goto(chain) => (-4, Some(chain)),
+            Verdict::Return => (-5_i32, None),
+        };
+        attributes.nested(DATA_VERDICT, |inner| {
+            inner.u32(VERDICT_CODE, code as u32);
+            if let Some(chain) = chain {
+                inner.text(VERDICT_CHAIN, chain);
+            }
+        });
+    }
+}
+
+// === impl Data ===
+
+impl Data {
+    /// This, and then another field: the key of a concatenation.
+    #[must_use]
+    pub fn and(mut self, next: impl Into<Data>) -> Data {
+        self.0.resize(self.0.len().next_multiple_of(REGISTER), 0);
+        self.0.extend(next.into().0);
+        self.0.resize(self.0.len().next_multiple_of(REGISTER), 0);
+        self
+    }
+
+    /// The name of a link.
+    #[must_use]
+    pub fn link(name: &str) -> Data {
+        let mut bytes = name.as_bytes().to_vec();
+        // A longer name is that of no link; cut, it still is none, since links have at most 15.
+        bytes.resize(Type::Link.length(), 0);
+        Data(bytes)
+    }
+
+    /// A transport protocol's number.
+    #[must_use]
+    pub fn protocol(number: u8) -> Data {
+        Data(vec![number])
+    }
+
+    /// A mark, in this machine's byte order.
+    #[must_use]
+    pub fn mark(mark: u32) -> Data {
+        Data(mark.to_ne_bytes().to_vec())
+    }
+
+    /// The bytes, as the kernel has them.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn write(&self, attributes: &mut Attributes) {
+        attributes.bytes(DATA_VALUE, &self.0);
+    }
+}
+
+impl From<[u8; 4]> for Data {
+    fn from(bytes: [u8; 4]) -> Data {
+        Data(bytes.to_vec())
+    }
+}
+
+/// A hardware address.
+impl From<[u8; 6]> for Data {
+    fn from(bytes: [u8; 6]) -> Data {
+        Data(bytes.to_vec())
+    }
+}
+
+impl From<Ipv4Addr> for Data {
+    fn from(address: Ipv4Addr) -> Data {
+        Data(address.octets().to_vec())
+    }
+}
+
+impl From<Ipv6Addr> for Data {
+    fn from(address: Ipv6Addr) -> Data {
+        Data(address.octets().to_vec())
+    }
+}
+
+impl From<IpAddr> for Data {
+    fn from(address: IpAddr) -> Data {
+        match address {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+}
+
+/// A port.
+impl From<u16> for Data {
+    fn from(port: u16) -> Data {
+        Data(port.to_be_bytes().to_vec())
+    }
+}

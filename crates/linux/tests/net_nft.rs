@@ -1,0 +1,597 @@
+//! nf_tables natively: what we write is what `nft` lists, and packets meet it.
+//!
+//! ```text
+//!   Pod a ── eth0 10.1.0.5 ──┐ veth                veth ┌── eth0 192.0.2.9 ── Pod out
+//!                            └ a0 10.1.0.1  Host  o0 192.0.2.1 ┘
+//! ```
+
+#![cfg(test)]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Mapping, Nft, Policy, Protocol, Selector,
+    Set, State, Table, Type, Verdict, priority,
+};
+use linux::{Kind, Netns};
+use serde_json::{Value, json};
+use testkit::{Feature, Host, Pod, host};
+
+const WEFT: Table<'_> = Table::new(Family::Inet, "weft");
+
+const POSTROUTING: BaseChain = BaseChain {
+    chain_type: ChainType::Nat,
+    hook: Hook::Postrouting,
+    priority: priority::SOURCE_NAT,
+    policy: Policy::Accept,
+};
+
+const PREROUTING: BaseChain = BaseChain {
+    chain_type: ChainType::Nat,
+    hook: Hook::Prerouting,
+    priority: priority::DESTINATION_NAT,
+    policy: Policy::Accept,
+};
+
+const FORWARD: BaseChain = BaseChain {
+    chain_type: ChainType::Filter,
+    hook: Hook::Forward,
+    priority: priority::FILTER,
+    policy: Policy::Drop,
+};
+
+fn nft(host: &Host) -> Nft {
+    Netns::open(&host.handle()).expect("open the host's namespace").nft().expect("open a socket")
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a network")
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// The objects of one kind as `nft -j` lists them, without handles.
+fn listed(host: &Host, kind: &str) -> Vec<Value> {
+    let mut ruleset = host.json(["nft", "-j", "list", "ruleset"]);
+    let objects = ruleset["nftables"].as_array_mut().expect("a list");
+    let mut found: Vec<Value> =
+        objects.iter_mut().filter_map(|object| Some(object.get_mut(kind)?.take())).collect();
+    found.iter_mut().filter_map(Value::as_object_mut).for_each(|object| drop(object.remove("handle")));
+    found
+}
+
+/// Every rule as a person reads it, without the blanks before it.
+fn rules(host: &Host) -> Vec<String> {
+    let text = host.run(["nft", "-s", "list", "table", "inet", "weft"]);
+    let lines = text.lines().map(str::trim);
+    lines
+        .filter(|line| line.contains("comment \"rule"))
+        .map(|line| line.replace(" comment \"rule\"", ""))
+        .collect()
+}
+
+/// A host that routes between a pod and the outside.
+fn routed(host: &Host) -> (Pod, Pod) {
+    let (a, out) = (host.pod("a"), host.pod("out"));
+    let wires = [(&a, "a0", "10.1.0.1", "10.1.0.5"), (&out, "o0", "192.0.2.1", "192.0.2.9")];
+    for (pod, link, near, far) in wires {
+        host.run(["ip", "link", "add", link, "type", "veth", "peer", "eth0", "netns", pod.name()]);
+        host.run(["ip", "address", "add", &format!("{near}/24"), "dev", link]);
+        host.run(["ip", "link", "set", link, "up"]);
+        pod.run(["ip", "address", "add", &format!("{far}/24"), "dev", "eth0"]);
+        pod.run(["ip", "link", "set", "eth0", "up"]);
+    }
+    a.run(["ip", "route", "add", "default", "via", "10.1.0.1"]);
+    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    (a, out)
+}
+
+#[test]
+fn tables_chains_and_sets_are_what_nft_would_have_made() {
+    let host = host!(Feature::NftInet);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_base_chain(WEFT, "postrouting", POSTROUTING).ensure_chain(WEFT, "web");
+    batch.ensure_base_chain(WEFT, "forward", FORWARD);
+    batch.ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+    batch.ensure_set(
+        WEFT,
+        &Set::of("all", &[Type::Ipv6, Type::Ether, Type::Protocol, Type::Port, Type::Link]),
+    );
+    batch.ensure_set(WEFT, &Set::to_verdicts("pods", &[Type::Ipv4]));
+    batch
+        .ensure_set(WEFT, &Set::to_values("ports", &[Type::Protocol, Type::Port], &[Type::Ipv4, Type::Port]));
+    nft(&host).commit(batch).expect("commit");
+
+    assert_eq!(listed(&host, "table"), [json!({ "family": "inet", "name": "weft" })]);
+    let base = |name: &str, kind: &str, hook: &str, prio: i32, policy: &str| json!({ "family": "inet", "table": "weft", "name": name, "type": kind, "hook": hook, "prio": prio, "policy": policy });
+    let regular = json!({ "family": "inet", "table": "weft", "name": "web" });
+    let chains = [
+        base("postrouting", "nat", "postrouting", 100, "accept"),
+        regular,
+        base("forward", "filter", "forward", 0, "drop"),
+    ];
+    assert_eq!(listed(&host, "chain"), chains);
+    let set =
+        |name: &str, kind: Value| json!({ "family": "inet", "name": name, "table": "weft", "type": kind });
+    let all = json!(["ipv6_addr", "ether_addr", "inet_proto", "inet_service", "ifname"]);
+    assert_eq!(listed(&host, "set"), [set("masq4", json!("ipv4_addr")), set("all", all)]);
+    let map = |name: &str, kind: Value, data: Value| json!({ "family": "inet", "name": name, "table": "weft", "type": kind, "map": data });
+    let maps = listed(&host, "map");
+    assert_eq!(maps[0], map("pods", json!("ipv4_addr"), json!("verdict")));
+    assert_eq!(maps[1]["type"], json!(["inet_proto", "inet_service"]));
+    // nft 1.0.6 prints the target of a concatenated map as one string, later ones as a list.
+    let target = &maps[1]["map"];
+    assert!(
+        *target == json!("ipv4_addr . inet_service") || *target == json!(["ipv4_addr", "inet_service"]),
+        "{target}"
+    );
+}
+
+#[test]
+fn ensuring_twice_changes_nothing_and_creating_twice_is_refused_whole() {
+    let host = host!(Feature::NftInet);
+    let mut nft = nft(&host);
+    let make = || {
+        let mut batch = Batch::new();
+        batch
+            .ensure_table(WEFT)
+            .ensure_base_chain(WEFT, "postrouting", POSTROUTING)
+            .ensure_chain(WEFT, "web");
+        batch.ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+        batch.add_elements(WEFT, "masq4", &[Element::new([10, 1, 0, 5]).comment("first")]);
+        batch
+    };
+    nft.commit(make()).expect("the first time");
+    let before = host.snapshot();
+    nft.commit(make()).expect("the second time");
+    host.assert_unchanged(&before);
+
+    let mut batch = Batch::new();
+    batch.ensure_chain(WEFT, "half").create_chain(WEFT, "web");
+    let error = nft.commit(batch).expect_err("web is there");
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (Kind::Exists, "create chain inet weft web: file exists")
+    );
+    host.assert_unchanged(&before);
+    let mut batch = Batch::new();
+    batch.create_elements(WEFT, "masq4", &[Element::new([10, 1, 0, 5])]);
+    assert_eq!(nft.commit(batch).expect_err("the element is there").kind(), Kind::Exists);
+    let mut batch = Batch::new();
+    batch.create_table(WEFT);
+    assert_eq!(nft.commit(batch).expect_err("the table is there").kind(), Kind::Exists);
+}
+
+#[test]
+fn a_refusal_names_the_operation_and_undoes_the_whole() {
+    let host = host!(Feature::NftInet);
+    let before = host.snapshot();
+    let mut nft = nft(&host);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").add_elements(
+        WEFT,
+        "nosuch",
+        &[Element::new([10, 1, 0, 5])],
+    );
+    batch.ensure_chain(WEFT, "after");
+    let error = nft.commit(batch).expect_err("there is no such set");
+    assert_eq!(error.kind(), Kind::Absent);
+    assert_eq!(error.to_string(), "add element inet weft nosuch: no such file or directory");
+    host.assert_unchanged(&before);
+    // The socket is as good as new.
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT);
+    nft.commit(batch).expect("commit after a refusal");
+    nft.commit(Batch::new()).expect("nothing to do is fine");
+}
+
+#[test]
+fn elements_come_and_go_with_their_comments() {
+    let host = host!(Feature::NftInet);
+    let mut nft = nft(&host);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4])).ensure_chain(WEFT, "web");
+    batch.ensure_set(WEFT, &Set::to_verdicts("pods", &[Type::Ipv4]));
+    let five = Element::new([10, 1, 0, 5]).comment("default/web eth0");
+    batch.add_elements(WEFT, "masq4", &[five.clone(), Element::new([10, 1, 0, 6])]);
+    let to_web = Element::new([10, 1, 0, 5]).verdict(Verdict::Goto("web".into())).comment("to web");
+    batch.add_elements(WEFT, "pods", &[to_web, Element::new([10, 1, 0, 7]).verdict(Verdict::Drop)]);
+    nft.commit(batch).expect("commit");
+
+    let set = &listed(&host, "set")[0]["elem"];
+    assert_eq!(set, &json!([{ "elem": { "val": "10.1.0.5", "comment": "default/web eth0" } }, "10.1.0.6"]));
+    let map = &listed(&host, "map")[0]["elem"];
+    let five_to_web =
+        json!([{ "elem": { "val": "10.1.0.5", "comment": "to web" } }, { "goto": { "target": "web" } }]);
+    assert!(map.as_array().is_some_and(|elements| elements.contains(&five_to_web)), "{map}");
+    assert!(
+        map.as_array().is_some_and(|elements| elements.contains(&json!(["10.1.0.7", { "drop": null }]))),
+        "{map}"
+    );
+
+    let mut elements = nft.elements(WEFT, "masq4").expect("list");
+    elements.sort_by(|a, b| a.key.bytes().cmp(b.key.bytes()));
+    assert_eq!(
+        (elements[0].key.clone(), elements[0].comment.as_str()),
+        (Data::from([10, 1, 0, 5]), "default/web eth0")
+    );
+    assert_eq!((elements[1].key.clone(), elements[1].comment.as_str()), (Data::from([10, 1, 0, 6]), ""));
+
+    let mut batch = Batch::new();
+    batch.delete_elements(WEFT, "masq4", std::slice::from_ref(&five)).delete_elements(
+        WEFT,
+        "pods",
+        &[Element::new([10, 1, 0, 7])],
+    );
+    nft.commit(batch).expect("delete");
+    assert_eq!(listed(&host, "set")[0]["elem"], json!(["10.1.0.6"]));
+    let mut batch = Batch::new();
+    batch.delete_elements(WEFT, "masq4", std::slice::from_ref(&five));
+    assert_eq!(nft.commit(batch).expect_err("it is gone").kind(), Kind::Absent);
+    let mut batch = Batch::new();
+    batch.discard_elements(WEFT, "masq4", &[five, Element::new([10, 1, 0, 6])]);
+    nft.commit(batch).expect("discard what is there and what is not");
+    assert_eq!(listed(&host, "set")[0].get("elem"), None);
+    assert_eq!(nft.elements(WEFT, "nosuch").expect_err("no such set").kind(), Kind::Absent);
+}
+
+#[test]
+fn concatenated_keys_and_values_are_as_nft_has_them() {
+    let host = host!(Feature::NftInet);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT);
+    batch
+        .ensure_set(WEFT, &Set::to_values("ports", &[Type::Protocol, Type::Port], &[Type::Ipv4, Type::Port]));
+    batch.ensure_set(WEFT, &Set::of("six", &[Type::Ipv6, Type::Port]));
+    batch.ensure_set(WEFT, &Set::of("links", &[Type::Link, Type::Ether]));
+    let target = Data::from([10, 1, 0, 5]).and(8080);
+    batch.add_elements(WEFT, "ports", &[Element::new(Data::protocol(6).and(80)).value(target.clone())]);
+    batch.add_elements(WEFT, "six", &[Element::new(Data::from(address("fd00::5")).and(53))]);
+    batch.add_elements(WEFT, "links", &[Element::new(Data::link("eth0").and([2, 0, 0, 0, 0, 1]))]);
+    let mut nft = nft(&host);
+    nft.commit(batch).expect("commit");
+    let entry = json!([[{ "concat": ["tcp", 80] }, { "concat": ["10.1.0.5", 8080] }]]);
+    assert_eq!(listed(&host, "map")[0]["elem"], entry);
+    assert_eq!(listed(&host, "set")[0]["elem"], json!([{ "concat": ["fd00::5", 53] }]));
+    assert_eq!(listed(&host, "set")[1]["elem"], json!([{ "concat": ["eth0", "02:00:00:00:00:01"] }]));
+    assert_eq!(nft.elements(WEFT, "ports").expect("list")[0].value, target);
+}
+
+#[test]
+fn every_condition_reads_back_as_it_would_be_typed() {
+    let host = host!(Feature::NftInet, Feature::NftFib);
+    let rule = || WEFT.rule().comment("rule");
+    let cases = [
+        (rule().link_in(Is::In, "eth0"), r#"iifname "eth0""#),
+        (rule().link_out(Is::NotIn, "eth0"), r#"oifname != "eth0""#),
+        (rule().source(Is::In, net("10.1.0.0/16")), "ip saddr 10.1.0.0/16"),
+        (rule().source(Is::In, net("10.1.2.3/20")), "ip saddr 10.1.0.0/20"),
+        (rule().destination(Is::NotIn, net("10.1.0.5/32")), "ip daddr != 10.1.0.5"),
+        (rule().source(Is::In, net("fd00:0:7::/45")), "ip6 saddr fd00::/45"),
+        (rule().destination(Is::NotIn, net("ff00::/8")), "ip6 daddr != ff00::/8"),
+        (
+            rule().source(Is::In, net("10.1.0.0/16")).destination(Is::NotIn, net("10.1.0.0/16")),
+            "ip saddr 10.1.0.0/16 ip daddr != 10.1.0.0/16",
+        ),
+        (rule().ip4(), "meta nfproto ipv4"),
+        (rule().ip6(), "meta nfproto ipv6"),
+        (rule().ether_source(Is::NotIn, [2, 0, 0, 0, 0, 1]), "ether saddr != 02:00:00:00:00:01"),
+        (rule().transport(Protocol::Udp), "meta l4proto udp"),
+        (rule().destination_port(Protocol::Tcp, 80), "tcp dport 80"),
+        (rule().destination_is_local(Is::In), "fib daddr type local"),
+        (rule().destination_is_local(Is::NotIn), "fib daddr type != local"),
+        (rule().state(&[State::Established, State::Related]), "ct state established,related"),
+        (rule().state(&[State::Invalid]), "ct state invalid"),
+        (rule().was_destination_translated(), "ct status dnat"),
+        (rule().mark(Is::In, 0x2000, 0x2000), "meta mark & 0x00002000 == 0x00002000"),
+        (rule().mark(Is::NotIn, 7, u32::MAX), "meta mark != 0x00000007"),
+        (rule().look_up(&[Selector::Source4], Is::In, "masq4"), "ip saddr @masq4"),
+        (rule().look_up(&[Selector::Source4], Is::NotIn, "masq4"), "ip saddr != @masq4"),
+        (
+            rule().look_up(&[Selector::Transport, Selector::DestinationPort], Is::In, "open"),
+            "meta l4proto . th dport @open",
+        ),
+    ];
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+    batch.ensure_set(WEFT, &Set::of("open", &[Type::Protocol, Type::Port]));
+    for (rule, _) in &cases {
+        batch.add_rule(WEFT, "web", rule);
+    }
+    nft(&host).commit(batch).expect("commit");
+    assert_eq!(rules(&host), cases.map(|(_, expected)| expected));
+}
+
+#[test]
+fn every_consequence_reads_back_as_it_would_be_typed() {
+    let host = host!(Feature::NftInet);
+    let rule = || WEFT.rule().comment("rule");
+    let cases = [
+        (rule().decide(&Verdict::Accept), "accept"),
+        (rule().decide(&Verdict::Drop), "drop"),
+        (rule().decide(&Verdict::Return), "return"),
+        (rule().decide(&Verdict::Jump("other".into())), "jump other"),
+        (rule().decide(&Verdict::Goto("other".into())), "goto other"),
+        (rule().count().decide(&Verdict::Accept), "counter accept"),
+        (rule().set_mark(0x2000, 0x2000), "meta mark set meta mark | 0x00002000"),
+        (rule().verdict_of(&[Selector::Source4], "pods"), "ip saddr vmap @pods"),
+    ];
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_chain(WEFT, "other");
+    batch.ensure_set(WEFT, &Set::to_verdicts("pods", &[Type::Ipv4]));
+    for (rule, _) in &cases {
+        batch.add_rule(WEFT, "web", rule);
+    }
+    nft(&host).commit(batch).expect("commit");
+    assert_eq!(rules(&host), cases.map(|(_, expected)| expected));
+}
+
+#[test]
+fn every_translation_reads_back_as_it_would_be_typed() {
+    let host = host!(Feature::NftMasquerade);
+    let rule = || WEFT.rule().comment("rule");
+    let web = rule()
+        .destination_port(Protocol::Tcp, 80)
+        .destination_nat("10.1.0.5:8080".parse().expect("a socket"));
+    let names =
+        rule().destination_port(Protocol::Udp, 53).destination_nat("[fd00::5]:53".parse().expect("a socket"));
+    let ports = &[Selector::Transport, Selector::DestinationPort];
+    let mapped = rule().ip4().destination_nat_of(ports, "ports", Mapping::Address4AndPort);
+    let source = [
+        (rule().masquerade(), "masquerade"),
+        (rule().masquerade_randomly(), "masquerade fully-random"),
+        (rule().ip4().source_nat(address("192.0.2.1")), "meta nfproto ipv4 snat ip to 192.0.2.1"),
+        (rule().ip6().source_nat(address("fd00::1")), "meta nfproto ipv6 snat ip6 to fd00::1"),
+    ];
+    let destination = [
+        (web, "tcp dport 80 dnat ip to 10.1.0.5:8080"),
+        (names, "udp dport 53 dnat ip6 to [fd00::5]:53"),
+        (mapped, "meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports"),
+    ];
+    let mut batch = Batch::new();
+    batch
+        .ensure_table(WEFT)
+        .ensure_base_chain(WEFT, "out", POSTROUTING)
+        .ensure_base_chain(WEFT, "in", PREROUTING);
+    batch
+        .ensure_set(WEFT, &Set::to_values("ports", &[Type::Protocol, Type::Port], &[Type::Ipv4, Type::Port]));
+    for (rule, _) in &source {
+        batch.add_rule(WEFT, "out", rule);
+    }
+    for (rule, _) in &destination {
+        batch.add_rule(WEFT, "in", rule);
+    }
+    nft(&host).commit(batch).expect("commit");
+    let expected: Vec<_> = source.iter().chain(&destination).map(|(_, expected)| *expected).collect();
+    assert_eq!(rules(&host), expected);
+}
+
+#[test]
+fn rules_are_found_by_comment_and_deleted_by_handle() {
+    let host = host!(Feature::NftInet);
+    let mut nft = nft(&host);
+    assert_eq!(nft.rules(WEFT, "web").expect("no table is no rules"), []);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_chain(WEFT, "other");
+    for comment in ["one", "two", "a \"quoted\" one", ""] {
+        batch.add_rule(WEFT, "web", &WEFT.rule().comment(comment).decide(&Verdict::Accept));
+    }
+    batch.add_rule(WEFT, "other", &WEFT.rule().comment("elsewhere").count());
+    batch.insert_rule(WEFT, "web", &WEFT.rule().comment("zero").count());
+    nft.commit(batch).expect("commit");
+    let found = nft.rules(WEFT, "web").expect("list");
+    let comments: Vec<_> = found.iter().map(|rule| rule.comment.as_str()).collect();
+    assert_eq!(comments, ["zero", "one", "two", "a _quoted_ one", ""]);
+    let printed: Vec<_> = listed(&host, "rule")
+        .iter()
+        .filter_map(|rule| Some(rule.get("comment")?.as_str()?.to_owned()))
+        .collect();
+    assert_eq!(printed, ["zero", "one", "two", "a _quoted_ one", "elsewhere"]);
+
+    let two = found.iter().find(|rule| rule.comment == "two").expect("rule two");
+    let mut batch = Batch::new();
+    batch.delete_rule(WEFT, "web", two.handle);
+    nft.commit(batch).expect("delete");
+    let left: Vec<_> = nft.rules(WEFT, "web").expect("list").into_iter().map(|rule| rule.comment).collect();
+    assert_eq!(left, ["zero", "one", "a _quoted_ one", ""]);
+    let mut batch = Batch::new();
+    batch.delete_rule(WEFT, "web", two.handle);
+    assert_eq!(nft.commit(batch).expect_err("it is gone").kind(), Kind::Absent);
+}
+
+#[test]
+fn whole_objects_go_away() {
+    let host = host!(Feature::NftInet);
+    let before = host.snapshot();
+    let mut nft = nft(&host);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+    batch.add_rule(WEFT, "web", &WEFT.rule().count()).add_elements(
+        WEFT,
+        "masq4",
+        &[Element::new([10, 1, 0, 5])],
+    );
+    nft.commit(batch).expect("commit");
+    let mut batch = Batch::new();
+    batch.discard_chain(WEFT, "web").discard_chain(WEFT, "never").flush_set(WEFT, "masq4");
+    nft.commit(batch).expect("discard");
+    assert_eq!((listed(&host, "chain"), listed(&host, "set")[0].get("elem")), (vec![], None));
+    let mut batch = Batch::new();
+    batch
+        .delete_set(WEFT, "masq4")
+        .ensure_chain(WEFT, "web")
+        .flush_chain(WEFT, "web")
+        .delete_chain(WEFT, "web")
+        .delete_table(WEFT);
+    nft.commit(batch).expect("delete");
+    host.assert_unchanged(&before);
+}
+
+#[test]
+fn masquerade_by_set_hides_the_address_and_stops_when_the_element_goes() {
+    let host = host!(Feature::NftMasquerade, Feature::Ping);
+    let (a, out) = routed(&host);
+    let mut nft = nft(&host);
+    let mut batch = Batch::new();
+    batch
+        .ensure_table(WEFT)
+        .ensure_base_chain(WEFT, "postrouting", POSTROUTING)
+        .ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+    let rule = WEFT
+        .rule()
+        .look_up(&[Selector::Source4], Is::In, "masq4")
+        .destination(Is::NotIn, net("10.1.0.0/24"))
+        .masquerade();
+    batch.add_rule(WEFT, "postrouting", &rule);
+    nft.commit(batch).expect("commit");
+    assert!(!a.pings("192.0.2.9"), "outside knows no way back to 10.1.0.5");
+    let five = [Element::new(Ipv4Addr::new(10, 1, 0, 5))];
+    let mut batch = Batch::new();
+    batch.add_elements(WEFT, "masq4", &five);
+    nft.commit(batch).expect("add");
+    assert!(a.pings("192.0.2.9"), "as 192.0.2.1 it is answered");
+    let mut batch = Batch::new();
+    batch.delete_elements(WEFT, "masq4", &five);
+    nft.commit(batch).expect("delete");
+    assert!(!a.pings("192.0.2.9"), "and no more");
+    drop(out);
+}
+
+#[test]
+fn destination_nat_by_map_leads_to_the_pod() {
+    let host = host!(Feature::NftMasquerade);
+    let (a, out) = routed(&host);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_base_chain(WEFT, "prerouting", PREROUTING);
+    batch
+        .ensure_set(WEFT, &Set::to_values("ports", &[Type::Protocol, Type::Port], &[Type::Ipv4, Type::Port]));
+    let ports = &[Selector::Transport, Selector::DestinationPort];
+    let rule = WEFT.rule().ip4().destination_is_local(Is::In).destination_nat_of(
+        ports,
+        "ports",
+        Mapping::Address4AndPort,
+    );
+    batch.add_rule(WEFT, "prerouting", &rule);
+    let entry = Element::new(Data::protocol(6).and(8080)).value(Data::from([10, 1, 0, 5]).and(80));
+    batch.add_elements(WEFT, "ports", &[entry]);
+    nft(&host).commit(batch).expect("commit");
+    let server = a.within(|| std::net::TcpListener::bind("10.1.0.5:80")).expect("listen in the pod");
+    let connect = |port: u16| {
+        out.within(|| {
+            std::net::TcpStream::connect_timeout(
+                &(Ipv4Addr::new(192, 0, 2, 1), port).into(),
+                Duration::from_secs(2),
+            )
+        })
+    };
+    let client = connect(8080).expect("connect to the host's port");
+    let (_, from) = server.accept().expect("accept");
+    assert_eq!(from, client.local_addr().expect("an address"), "the pod sees who it is");
+    assert!(connect(8081).is_err(), "no other port leads there");
+}
+
+#[test]
+fn forwarding_is_filtered_by_link_and_state() {
+    let host = host!(Feature::NftInet, Feature::Ping);
+    let (a, out) = routed(&host);
+    out.run(["ip", "route", "add", "10.1.0.0/24", "via", "192.0.2.1"]);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_base_chain(WEFT, "forward", FORWARD);
+    batch.add_rule(WEFT, "forward", &WEFT.rule().state(&[State::Established]).decide(&Verdict::Accept));
+    batch.add_rule(
+        WEFT,
+        "forward",
+        &WEFT.rule().link_in(Is::In, "a0").link_out(Is::In, "o0").decide(&Verdict::Accept),
+    );
+    nft(&host).commit(batch).expect("commit");
+    assert!(a.pings("192.0.2.9"), "out and back");
+    assert!(!out.pings("10.1.0.5"), "not in");
+}
+
+#[test]
+fn a_bridge_table_drops_a_forged_hardware_address() {
+    let host = host!(Feature::NftBridge, Feature::Bridge, Feature::Ping);
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    host.run(["ip", "link", "add", "br0", "type", "bridge"]);
+    host.run(["ip", "link", "set", "br0", "up"]);
+    for (pod, link, address) in [(&a, "a0", "10.1.0.5/24"), (&b, "b0", "10.1.0.6/24")] {
+        host.run(["ip", "link", "add", link, "type", "veth", "peer", "eth0", "netns", pod.name()]);
+        host.run(["ip", "link", "set", link, "master", "br0", "up"]);
+        pod.run(["ip", "address", "add", address, "dev", "eth0"]);
+        pod.run(["ip", "link", "set", "eth0", "up"]);
+    }
+    a.run(["ip", "link", "set", "eth0", "address", "02:00:00:00:00:05"]);
+    let table = Table::new(Family::Bridge, "weft");
+    let base = BaseChain {
+        chain_type: ChainType::Filter,
+        hook: Hook::Prerouting,
+        priority: priority::RAW,
+        policy: Policy::Accept,
+    };
+    let mut batch = Batch::new();
+    batch.ensure_table(table).ensure_base_chain(table, "spoof", base);
+    let rule = table
+        .rule()
+        .link_in(Is::In, "a0")
+        .ether_source(Is::NotIn, [2, 0, 0, 0, 0, 5])
+        .count()
+        .decide(&Verdict::Drop);
+    batch.add_rule(table, "spoof", &rule);
+    batch.add_rule(table, "spoof", &table.rule().source(Is::In, net("10.1.0.5/32")).count());
+    nft(&host).commit(batch).expect("commit");
+    assert!(a.pings("10.1.0.6"), "under its own address");
+    let text = host.run(["nft", "-s", "list", "table", "bridge", "weft"]);
+    assert!(text.contains(r#"iifname "a0" ether saddr != 02:00:00:00:00:05 counter drop"#), "{text}");
+    assert!(text.contains("ip saddr 10.1.0.5 counter"), "{text}");
+    a.run(["ip", "link", "set", "eth0", "address", "02:00:00:00:00:66"]);
+    assert!(!a.pings("10.1.0.6"), "under another");
+    drop(b);
+}
+
+#[test]
+fn ten_thousand_elements_are_one_transaction_and_one_more_costs_no_more() {
+    let host = host!(Feature::NftInet);
+    let mut nft = nft(&host);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_set(WEFT, &Set::of("masq4", &[Type::Ipv4]));
+    nft.commit(batch).expect("commit");
+    let few = median_of_one_element(&mut nft);
+    let many: Vec<Element> = (0..10_000_u32)
+        .map(|n| Element::new(Ipv4Addr::from(0x0a80_0000 + n)).comment(format!("pod {n} eth0")))
+        .collect();
+    let mut batch = Batch::new();
+    batch.add_elements(WEFT, "masq4", &many);
+    let started = Instant::now();
+    nft.commit(batch).expect("commit");
+    eprintln!("10,000 elements: {:?}", started.elapsed());
+    assert_eq!(nft.elements(WEFT, "masq4").expect("list").len(), 10_000);
+    let crowded = median_of_one_element(&mut nft);
+    eprintln!("one element, added and deleted: {few:?} among none, {crowded:?} among 10,000");
+    for (few, crowded) in [(few.0, crowded.0), (few.1, crowded.1)] {
+        assert!(crowded < few * 3 + Duration::from_millis(1), "{crowded:?} among 10,000, {few:?} among none");
+    }
+}
+
+/// Median times of a transaction that adds one element, and of one that deletes it.
+fn median_of_one_element(nft: &mut Nft) -> (Duration, Duration) {
+    let mut commit = |batch: Batch| {
+        let started = Instant::now();
+        nft.commit(batch).expect("commit");
+        started.elapsed()
+    };
+    let times = (0..51_u8).map(|last| {
+        let element = [Element::new([10, 9, 9, last]).comment("default/web eth0")];
+        let (mut add, mut delete) = (Batch::new(), Batch::new());
+        add.add_elements(WEFT, "masq4", &element);
+        delete.delete_elements(WEFT, "masq4", &element);
+        (commit(add), commit(delete))
+    });
+    let (mut added, mut deleted): (Vec<_>, Vec<_>) = times.unzip();
+    added.sort();
+    deleted.sort();
+    (added[25], deleted[25])
+}
