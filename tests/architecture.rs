@@ -299,6 +299,20 @@ fn links_between_documents_lead_somewhere() {
     }
 }
 
+#[test]
+fn every_deviation_is_pinned_by_a_test_that_exists() {
+    let Ok(text) = fs::read_to_string(workspace().join("DEVIATIONS.md")) else { return };
+    let sources: Vec<String> = sources().into_iter().map(|(_, source)| source).collect();
+    for row in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what ")) {
+        let named = row.rsplit('|').nth(1).unwrap_or_default();
+        // Crate names have no underscore, test names do.
+        for name in named.split('`').filter(|word| word.contains('_')) {
+            let head = format!("fn {name}(");
+            assert!(sources.iter().any(|source| source.contains(&head)), "DEVIATIONS.md: no test {name}");
+        }
+    }
+}
+
 // === reading the tree ===
 
 /// Every Rust file of ours, by its path from the root.

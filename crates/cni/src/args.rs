@@ -44,7 +44,7 @@ impl Args {
 
     /// Reads what can be read: the first `=` of a part divides it, other parts are skipped.
     pub fn scan(text: &str) -> Args {
-        let bounded = text.get(..ARGS_MAX).unwrap_or(text);
+        let bounded = &text[..text.floor_char_boundary(ARGS_MAX)];
         let pairs = bounded.split(';').filter_map(|part| part.split_once('='));
         Args(pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
     }
@@ -175,6 +175,16 @@ mod tests {
         let args = Args::parse("ip=1;IP=2;IP=3")?;
         assert_eq!((args.get("ip"), args.get("IP"), args.get("Ip")), (Some("1"), Some("3"), None));
         Ok(())
+    }
+
+    #[test]
+    fn v15_a_scan_is_bounded_wherever_the_bound_falls() {
+        for pad in 0..4 {
+            let text = format!("{}K={}", " ".repeat(pad), "ä€".repeat(ARGS_MAX));
+            let scanned = Args::scan(&text);
+            let value = scanned.pairs().next().map_or(0, |(_, value)| value.len());
+            assert!((ARGS_MAX - 10..=ARGS_MAX).contains(&value), "{value}");
+        }
     }
 
     #[test]

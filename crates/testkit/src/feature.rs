@@ -47,6 +47,7 @@ pub enum Feature {
     IptablesLegacy,
     IptablesNft,
     Ping,
+    GoPlugins,
     Ethtool,
 }
 
@@ -166,6 +167,12 @@ const TABLE: &[Row] = &[
     ),
     (Feature::IptablesNft, "iptables over nftables", "iptables-nft -t nat -S", Offer::Package("iptables")),
     (Feature::Ping, "ping", "ip link set lo up && ping -c 1 -W 1 127.0.0.1", Offer::Package("iputils-ping")),
+    (
+        Feature::GoPlugins,
+        "the Go reference plugins in /usr/lib/cni",
+        "test -x /usr/lib/cni/bridge",
+        Offer::Package("containernetworking-plugins"),
+    ),
     (Feature::Ethtool, "ethtool", "ethtool lo", Offer::Package("ethtool")),
 ];
 

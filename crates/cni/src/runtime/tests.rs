@@ -236,3 +236,13 @@ fn l8_l11_status_and_validation_go_through_to_the_plugins() -> Result<(), Error>
     assert_eq!(rig.order(), ["one STATUS", "one VERSION"]);
     Ok(())
 }
+
+#[test]
+fn l7_a_cache_that_cannot_be_read_is_reported_and_the_plugins_are_told() {
+    let rig = Rig::with(&["one"]);
+    fs::create_dir(rig.directory().join("cache")).unwrap();
+    fs::write(rig.directory().join("cache/results"), "").unwrap();
+    let error = with(&rig, |runtime| runtime.gc(&network("1.1.0", &["one"]), Keep::Only(&[]))).unwrap_err();
+    assert!(error.code == 5 && error.msg.contains("cache/results"), "{error}");
+    assert_eq!(rig.order(), ["one GC"]);
+}
