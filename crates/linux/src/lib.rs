@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod conntrack;
 pub mod error;
 pub mod link;
 mod netfilter;

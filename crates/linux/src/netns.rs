@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use crate::conntrack::Conntrack;
 use crate::error::Error;
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
@@ -137,6 +138,11 @@ impl Netns {
     /// An nf_tables socket that lives in this namespace, whoever uses it.
     pub fn nft(&self) -> Result<Nft, Error> {
         self.run(Nft::open)?
+    }
+
+    /// A connection tracking socket that lives in this namespace, whoever uses it.
+    pub fn conntrack(&self) -> Result<Conntrack, Error> {
+        self.run(Conntrack::open)?
     }
 
     /// Makes a new namespace and mounts it at `path`, which is created. `ip netns add`

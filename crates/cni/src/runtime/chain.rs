@@ -4,7 +4,7 @@
 //! keeps it in libcni's cache; the meta-plugin keeps it in its journal.
 //!
 //! Rules:
-//! - each plugin gets its own configuration, byte for byte, plus what [`derive`] adds;
+//! - each plugin gets its own configuration, byte for byte, plus what [`derive()`] adds;
 //! - ADD goes forward, each plugin seeing the result of the one before; it stops at the first error and
 //!   undoes nothing: only the caller knows whether the attachment was there before;
 //! - DEL goes backward and stops at the first error; it is meant to be repeated;

@@ -1,0 +1,170 @@
+//! Forgetting tracked connections whose address or port now means something else.
+//!
+//! A UDP client that keeps sending keeps its flow alive, and with it the old translation: after a port
+//! mapping came or went, or a pod's address was given away, its packets would go to the wrong place.
+//!
+//! Rules:
+//! - a flow that ended by itself in the meantime is forgotten, as wanted;
+//! - the kernel preselects where it can (5.8 and later), and what it sends is checked again.
+//!
+//! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h`
+//! (the bits of a filter), conntrack(8).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustix::io::Errno;
+
+use crate::error::Error;
+use crate::netfilter::{Attributes, Message, find};
+use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
+use crate::nft::Protocol;
+
+/// `NFNL_SUBSYS_CTNETLINK`, in the upper byte.
+const SUBSYSTEM: u16 = 1 << 8;
+const GET: u16 = SUBSYSTEM | 1;
+const DELETE: u16 = SUBSYSTEM | 2;
+
+const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
+const ID: u16 = 12;
+const ZONE: u16 = 18;
+const FILTER: u16 = 25;
+const FILTER_ORIGINAL: u16 = 1;
+
+const TUPLE_IP: u16 = 1;
+const TUPLE_PROTOCOL: u16 = 2;
+const SOURCE_4: u16 = 1;
+const DESTINATION_4: u16 = 2;
+const SOURCE_6: u16 = 3;
+const DESTINATION_6: u16 = 4;
+const PROTOCOL_NUMBER: u16 = 1;
+const DESTINATION_PORT: u16 = 3;
+
+/// `CTA_FILTER_F_CTA_PROTO_NUM`.
+const BY_PROTOCOL: u32 = 1 << 3;
+
+/// `CTA_FILTER_F_CTA_PROTO_DST_PORT`.
+const BY_DESTINATION_PORT: u32 = 1 << 5;
+
+/// `NFPROTO_IPV4` and `NFPROTO_IPV6`.
+const FAMILIES: [u8; 2] = [2, 10];
+
+/// So many flows are forgotten in one datagram.
+const TOGETHER: usize = 256;
+
+/// A conversation with connection tracking of one network namespace.
+#[derive(Debug)]
+pub struct Conntrack {
+    socket: Socket,
+}
+
+impl Conntrack {
+    /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::conntrack`].
+    pub fn open() -> Result<Conntrack, Error> {
+        Ok(Conntrack { socket: Socket::open(Channel::Netfilter)? })
+    }
+
+    /// Forgets the flows that were sent to one of these ports, IPv4 and IPv6; how many there were.
+    ///
+    /// `conntrack -D -p udp --orig-port-dst 53`
+    pub fn forget_ports(&mut self, protocol: Protocol, ports: &[u16]) -> Result<usize, Error> {
+        let filter = match ports {
+            [] => return Ok(0),
+            [port] => preselect(protocol, Some(*port)),
+            _ => preselect(protocol, None),
+        };
+        let mut forgotten = 0;
+        for family in FAMILIES {
+            forgotten += self.forget(family, &filter, |flow| {
+                let Some(tuple) = flow.find(TUPLE_ORIGINAL).and_then(|tuple| find(tuple, TUPLE_PROTOCOL))
+                else {
+                    return false;
+                };
+                let port = find(tuple, DESTINATION_PORT)
+                    .and_then(|port| Some(u16::from_be_bytes(port.try_into().ok()?)));
+                find(tuple, PROTOCOL_NUMBER) == Some(&[protocol.number()])
+                    && port.is_some_and(|port| ports.contains(&port))
+            })?;
+        }
+        Ok(forgotten)
+    }
+
+    /// Forgets the flows from or to this address, before or after translation; how many there were.
+    ///
+    /// `conntrack -D -s ADDRESS`, and the same for `-d`, `-r` and `-q`
+    pub fn forget_address(&mut self, address: IpAddr) -> Result<usize, Error> {
+        let family = FAMILIES[usize::from(address.is_ipv6())];
+        self.forget(family, &Attributes::new(), |flow| {
+            let tuples = [TUPLE_ORIGINAL, TUPLE_REPLY]
+                .into_iter()
+                .filter_map(|tuple| find(flow.find(tuple)?, TUPLE_IP));
+            tuples.flat_map(addresses).any(|found| found == address)
+        })
+    }
+
+    fn forget(
+        &mut self,
+        family: u8,
+        filter: &Attributes,
+        is_meant: impl Fn(&Attributes) -> bool,
+    ) -> Result<usize, Error> {
+        let request = Message { kind: GET, family, resource: 0, attributes: filter.clone() };
+        let flows =
+            self.socket.dump(0, &request).map_err(|failure| failure.of("list tracked connections"))?;
+        let meant: Vec<Attributes> =
+            flows.into_iter().map(|flow| flow.attributes).filter(|flow| is_meant(flow)).collect();
+        for flows in meant.chunks(TOGETHER) {
+            let requests = flows.iter().map(|flow| Request { flags: 0, message: deletion(family, flow) });
+            match self.socket.exchange(requests.collect()) {
+                Ok(_) => {}
+                Err(Failure::Refused(refusal)) if refusal.errno == Errno::NOENT => {}
+                Err(failure) => return Err(failure.of("forget tracked connection")),
+            }
+        }
+        Ok(meant.len())
+    }
+}
+
+/// What the kernel is asked to look for.
+fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
+    let mut flags = BY_PROTOCOL;
+    let mut filter = Attributes::new();
+    filter.nested(TUPLE_ORIGINAL, |tuple| {
+        tuple.nested(TUPLE_PROTOCOL, |inner| {
+            inner.bytes(PROTOCOL_NUMBER, &[protocol.number()]);
+            if let Some(port) = port {
+                flags |= BY_DESTINATION_PORT;
+                inner.bytes(DESTINATION_PORT, &port.to_be_bytes());
+            }
+        });
+    });
+    filter.nested(FILTER, |inner| {
+        // Unlike nearly everything in netfilter, in this machine's byte order.
+        inner.bytes(FILTER_ORIGINAL, &flags.to_ne_bytes());
+    });
+    filter
+}
+
+/// The request that removes exactly this flow: the identity says that it is not a later one between the same.
+fn deletion(family: u8, flow: &Attributes) -> Message {
+    let mut attributes = Attributes::new();
+    for kind in [TUPLE_ORIGINAL, ZONE, ID] {
+        if let Some(value) = flow.find(kind) {
+            attributes.bytes(kind, value);
+        }
+    }
+    Message { kind: DELETE, family, resource: 0, attributes }
+}
+
+/// Source and destination of one direction.
+fn addresses(tuple: &[u8]) -> impl Iterator<Item = IpAddr> {
+    let four = [SOURCE_4, DESTINATION_4].into_iter().filter_map(|kind| {
+        let bytes: [u8; 4] = find(tuple, kind)?.try_into().ok()?;
+        Some(IpAddr::V4(Ipv4Addr::from(bytes)))
+    });
+    let six = [SOURCE_6, DESTINATION_6].into_iter().filter_map(|kind| {
+        let bytes: [u8; 16] = find(tuple, kind)?.try_into().ok()?;
+        Some(IpAddr::V6(Ipv6Addr::from(bytes)))
+    });
+    four.chain(six)
+}

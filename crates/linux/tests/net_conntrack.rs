@@ -1,0 +1,106 @@
+//! Forgetting tracked connections: exactly those, and as `conntrack -L` sees it.
+//!
+//! ```text
+//!   Pod a ── eth0 10.1.0.5, fd00::5 ──┐ veth
+//!                                     └ a0 10.1.0.1, fd00::1  Host, which tracks
+//! ```
+
+#![cfg(test)]
+
+use std::net::UdpSocket;
+
+use linux::Netns;
+use linux::conntrack::Conntrack;
+use linux::nft::Protocol;
+use testkit::{Feature, Host, Pod, host};
+
+/// A host that tracks, and a pod that can reach it at once: no duplicate address detection.
+fn tracking(host: &Host) -> Pod {
+    let pod = host.pod("a");
+    host.run(["nft", "add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c ct state new"]);
+    host.run(["ip", "link", "add", "a0", "type", "veth", "peer", "eth0", "netns", "a"]);
+    for (netns, link, address, address6) in
+        [(&**host, "a0", "10.1.0.1/24", "fd00::1/64"), (&*pod, "eth0", "10.1.0.5/24", "fd00::5/64")]
+    {
+        netns.run(["ip", "address", "add", address, "dev", link]);
+        netns.run(["ip", "-6", "address", "add", address6, "dev", link, "nodad"]);
+        netns.run(["ip", "link", "set", link, "up"]);
+    }
+    assert!(pod.pings("10.1.0.1") && pod.pings("fd00::1"), "the wire works");
+    pod
+}
+
+fn conntrack(host: &Host) -> Conntrack {
+    Netns::open(&host.handle()).expect("open the host's namespace").conntrack().expect("open a socket")
+}
+
+/// One datagram; nobody listens, but the flow is there.
+fn send(pod: &Pod, from: &str, to: &str) {
+    let socket = pod.within(|| UdpSocket::bind(from)).expect("bind");
+    socket.send_to(b"weft", to).expect("send");
+}
+
+/// How many UDP flows to this port there are.
+fn flows(host: &Host, port: u16) -> usize {
+    let family = |family| {
+        host.run(["conntrack", "-L", "-f", family, "-p", "udp", "--orig-port-dst", &port.to_string()])
+    };
+    family("ipv4").lines().count() + family("ipv6").lines().count()
+}
+
+#[test]
+fn flows_to_a_port_are_forgotten_in_both_families_and_no_others() {
+    let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
+    let pod = tracking(&host);
+    for port in [53, 54, 55] {
+        send(&pod, "10.1.0.5:0", &format!("10.1.0.1:{port}"));
+        send(&pod, "10.1.0.5:0", &format!("10.1.0.1:{port}"));
+        send(&pod, "[fd00::5]:0", &format!("[fd00::1]:{port}"));
+    }
+    assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [3, 3, 3]);
+    let mut conntrack = conntrack(&host);
+    assert_eq!(conntrack.forget_ports(Protocol::Tcp, &[53]).expect("forget"), 0, "those are UDP");
+    assert_eq!(conntrack.forget_ports(Protocol::Udp, &[]).expect("forget"), 0);
+    assert_eq!(conntrack.forget_ports(Protocol::Udp, &[53]).expect("forget"), 3);
+    assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [0, 3, 3]);
+    assert_eq!(conntrack.forget_ports(Protocol::Udp, &[54, 55, 53]).expect("forget"), 6);
+    assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [0, 0, 0]);
+    assert_eq!(conntrack.forget_ports(Protocol::Udp, &[53]).expect("forget"), 0, "nothing left is no error");
+}
+
+#[test]
+fn flows_of_an_address_are_forgotten_whatever_side_it_is_on() {
+    let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
+    let pod = tracking(&host);
+    pod.run(["ip", "address", "add", "10.1.0.6/24", "dev", "eth0"]);
+    send(&pod, "10.1.0.5:0", "10.1.0.1:53");
+    send(&pod, "10.1.0.6:0", "10.1.0.1:53");
+    send(&pod, "[fd00::5]:0", "[fd00::1]:53");
+    let mut conntrack = conntrack(&host);
+    let before = flows(&host, 53);
+    // The pings of the set-up were flows of this address, too.
+    assert!(conntrack.forget_address("10.1.0.5".parse().expect("an address")).expect("forget") >= 1);
+    assert_eq!((before, flows(&host, 53)), (3, 2));
+    assert!(conntrack.forget_address("fd00::1".parse().expect("an address")).expect("forget") >= 1);
+    assert_eq!(flows(&host, 53), 1);
+    let left = host.run(["conntrack", "-L", "-f", "ipv4"]);
+    assert!(left.contains("src=10.1.0.6") && !left.contains("10.1.0.5"), "{left}");
+}
+
+#[test]
+fn a_thousand_flows_are_forgotten_at_once() {
+    let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
+    let pod = tracking(&host);
+    let socket = pod.within(|| UdpSocket::bind("10.1.0.5:0")).expect("bind");
+    let ports: Vec<u16> = (20_000..21_000).collect();
+    for port in &ports {
+        // Unreachable ports are reported to the socket that sends next.
+        let _ = socket
+            .send_to(b"weft", ("10.1.0.1", *port))
+            .or_else(|_| socket.send_to(b"weft", ("10.1.0.1", *port)));
+    }
+    let started = std::time::Instant::now();
+    assert_eq!(conntrack(&host).forget_ports(Protocol::Udp, &ports).expect("forget"), 1000);
+    eprintln!("1,000 flows: {:?}", started.elapsed());
+    assert_eq!(flows(&host, 20_500), 0);
+}
