@@ -38,6 +38,18 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
+    /// Adds an address that is ours beyond doubt: duplicate address detection would only delay its use.
+    ///
+    /// `ip address add ADDRESS/LENGTH dev NAME nodad`
+    pub fn add_own_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
+        let mut message = message(link, address);
+        if address.addr().is_ipv6() {
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad | AddressFlags::Permanent));
+        }
+        let message = RouteNetlinkMessage::NewAddress(message);
+        self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
+    }
+
     /// Adds several addresses in one datagram; on failure those after it have still been added.
     pub fn add_addresses(&mut self, link: u32, name: &str, addresses: &[IpNet]) -> Result<(), Error> {
         let requests = addresses.iter().map(|address| Request {

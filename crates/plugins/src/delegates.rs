@@ -3,24 +3,32 @@
 //! Which of the two is decided by what CNI_PATH holds first under that name: ourselves (or nothing)
 //! means in process, a foreign program is run. The bytes are the same either way.
 //!
-//! Source: DESIGN of the two binaries; SPEC 1.1.0 §4 (S30, L1).
+//! Source: SPEC 1.1.0 §4 (S30, L1).
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
 
+use cni::Error;
 use cni::environment::Environment;
 use cni::invoke::Invoke;
 use cni::name::PluginType;
 use cni::plugin::respond;
-use cni::{Error, code};
+use cni::runtime::exec::Exec;
 
 use crate::builtins;
+
+/// How long a delegate of a plain plugin may take: shorter than the kubelet waits for the whole pod.
+const DEADLINE: Duration = Duration::from_secs(100);
 
 /// When a built-in plugin is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Builtin {
     /// Unless a foreign program of that name stands in CNI_PATH before us.
     Auto,
+    /// Always.
+    Always,
     /// Never: only programs.
     Never,
 }
@@ -29,39 +37,48 @@ pub enum Builtin {
 #[derive(Clone, Copy, Debug)]
 pub struct Delegates {
     builtin: Builtin,
+    exec: Exec,
 }
 
 impl Delegates {
     /// For a plugin that runs as a process of its own.
     pub fn of_process() -> Delegates {
-        Delegates { builtin: Builtin::Auto }
+        Delegates::new(Builtin::Auto, DEADLINE)
     }
 
-    fn in_process(self, plugin: &PluginType, path: &str) -> bool {
-        match self.builtin {
-            Builtin::Never => false,
-            Builtin::Auto => !first_is_foreign(plugin, path),
-        }
+    /// With a rule for built-in plugins, and a deadline for programs.
+    pub fn new(builtin: Builtin, deadline: Duration) -> Delegates {
+        Delegates { builtin, exec: Exec::new(deadline) }
+    }
+
+    /// Does `plugin` run in this process, given this CNI_PATH?
+    pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
+        let foreign = || first_is_foreign(plugin, path);
+        builtins::find(plugin.as_str()).is_some()
+            && match self.builtin {
+                Builtin::Always => true,
+                Builtin::Never => false,
+                Builtin::Auto => !foreign(),
+            }
     }
 }
 
 impl Invoke for Delegates {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
-        match builtins::find(plugin.as_str()).filter(|_| self.in_process(plugin, &environment.path)) {
-            Some(builtin) => respond(builtin, environment, &mut &*stdin, self).into_result(),
-            None => Err(Error::new(
-                code::INVALID_CONFIG,
-                format!("plugin {plugin:?} is not in CNI_PATH {:?}", environment.path),
-            )),
+        match builtins::find(plugin.as_str()) {
+            Some(builtin) if self.in_process(plugin, &environment.path) => {
+                respond(builtin, environment, &mut &*stdin, self).into_result()
+            }
+            _ => self.exec.invoke(plugin, environment, stdin),
         }
     }
 }
 
 /// Does CNI_PATH lead to another program than this one under the plugin's name?
 fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
-    let found = path.split(':').filter(|directory| !directory.is_empty()).find_map(|directory| {
-        fs::metadata(std::path::Path::new(directory).join(plugin.as_str())).ok().filter(fs::Metadata::is_file)
-    });
+    let directories = path.split(':').filter(|directory| !directory.is_empty());
+    let mut candidates = directories.map(|directory| Path::new(directory).join(plugin.as_str()));
+    let found = candidates.find_map(|file| fs::metadata(file).ok().filter(fs::Metadata::is_file));
     let Some(found) = found else { return false };
     match fs::metadata("/proc/self/exe") {
         Ok(own) => (own.dev(), own.ino()) != (found.dev(), found.ino()),

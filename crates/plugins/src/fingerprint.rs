@@ -7,14 +7,16 @@
 //! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`: none of the four can contain a `/`.
 
 use cni::config::Config;
-use cni::invocation::Attachment;
+use cni::invocation::{Attachment, ValidAttachment};
 use sha2::{Digest, Sha512};
 
 /// The first word of every mark.
 const MAKER: &str = "weft";
 
-/// Longest alias the kernel keeps, in bytes (`IFALIASZ` less the terminator).
-const ALIAS_MAX: usize = 255;
+/// Longest alias of a link, in bytes (`IFALIASZ` less the terminator).
+pub const ALIAS_MAX: usize = 255;
+/// Longest comment of a packet-filter object, in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
+pub const COMMENT_MAX: usize = 128;
 
 /// What an object was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +52,36 @@ impl Mark {
         }
     }
 
-    /// The mark's text, cut to what an alias can hold.
+    /// The mark of a valid attachment in a GC's list.
+    pub fn of_valid(plugin: &str, network: &str, valid: &ValidAttachment) -> Mark {
+        Mark {
+            plugin: plugin.to_owned(),
+            network: network.to_owned(),
+            container: valid.container_id.clone(),
+            ifname: valid.ifname.clone(),
+        }
+    }
+
+    /// The mark's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
     ///
-    /// It is only ever cut within the network's name: what identifies the attachment survives.
-    pub fn text(&self) -> String {
+    /// Where it does not fit the network's name is cut, and if that is not enough the container's id is replaced
+    /// by a hash of it: two attachments never have the same text.
+    pub fn text(&self, limit: usize) -> String {
         let Mark { plugin, network, container, ifname } = self;
-        let fixed = MAKER.len() + plugin.len() + container.len() + ifname.len() + 4;
-        let room = ALIAS_MAX.saturating_sub(fixed);
-        let network = network.get(..room.min(network.len())).unwrap_or(network);
+        let fixed = |container: &str| MAKER.len() + plugin.len() + container.len() + ifname.len() + 4;
+        let container = match fixed(container) <= limit {
+            true => container.clone(),
+            false => hashed("hash-", 32, &[container]),
+        };
+        let room = limit.saturating_sub(fixed(&container)).min(network.len());
+        let network = network.get(..room).unwrap_or_default();
         format!("{MAKER}/{plugin}/{network}/{container}/{ifname}")
+    }
+
+    /// Was this mark, read from a text of `length` bytes, made by `plugin` for `network`, perhaps cut to `limit`?
+    pub fn is_of(&self, plugin: &str, network: &str, length: usize, limit: usize) -> bool {
+        let cut = length == limit && network.starts_with(&self.network);
+        self.plugin == plugin && (self.network == network || cut)
     }
 
     /// Reads a mark; `None` for anything that is not ours.
@@ -106,25 +129,31 @@ mod tests {
             container: "0123abcd".into(),
             ifname: "eth0".into(),
         };
-        assert_eq!(mark.text(), "weft/bridge/net-a/0123abcd/eth0");
-        assert_eq!(Mark::read(&mark.text()), Some(mark));
+        assert_eq!(mark.text(COMMENT_MAX), "weft/bridge/net-a/0123abcd/eth0");
+        assert_eq!(Mark::read(&mark.text(COMMENT_MAX)), Some(mark));
         for foreign in ["", "weft", "weft/a/b/c", "weft/a/b/c/d/e", "other/a/b/c/d"] {
             assert_eq!(Mark::read(foreign), None, "{foreign}");
         }
     }
 
     #[test]
-    fn a_long_mark_is_cut_in_the_networks_name() {
-        let mark = Mark {
+    fn a_long_mark_is_cut_and_still_tells_attachments_apart() {
+        let mark = |container: &str| Mark {
             plugin: "bridge".into(),
             network: "n".repeat(200),
-            container: "c".repeat(64),
+            container: container.into(),
             ifname: "eth0".into(),
         };
-        let text = mark.text();
+        let text = mark(&"c".repeat(64)).text(ALIAS_MAX);
         assert_eq!(text.len(), ALIAS_MAX);
         let read = Mark::read(&text).unwrap();
-        assert_eq!((read.container, read.ifname), (mark.container, mark.ifname));
+        assert_eq!((read.container.as_str(), read.ifname.as_str()), ("c".repeat(64).as_str(), "eth0"));
+        assert!(read.is_of("bridge", &"n".repeat(200), text.len(), ALIAS_MAX));
+        assert!(!read.is_of("bridge", "other", text.len(), ALIAS_MAX));
+
+        let long = mark(&"c".repeat(200)).text(COMMENT_MAX);
+        assert!(long.len() <= COMMENT_MAX);
+        assert_ne!(long, mark(&format!("{}d", "c".repeat(199))).text(COMMENT_MAX));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use linux::{Netns, Rtnl};
 use serde::Deserialize;
 
 use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
+use crate::fingerprint::{ALIAS_MAX, Mark};
 
 /// Largest MTU the kernel takes anywhere, in bytes.
 const MTU_MAX: u32 = 65535;
@@ -157,12 +157,17 @@ pub fn remove_inside(netns: &Netns, name: &str) {
     }
 }
 
-/// The DEL of a plugin that made one interface: the interface, then its addresses.
+/// The DEL of a plugin that made one interface: the interface, what `rest` removes, then the addresses.
 ///
 /// In this order: an address must not be given to another container while this one still answers to it.
-pub fn detach(plugin: &str, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-    let mark = Mark::of(plugin, &request.call.config, &request.who);
-    let mut errors: Vec<Error> = remove(request, &mark).err().into_iter().collect();
+pub fn detach(
+    mark: &Mark,
+    request: &Detach,
+    delegates: &dyn Invoke,
+    rest: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut errors: Vec<Error> = remove(request, mark).err().into_iter().collect();
+    errors.extend(rest().err());
     if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
         errors.extend(ipam.del().err());
     }
@@ -190,12 +195,14 @@ pub fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
 pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let mut host = Rtnl::open().or_refused()?;
+    let network = request.call.config.name.as_str();
+    let keep: Vec<String> =
+        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(ALIAS_MAX)).collect();
     let stale = |link: &Link| {
         let Some(mark) = Mark::read(&link.alias) else { return false };
-        mark.plugin == plugin
-            && mark.network == request.call.config.name.as_str()
+        mark.is_of(plugin, network, link.alias.len(), ALIAS_MAX)
             && !mark.container.is_empty()
-            && !valid.iter().any(|v| v.container_id == mark.container && v.ifname == mark.ifname)
+            && !keep.contains(&link.alias)
     };
     let mut errors = Vec::new();
     for link in host.links().or_refused()?.into_iter().filter(stale) {

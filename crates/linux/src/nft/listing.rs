@@ -3,8 +3,9 @@
 use super::comment;
 use super::set::{Data, Element};
 use super::{Nft, Table, kind};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::netfilter::{Attributes, Message, items, u64_of};
+use crate::netlink::Request;
 
 const GET_RULE: u8 = 7;
 const GET_ELEMENTS: u8 = 13;
@@ -17,6 +18,7 @@ const RULE_USER_DATA: u16 = 7;
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
+const LIST_ITEM: u16 = 1;
 
 /// A rule that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +79,35 @@ impl Nft {
             }
         }
         Ok(elements)
+    }
+
+    /// The element of this key, whatever the size of the set. `nft get element inet weft masq4 '{ 10.1.0.5 }'`
+    ///
+    /// `None` if it, the set or the table is not there.
+    pub fn element(
+        &mut self,
+        table: Table<'_>,
+        set: &str,
+        key: &Data,
+    ) -> Result<Option<ListedElement>, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(LIST_TABLE, table.name).text(LIST_SET, set);
+        attributes.nested(LIST_ELEMENTS, |list| {
+            list.nested(LIST_ITEM, |item| Element::new(key.clone()).write(item));
+        });
+        let message =
+            Message { kind: kind(GET_ELEMENTS), family: table.family.number(), resource: 0, attributes };
+        let answers = match self.socket.exchange(vec![Request { flags: 0, message }]) {
+            Ok(answers) => answers,
+            Err(failure) => {
+                let error = failure.of(format!("find element {table} {set}"));
+                return if error.kind() == Kind::Absent { Ok(None) } else { Err(error) };
+            }
+        };
+        let mut found =
+            answers.iter().flat_map(|answer| answer.attributes.find(LIST_ELEMENTS)).flat_map(items);
+        let element = found.find_map(|(_, item)| Element::read(item));
+        Ok(element.map(|(key, value, comment)| ListedElement { key, value, comment }))
     }
 
     fn dump(

@@ -222,14 +222,16 @@ impl Plugin for Bridge {
         let Detach { who, netns: _, call } = request;
         let network = Network::read(call)?;
         let mark = Mark::of(NAME, &call.config, who);
-        let mut errors: Vec<Error> = interface::detach(NAME, request, delegates).err().into_iter().collect();
-        if network.mac_spoof_check {
-            errors.extend(spoofing::allow_any(&mark).err());
-        }
-        if let Some(backend) = network.masquerade {
-            errors.extend(masquerade::remove(backend, &mark, &call.config).err());
-        }
-        interface::collected(errors)
+        interface::detach(&mark, request, delegates, || {
+            let mut errors = Vec::new();
+            if network.mac_spoof_check {
+                errors.extend(spoofing::allow_any(&mark).err());
+            }
+            if let Some(backend) = network.masquerade {
+                errors.extend(masquerade::remove(backend, &mark, &call.config).err());
+            }
+            interface::collected(errors)
+        })
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {

@@ -134,7 +134,8 @@ impl Plugin for Macvlan {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        interface::detach(NAME, request, delegates)
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        interface::detach(&mark, request, delegates, || Ok(()))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {

@@ -15,7 +15,7 @@ use linux::route::{Family, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl};
 
 use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{Mark, hashed};
+use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
 
 /// Where a parent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Parent {
             return Err(refused(&error).details(format!("on {}", self.link.name)));
         }
         let link = inside.link(&passing).or_refused()?;
-        let alias = mark.text();
+        let alias = mark.text(ALIAS_MAX);
         let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
         if let Err(error) = inside.change_link(link.index, &passing, &change) {
             // Nothing is left; the error that matters is the one that is returned.

@@ -109,11 +109,10 @@ impl Plugin for Ptp {
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        let mut errors: Vec<Error> = interface::detach(NAME, request, delegates).err().into_iter().collect();
-        if let Some(backend) = network.masquerade {
-            errors.extend(masquerade::remove(backend, &mark, &request.call.config).err());
-        }
-        interface::collected(errors)
+        interface::detach(&mark, request, delegates, || match network.masquerade {
+            Some(backend) => masquerade::remove(backend, &mark, &request.call.config),
+            None => Ok(()),
+        })
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -192,7 +191,7 @@ fn kernel_made(subnet: IpNet, link: &Link) -> Route {
 fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         if let Some(gateway) = gateway {
-            linux::error::exists_is_fine(host.add_address(link.index, &link.name, IpNet::from(*gateway)))
+            linux::error::exists_is_fine(host.add_own_address(link.index, &link.name, IpNet::from(*gateway)))
                 .or_refused()?;
         }
         let mut route = Route::new(IpNet::from(address.addr()), link.index, None);

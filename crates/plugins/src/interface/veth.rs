@@ -16,7 +16,7 @@ use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
 
 use crate::failure::OrRefused;
-use crate::fingerprint::{Mark, hashed};
+use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
 
 /// How many names are tried for the host end.
 const TRIES: u32 = 10;
@@ -50,7 +50,7 @@ impl Veth<'_> {
     /// # Errors
     /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
     pub fn create(&self, host: &mut Rtnl) -> Result<Link, Error> {
-        let alias = self.mark.text();
+        let alias = self.mark.text(ALIAS_MAX);
         let mut attempt = 0;
         while attempt < TRIES {
             let name = host_name(self.mark, attempt);
@@ -102,7 +102,7 @@ impl Veth<'_> {
 
 /// Removes the host end of an attachment if it is still there: for a DEL without namespace.
 pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
-    let alias = mark.text();
+    let alias = mark.text(ALIAS_MAX);
     for attempt in 0..TRIES {
         match host.find_link(&host_name(mark, attempt)).or_refused()? {
             Some(link) if link.alias == alias => {

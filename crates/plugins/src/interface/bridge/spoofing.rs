@@ -1,19 +1,102 @@
-//! `macspoofchk`: refused until the packet filter's own module is there.
+//! `macspoofchk`: a container sends with its own hardware address or not at all.
+//!
+//! ```text
+//! table bridge weft_spoofing {
+//!   set checked { type ifname }
+//!   set allowed { type ifname . ether_addr }
+//!   chain prerouting { type filter hook prerouting priority -300
+//!                      iifname @checked iifname . ether saddr != @allowed drop }
+//! }
+//! ```
+//!
+//! Two set elements a port, both with the attachment's mark: one transaction each way.
+//!
+//! Source: nft(8); plugins `pkg/link/spoofcheck.go`.
 
-use cni::Error;
 use cni::invocation::Sweep;
+use cni::{Error, address};
+use linux::Kind;
 use linux::link::Link;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
+    Verdict, priority,
+};
 
-use crate::fingerprint::Mark;
+use super::NAME;
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::{COMMENT_MAX, Mark};
 
-pub(super) fn pin(_: &Link, _: &str, _: &Mark) -> Result<(), Error> {
-    Err(Error::key("macspoofchk", true, "this version cannot check source addresses"))
+const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");
+const CHAIN: &str = "prerouting";
+const CHECKED: &str = "checked";
+const ALLOWED: &str = "allowed";
+
+/// Lets `port` receive frames from `mac` only.
+pub(super) fn pin(port: &Link, mac: &str, mark: &Mark) -> Result<(), Error> {
+    let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
+    let Some(address) = address else {
+        return Err(Error::internal(format!("macspoofchk: {mac:?} is not an Ethernet address")));
+    };
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    forget(&mut nft, |_, found| found == comment)?;
+    let base = BaseChain {
+        chain_type: ChainType::Filter,
+        hook: Hook::Prerouting,
+        priority: priority::RAW,
+        policy: Policy::Accept,
+    };
+    let spoofed = TABLE
+        .rule()
+        .look_up(&[Selector::LinkIn], Is::In, CHECKED)
+        .look_up(&[Selector::LinkIn, Selector::EtherSource], Is::NotIn, ALLOWED)
+        .decide(&Verdict::Drop);
+    let name = Data::link(&port.name);
+    let mut batch = Batch::new();
+    batch
+        .ensure_table(TABLE)
+        .ensure_set(TABLE, &Set::of(CHECKED, &[Type::Link]))
+        .ensure_set(TABLE, &Set::of(ALLOWED, &[Type::Link, Type::Ether]))
+        .ensure_base_chain(TABLE, CHAIN, base)
+        .flush_chain(TABLE, CHAIN)
+        .add_rule(TABLE, CHAIN, &spoofed)
+        .add_elements(TABLE, ALLOWED, &[Element::new(name.clone().and(address)).comment(comment.as_str())])
+        .add_elements(TABLE, CHECKED, &[Element::new(name).comment(comment)]);
+    nft.commit(batch).or_refused()
 }
 
-pub(super) fn allow_any(_: &Mark) -> Result<(), Error> {
-    Ok(())
+/// Removes what [`pin`] made for the attachment; nothing there is success.
+pub(super) fn allow_any(mark: &Mark) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    forget(&mut Nft::open().or_refused()?, |_, found| found == comment)
 }
 
-pub(super) fn sweep(_: &Sweep) -> Result<(), Error> {
-    Ok(())
+/// Removes what was made for attachments of this network that are no longer valid.
+pub(super) fn sweep(request: &Sweep) -> Result<(), Error> {
+    let Some(valid) = request.valid()? else { return Ok(()) };
+    let network = request.call.config.name.as_str();
+    let keep: Vec<String> =
+        valid.iter().map(|v| Mark::of_valid(NAME, network, v).text(COMMENT_MAX)).collect();
+    let mut nft = Nft::open().or_refused()?;
+    forget(&mut nft, |mark, comment| {
+        mark.is_of(NAME, network, comment.len(), COMMENT_MAX) && !keep.iter().any(|kept| kept == comment)
+    })
+}
+
+/// Removes the elements of our marks that fit.
+fn forget(nft: &mut Nft, fits: impl Fn(&Mark, &str) -> bool) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    for set in [CHECKED, ALLOWED] {
+        let elements = match nft.elements(TABLE, set) {
+            Ok(elements) => elements,
+            Err(error) if error.kind() == Kind::Absent => return Ok(()),
+            Err(error) => return Err(refused(&error)),
+        };
+        for element in elements {
+            if Mark::read(&element.comment).is_some_and(|mark| fits(&mark, &element.comment)) {
+                batch.delete_elements(TABLE, set, &[Element::new(element.key)]);
+            }
+        }
+    }
+    nft.commit(batch).or_refused()
 }

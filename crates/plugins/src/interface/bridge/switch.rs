@@ -16,7 +16,7 @@ use linux::{Kind, Netns, Rtnl};
 
 use super::{NAME, Network, Reflection};
 use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
+use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface;
 
 /// Keeps the bridge from being removed while a port is being made.
@@ -73,7 +73,7 @@ pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Res
 
 /// Creates the bridge; false if another ADD was faster.
 fn create(host: &mut Rtnl, network: &Network, config: &Config) -> Result<bool, Error> {
-    let alias = Mark::shared(NAME, config).text();
+    let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
     link.mtu = network.mtu;
@@ -132,7 +132,7 @@ fn create_gateway_port(
     config: &Config,
 ) -> Result<Link, Error> {
     let port_name = crate::fingerprint::hashed("veth", 12, &[name, "gateway"]);
-    let alias = Mark::shared(NAME, config).text();
+    let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
     let peer = Peer { name, mtu: network.mtu, mac: None, netns: None };
     let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
     pair.mtu = network.mtu;
@@ -170,7 +170,7 @@ pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force:
         }
         linux::error::absent_is_fine(host.delete_address(link.index, &link.name, address)).or_refused()?;
     }
-    linux::error::exists_is_fine(host.add_address(link.index, &link.name, wanted)).or_refused()?;
+    linux::error::exists_is_fine(host.add_own_address(link.index, &link.name, wanted)).or_refused()?;
     // Pin the bridge's own hardware address: else it becomes the lowest of its ports', and changes
     // under the containers' neighbour tables as ports come and go.
     let now = host.link_at(link.index).or_refused()?;

@@ -1,19 +1,182 @@
-//! Masquerading through nf_tables: refused until the packet filter's own module is there.
+//! Masquerading through nf_tables: one map entry per address, however many there are.
+//!
+//! ```text
+//! table inet weft_masquerade {
+//!   map sources4 { type ipv4_addr : verdict
+//!                  10.1.0.5 comment "weft/bridge/net/c1/eth0" : jump subnet_10.1.0.0/24 }
+//!   map sources6 { type ipv6_addr : verdict }
+//!   chain postrouting { type nat hook postrouting priority srcnat; ip saddr vmap @sources4; ip6 saddr vmap @sources6 }
+//!   chain subnet_10.1.0.0/24 { ip daddr 10.1.0.0/24 return; ip daddr 224.0.0.0/4 return; masquerade }
+//! }
+//! ```
+//!
+//! Rules:
+//! - table, maps and chains are made once and shared; an attachment is an entry, found by its address in
+//!   constant time and known by its comment;
+//! - an entry is only removed if its comment says it is the attachment's own: the address may have been
+//!   given to another container since.
+//!
+//! Source: nft(8); plugins `pkg/ip/ipmasq_nftables_linux.go` (G5, whose rules grow by one an address).
+
+use std::net::IpAddr;
 
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
+use linux::Kind;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
+    Verdict, priority,
+};
 
-use crate::fingerprint::Mark;
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::{COMMENT_MAX, Mark};
 
-pub(super) fn add(_: &Mark, _: &[IpNet]) -> Result<(), Error> {
-    Err(Error::key("ipMasqBackend", "nftables", "this version only has iptables"))
+const TABLE: Table<'static> = Table::new(Family::Inet, "weft_masquerade");
+const CHAIN: &str = "postrouting";
+const SOURCES4: &str = "sources4";
+const SOURCES6: &str = "sources6";
+/// Groups: what is sent to them is nobody's conversation with the outside.
+const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
+
+/// One transaction that adds the entries; a second one if what they need is not there yet.
+pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    match nft.commit(entries(addresses, &comment)) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == Kind::Absent => nft.commit(furniture(addresses)?).or_refused()?,
+        Err(error) if error.kind() == Kind::Exists => {}
+        Err(error) => return Err(refused(&error)),
+    }
+    // Either nothing was there before, or an entry of a container that is gone without a word.
+    take_over(&mut nft, addresses, &comment)
 }
 
-pub(super) fn remove(_: &Mark, _: &[IpNet]) -> Result<(), Error> {
-    Ok(())
+/// The entries, refused if there is one for the address already.
+fn entries(addresses: &[IpNet], comment: &str) -> Batch {
+    let mut batch = Batch::new();
+    for net in addresses {
+        let target = Verdict::Jump(subnet_chain(net));
+        let element = Element::new(net.addr()).verdict(target).comment(comment);
+        batch.create_elements(TABLE, map(net.addr()), &[element]);
+    }
+    batch
 }
 
-pub(super) fn sweep(_: &str, _: &str, _: &[ValidAttachment]) -> Result<(), Error> {
-    Ok(())
+/// Puts the entries in the place of those that are there, in one transaction.
+fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    for net in addresses {
+        let present = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
+        if present.is_some() {
+            batch.delete_elements(TABLE, map(net.addr()), &[Element::new(net.addr())]);
+        }
+    }
+    for net in addresses {
+        let target = Verdict::Jump(subnet_chain(net));
+        let element = Element::new(net.addr()).verdict(target).comment(comment);
+        batch.create_elements(TABLE, map(net.addr()), &[element]);
+    }
+    nft.commit(batch).or_refused()
+}
+
+/// Everything the entries need; repeating it changes nothing.
+fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
+    let mut batch = Batch::new();
+    let base = BaseChain {
+        chain_type: ChainType::Nat,
+        hook: Hook::Postrouting,
+        priority: priority::SOURCE_NAT,
+        policy: Policy::Accept,
+    };
+    batch
+        .ensure_table(TABLE)
+        .ensure_set(TABLE, &Set::to_verdicts(SOURCES4, &[Type::Ipv4]))
+        .ensure_set(TABLE, &Set::to_verdicts(SOURCES6, &[Type::Ipv6]))
+        .ensure_base_chain(TABLE, CHAIN, base)
+        .flush_chain(TABLE, CHAIN)
+        .add_rule(TABLE, CHAIN, &TABLE.rule().verdict_of(&[Selector::Source4], SOURCES4))
+        .add_rule(TABLE, CHAIN, &TABLE.rule().verdict_of(&[Selector::Source6], SOURCES6));
+    for net in addresses {
+        let chain = subnet_chain(net);
+        let multicast = MULTICAST[usize::from(net.addr().is_ipv6())];
+        let multicast =
+            multicast.parse().map_err(|_| Error::internal("the multicast network is no network"))?;
+        batch
+            .ensure_chain(TABLE, &chain)
+            .flush_chain(TABLE, &chain)
+            .add_rule(TABLE, &chain, &TABLE.rule().destination(Is::In, net.trunc()).decide(&Verdict::Return))
+            .add_rule(TABLE, &chain, &TABLE.rule().destination(Is::In, multicast).decide(&Verdict::Return))
+            .add_rule(TABLE, &chain, &TABLE.rule().masquerade());
+    }
+    Ok(batch)
+}
+
+/// Removes the attachment's entries: at the `known` addresses, or wherever its comment is if none is known.
+pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    let mut own: Vec<(&str, Data)> = Vec::new();
+    for net in known {
+        let element = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
+        own.extend(element.filter(|element| element.comment == comment).map(|e| (map(net.addr()), e.key)));
+    }
+    if known.is_empty() {
+        own = find(&mut nft, |found| found == comment)?;
+    }
+    delete(&mut nft, own)
+}
+
+/// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let keep: Vec<String> =
+        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
+    let mut nft = Nft::open().or_refused()?;
+    let stale = |comment: &str| {
+        let ours =
+            Mark::read(comment).is_some_and(|mark| mark.is_of(plugin, network, comment.len(), COMMENT_MAX));
+        ours && !keep.iter().any(|kept| kept == comment)
+    };
+    let own = find(&mut nft, stale)?;
+    delete(&mut nft, own)
+}
+
+/// The entries whose comment fits.
+fn find(nft: &mut Nft, fits: impl Fn(&str) -> bool) -> Result<Vec<(&'static str, Data)>, Error> {
+    let mut found = Vec::new();
+    for map in [SOURCES4, SOURCES6] {
+        match nft.elements(TABLE, map) {
+            Ok(elements) => {
+                found.extend(elements.into_iter().filter(|e| fits(&e.comment)).map(|e| (map, e.key)));
+            }
+            Err(error) if error.kind() == Kind::Absent => {}
+            Err(error) => return Err(refused(&error)),
+        }
+    }
+    Ok(found)
+}
+
+fn delete(nft: &mut Nft, entries: Vec<(&str, Data)>) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    for (map, key) in entries {
+        batch.delete_elements(TABLE, map, &[Element::new(key)]);
+    }
+    match nft.commit(batch) {
+        // Somebody else removed one: then none of the batch is gone, but a repeated DEL finds the rest.
+        Err(error) => Err(refused(&error)),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn map(address: IpAddr) -> &'static str {
+    match address {
+        IpAddr::V4(_) => SOURCES4,
+        IpAddr::V6(_) => SOURCES6,
+    }
+}
+
+/// Named after the subnet, so all addresses of one share it; a colon would have to be quoted for nft.
+fn subnet_chain(net: &IpNet) -> String {
+    format!("subnet_{}", net.trunc()).replace(':', "-")
 }

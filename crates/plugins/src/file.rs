@@ -1,0 +1,27 @@
+//! Writing a file that others read at any moment: they see the old one or the new one.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
+///
+/// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
+    let temporary = path.with_file_name(format!(".{name}.new"));
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // Half a file helps nobody; on a full disk its room does.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
