@@ -1,9 +1,10 @@
 //! The Container Network Interface, both roles.
 //!
 //! ```text
-//!             words                     callee (plugin)            caller (runtime)
-//!  version name error args address   environment → Invocation      network  load
-//!  object fold result config            plugin::{Plugin, respond}  chain exec cache gc
+//!             words                       callee: plugin              caller: network, runtime
+//!  version name error args address        process (stdin, stdout)     Network ◄─ load ◄─ files
+//!  object fold capability                   └► respond ► Plugin       chain ─► Invoke: exec, or built in
+//!  config result environment invocation               └► ipam ──►     Runtime = chain + cache
 //! ```
 //!
 //! A plugin is a value that implements [`plugin::Plugin`]; a runtime holds something that implements

@@ -2,19 +2,35 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// `target/debug/examples/ledger`, which `cargo test` builds with the tests.
+/// `target/PROFILE/examples/ledger`, as the tree says now: `cargo test --test process` alone does not build it.
 fn ledger() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let profile = tests.parent().unwrap().parent().unwrap();
-    let file = profile.join("examples/ledger");
-    assert!(file.is_file(), "{} is not built: run `cargo test -p cni`, or build --examples", file.display());
-    file
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let test = std::env::current_exe().unwrap();
+            let profile = test.parent().and_then(Path::parent).unwrap();
+            let name = match profile.file_name().and_then(OsStr::to_str).unwrap() {
+                "debug" => "dev",
+                other => other,
+            };
+            let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+                .args(["build", "--quiet", "--locked", "--package", "cni", "--example", "ledger"])
+                .args(["--profile", name])
+                .env("CARGO_TARGET_DIR", profile.parent().unwrap())
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .status();
+            assert!(built.unwrap().success(), "build the example");
+            profile.join("examples/ledger")
+        })
+        .clone()
 }
 
 fn start(variables: &[(&str, &str)], stdin: Stdio) -> Child {
