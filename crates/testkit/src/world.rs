@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change,
 };
+use rustix::process::{chroot, fchdir};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// Where the machine's own directories stay readable after something was laid over them.
@@ -33,6 +34,8 @@ const SHADOWED: [(&str, &[&str]); 3] =
 pub(crate) struct World {
     mount: Arc<File>,
     network: Arc<File>,
+    /// The directory that is `/` inside: entering a mount namespace alone would lead out of a chroot.
+    root: Arc<File>,
 }
 
 impl World {
@@ -42,7 +45,7 @@ impl World {
             unshare(UnshareFlags::FS | UnshareFlags::NEWNS | UnshareFlags::NEWNET)?;
             mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
             lay_out_directories()?;
-            Ok(World { mount: own("mnt"), network: own("net") })
+            Ok(World { mount: own("ns/mnt"), network: own("ns/net"), root: own("root") })
         });
         made.unwrap_or_else(|errno: Errno| panic!("make a pretend host: {errno}"))
     }
@@ -56,22 +59,29 @@ impl World {
             unshare(UnshareFlags::NEWNET)
                 .and_then(|()| mount_bind("/proc/thread-self/ns/net", &path))
                 .unwrap_or_else(|errno| panic!("mount network namespace {path}: {errno}"));
-            own("net")
+            own("ns/net")
         });
-        World { mount: Arc::clone(&self.mount), network }
+        World { network, ..self.clone() }
     }
 
     /// Runs `work` inside. A panic in it continues in the caller.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         on_a_thread(|| {
-            unshare(UnshareFlags::FS)
-                .and_then(|()| move_into_link_name_space(self.mount.as_fd(), Some(LinkNameSpaceType::Mount)))
-                .and_then(|()| {
-                    move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))
-                })
-                .unwrap_or_else(|errno| panic!("enter a pretend host: {errno}"));
+            self.enter().unwrap_or_else(|errno| panic!("enter a pretend host: {errno}"));
+            assert!(
+                Path::new(MACHINE).is_dir(),
+                "this is not the pretend host: the test would touch the machine"
+            );
             work()
         })
+    }
+
+    fn enter(&self) -> Result<(), Errno> {
+        unshare(UnshareFlags::FS)?;
+        move_into_link_name_space(self.mount.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))?;
+        fchdir(&self.root)?;
+        chroot(".")
     }
 
     /// The open network namespace.
@@ -81,9 +91,16 @@ impl World {
 
     /// The command line that enters from a shell, as long as this process lives.
     pub(crate) fn nsenter(&self) -> String {
-        let process = std::process::id();
-        let (mount, network) = (self.mount.as_raw_fd(), self.network.as_raw_fd());
-        format!("nsenter --mount=/proc/{process}/fd/{mount} --net=/proc/{process}/fd/{network}")
+        let file = |option: &str, file: &File| {
+            format!(" --{option}=/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
+        };
+        [
+            "nsenter".to_owned(),
+            file("mount", &self.mount),
+            file("net", &self.network),
+            file("root", &self.root),
+        ]
+        .concat()
     }
 
     /// Processes that are inside this world's mount namespace, by id.
@@ -115,9 +132,9 @@ pub(crate) fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     rustix::thread::unshare(flags)
 }
 
-/// This thread's namespace of a kind.
-fn own(kind: &str) -> Arc<File> {
-    let path = format!("/proc/thread-self/ns/{kind}");
+/// Something of this thread's, by its name in proc(5).
+fn own(name: &str) -> Arc<File> {
+    let path = format!("/proc/thread-self/{name}");
     Arc::new(File::open(&path).unwrap_or_else(|error| panic!("open {path}: {error}")))
 }
 
