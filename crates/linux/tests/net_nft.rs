@@ -213,6 +213,11 @@ fn elements_come_and_go_with_their_comments() {
         "{map}"
     );
 
+    let five_found =
+        nft.element(WEFT, "masq4", &Data::from([10, 1, 0, 5])).expect("look").expect("it is there");
+    assert_eq!(five_found.comment, "default/web eth0");
+    assert_eq!(nft.element(WEFT, "masq4", &Data::from([10, 1, 0, 9])).expect("look"), None);
+    assert_eq!(nft.element(WEFT, "nosuch", &Data::from([10, 1, 0, 5])).expect("look"), None);
     let mut elements = nft.elements(WEFT, "masq4").expect("list");
     elements.sort_by(|a, b| a.key.bytes().cmp(b.key.bytes()));
     assert_eq!(
@@ -268,6 +273,8 @@ fn every_condition_reads_back_as_it_would_be_typed() {
     let cases = [
         (rule().link_in(Is::In, "eth0"), r#"iifname "eth0""#),
         (rule().link_out(Is::NotIn, "eth0"), r#"oifname != "eth0""#),
+        (rule().index_in(Is::In, 1), r#"iif "lo""#),
+        (rule().index_out(Is::NotIn, 1), r#"oif != "lo""#),
         (rule().source(Is::In, net("10.1.0.0/16")), "ip saddr 10.1.0.0/16"),
         (rule().source(Is::In, net("10.1.2.3/20")), "ip saddr 10.1.0.0/20"),
         (rule().destination(Is::NotIn, net("10.1.0.5/32")), "ip daddr != 10.1.0.5"),
@@ -282,6 +289,7 @@ fn every_condition_reads_back_as_it_would_be_typed() {
         (rule().ether_source(Is::NotIn, [2, 0, 0, 0, 0, 1]), "ether saddr != 02:00:00:00:00:01"),
         (rule().transport(Protocol::Udp), "meta l4proto udp"),
         (rule().destination_port(Protocol::Tcp, 80), "tcp dport 80"),
+        (rule().source_port(Protocol::Sctp, 80), "sctp sport 80"),
         (rule().destination_is_local(Is::In), "fib daddr type local"),
         (rule().destination_is_local(Is::NotIn), "fib daddr type != local"),
         (rule().state(&[State::Established, State::Related]), "ct state established,related"),
@@ -339,12 +347,15 @@ fn every_translation_reads_back_as_it_would_be_typed() {
         .destination_nat("10.1.0.5:8080".parse().expect("a socket"));
     let names =
         rule().destination_port(Protocol::Udp, 53).destination_nat("[fd00::5]:53".parse().expect("a socket"));
+    let at_port =
+        rule().source_port(Protocol::Udp, 53).source_nat_to_port("192.0.2.1:1024".parse().expect("a socket"));
     let ports = &[Selector::Transport, Selector::DestinationPort];
     let mapped = rule().ip4().destination_nat_of(ports, "ports", Mapping::Address4AndPort);
     let source = [
         (rule().masquerade(), "masquerade"),
         (rule().masquerade_randomly(), "masquerade fully-random"),
         (rule().ip4().source_nat(address("192.0.2.1")), "meta nfproto ipv4 snat ip to 192.0.2.1"),
+        (at_port, "udp sport 53 snat ip to 192.0.2.1:1024"),
         (rule().ip6().source_nat(address("fd00::1")), "meta nfproto ipv6 snat ip6 to fd00::1"),
     ];
     let destination = [

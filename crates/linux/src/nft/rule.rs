@@ -29,6 +29,8 @@ const RULE_USER_DATA: u16 = 7;
 // `NFT_META_…`
 const META_PROTOCOL: u32 = 1;
 const META_MARK: u32 = 3;
+const META_INDEX_IN: u32 = 4;
+const META_INDEX_OUT: u32 = 5;
 const META_LINK_IN: u32 = 6;
 const META_LINK_OUT: u32 = 7;
 const META_KIND_IN: u32 = 8;
@@ -87,6 +89,10 @@ pub enum State {
 /// A field of a packet, or about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
+    /// `iif`: the link must be there when the rule is made, and is meant under any name
+    IndexIn,
+    /// `oif`
+    IndexOut,
     /// `iifname`
     LinkIn,
     /// `oifname`
@@ -171,6 +177,16 @@ impl Rule {
         self.field(Selector::LinkOut, is, &Data::link(name))
     }
 
+    /// `iif 7`, by the link's index: cheaper than by name, but gone with the link
+    pub fn index_in(self, is: Is, index: u32) -> Rule {
+        self.field(Selector::IndexIn, is, &Data::number(index))
+    }
+
+    /// `oif 7`, by the link's index
+    pub fn index_out(self, is: Is, index: u32) -> Rule {
+        self.field(Selector::IndexOut, is, &Data::number(index))
+    }
+
     /// `ip saddr 10.1.0.0/16`, or `ip6 saddr …`, or `!=`
     pub fn source(self, is: Is, network: IpNet) -> Rule {
         match network {
@@ -207,6 +223,11 @@ impl Rule {
     /// `meta l4proto tcp`
     pub fn transport(self, protocol: Protocol) -> Rule {
         self.field(Selector::Transport, Is::In, &Data::protocol(protocol.number()))
+    }
+
+    /// `tcp sport 80`
+    pub fn source_port(self, protocol: Protocol, port: u16) -> Rule {
+        self.transport(protocol).field(Selector::SourcePort, Is::In, &port.into())
     }
 
     /// `tcp dport 80`
@@ -292,6 +313,13 @@ impl Rule {
     pub fn destination_nat(mut self, to: SocketAddr) -> Rule {
         let (family, port) = self.load_socket(to);
         self.expressions.translate(1, family, 0, Some(port));
+        self
+    }
+
+    /// `snat ip to 192.0.2.1:1024`
+    pub fn source_nat_to_port(mut self, to: SocketAddr) -> Rule {
+        let (family, port) = self.load_socket(to);
+        self.expressions.translate(0, family, 0, Some(port));
         self
     }
 
@@ -432,6 +460,7 @@ fn slots(kind: Type) -> u32 {
 impl Selector {
     fn kind(self) -> Type {
         match self {
+            Selector::IndexIn | Selector::IndexOut => Type::LinkIndex,
             Selector::LinkIn | Selector::LinkOut => Type::Link,
             Selector::Source4 | Selector::Destination4 => Type::Ipv4,
             Selector::Source6 | Selector::Destination6 => Type::Ipv6,
@@ -455,6 +484,8 @@ impl Selector {
             Selector::Destination6 => payload(Base::Network, 24),
             Selector::SourcePort => payload(Base::Transport, 0),
             Selector::DestinationPort => payload(Base::Transport, 2),
+            Selector::IndexIn => expressions.load_meta(META_INDEX_IN, slot),
+            Selector::IndexOut => expressions.load_meta(META_INDEX_OUT, slot),
             Selector::LinkIn => expressions.load_meta(META_LINK_IN, slot),
             Selector::LinkOut => expressions.load_meta(META_LINK_OUT, slot),
             Selector::Transport => expressions.load_meta(META_TRANSPORT, slot),

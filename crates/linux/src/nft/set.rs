@@ -48,6 +48,8 @@ pub enum Type {
     Port,
     /// `mark`: 4 bytes in the byte order of this machine.
     Mark,
+    /// `iface_index`: 4 bytes in the byte order of this machine.
+    LinkIndex,
     /// `ifname`: the name of a link, 16 bytes.
     Link,
 }
@@ -115,6 +117,7 @@ impl Type {
             Type::Protocol => 12,
             Type::Port => 13,
             Type::Mark => 19,
+            Type::LinkIndex => 20,
             Type::Link => 41,
         }
     }
@@ -124,7 +127,7 @@ impl Type {
         match self {
             Type::Protocol => 1,
             Type::Port => 2,
-            Type::Ipv4 | Type::Mark => 4,
+            Type::Ipv4 | Type::Mark | Type::LinkIndex => 4,
             Type::Ether => 6,
             Type::Ipv6 | Type::Link => 16,
         }
@@ -284,10 +287,10 @@ impl Data {
         Data(vec![number])
     }
 
-    /// A mark, in this machine's byte order.
+    /// A mark or the index of a link, in this machine's byte order.
     #[must_use]
-    pub fn mark(mark: u32) -> Data {
-        Data(mark.to_ne_bytes().to_vec())
+    pub fn number(number: u32) -> Data {
+        Data(number.to_ne_bytes().to_vec())
     }
 
     /// The bytes, as the kernel has them.
