@@ -4,6 +4,7 @@
 //! Otherwise they lie beside the running test; one that is missing, or older than a source file it was
 //! made of, is built first. Which files those are cargo has written down in `PROGRAM.d`.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
@@ -41,14 +42,17 @@ pub fn workspace() -> PathBuf {
     here.ancestors().nth(2).expect("crates/testkit is two floors down").to_path_buf()
 }
 
-/// Whether it is there, and nothing it was made of changed since.
+/// Whether it is there, and nothing it was made of changed since it was made, or since cargo last looked.
+///
+/// Cargo leaves a program alone whose sources, but not whose lock file, are older: hence the second.
 fn is_fresh(path: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let (Some(built), Ok(sources)) = (modified(path), std::fs::read_to_string(path.with_extension("d")))
     else {
         return false;
     };
-    let older = |source: &Path| modified(source).is_some_and(|changed: SystemTime| changed <= built);
+    let checked = modified(&path.with_extension("checked")).map_or(built, |checked| checked.max(built));
+    let older = |source: &Path| modified(source).is_some_and(|changed| changed <= checked);
     sources_of(&sources).all(|source| older(&source)) && older(&workspace().join("Cargo.lock"))
 }
 
@@ -70,6 +74,7 @@ fn build(name: &str, profile_directory: &Path) {
         Some(profile) => profile,
     };
     let target = profile_directory.parent().expect("target/PROFILE");
+    let started = SystemTime::now();
     let output = Command::new(cargo)
         .args(["build", "--quiet", "--locked", "--bin", name, "--profile", profile])
         .env("CARGO_TARGET_DIR", target)
@@ -81,6 +86,11 @@ fn build(name: &str, profile_directory: &Path) {
         "cargo build --bin {name}:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
+    let checked = File::create(profile_directory.join(name).with_extension("checked"));
+    // What changed while cargo was at work counts as changed later.
+    checked
+        .and_then(|file| file.set_modified(started))
+        .unwrap_or_else(|error| panic!("note that {name} is fresh: {error}"));
 }
 
 #[cfg(test)]
