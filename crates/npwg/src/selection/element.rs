@@ -1,0 +1,288 @@
+//! One element: every key checked, each fault with the consequence the standard gives it.
+//!
+//! | key | invalid value | requirement |
+//! |---|---|---|
+//! | `name`, `namespace` | attachment fails | NPWG1-4.1.2.1.1, NPWG1-3.3 |
+//! | `ips`, `mac`, `interface` | annotation invalid | NPWG1-4.1.2.1.3 to 4.1.2.1.5 |
+//! | `cni-args`, `portMappings`, `bandwidth`, `default-route` | annotation invalid | V11-4.1.2.1.6 to 4.1.2.1.9 |
+//! | `infiniband-guid` | annotation invalid | V12-4.1.2.1.10 |
+//! | `ipam-claim-reference`, `deviceID` | attachment fails | V13-4.1.2.1.11, Multus |
+//!
+//! `interfaceRequest` is Multus's old name of `interface`.
+
+use cni::fold;
+use cni::name::IfName;
+use cni::object::Object;
+use serde_json::Value;
+
+use super::form::Item;
+use super::value::{self, Read, Wrong};
+use super::{Annotation, Element, Reader};
+use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
+use crate::nearest::hint;
+use crate::refusal::{Fault, KeyPath, Reason};
+use crate::request::DefaultRoute;
+
+/// Every key an element may have.
+const KEYS: &[&str] = &[
+    "name",
+    "namespace",
+    "ips",
+    "mac",
+    "interface",
+    "cni-args",
+    "portMappings",
+    "bandwidth",
+    "default-route",
+    "infiniband-guid",
+    "ipam-claim-reference",
+    "deviceID",
+    "interfaceRequest",
+];
+
+/// Keys of a port mapping and of a bandwidth object.
+const PORT_KEYS: &[&str] = &["hostPort", "containerPort", "protocol", "hostIP"];
+const BANDWIDTH_KEYS: &[&str] = &["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
+
+/// Reads one element; `None` if there is no saying which network it means.
+pub(super) fn read(reader: &mut Reader, index: usize, item: &Item, home: &str) -> Option<Element> {
+    match item {
+        Item::Reference(text) => reference(reader, index, text, home),
+        Item::Object(object) => {
+            Keys { path: KeyPath::root().index(index), reader, object }.element(index, home)
+        }
+    }
+}
+
+/// `[namespace/]name[@interface]`.
+fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Option<Element> {
+    let path = KeyPath::root().index(index);
+    let (network, interface) = match text.split_once('@') {
+        Some((network, interface)) => (network, Some(interface)),
+        None => (text, None),
+    };
+    let (namespace, name) = match network.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, network),
+    };
+    let wrong_namespace = namespace.and_then(label_fault).map(|fault| format!("the namespace {fault}"));
+    let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
+    if let Some(reason) = wrong_namespace.or_else(wrong_name) {
+        let fault = reader.fault("NPWG1-4.1.1-1", reason).at(path).showing(&value::shown(text));
+        reader.fails(fault.cure("write name or namespace/name"));
+        return None;
+    }
+    let mut element = Element::plain(index, NetworkReference::new(namespace.unwrap_or(home), name));
+    if let Some(interface) = interface {
+        match value::interface(&path, &Value::from(interface)) {
+            Ok(name) => element.interface = Some(name),
+            Err(wrong) => {
+                let fault = complete(reader.fault("NPWG1-4.1.2.1.5-2", ""), wrong);
+                reader.invalid(fault);
+            }
+        }
+    }
+    Some(element)
+}
+
+/// Fills a fault in from a wrong value.
+fn complete(mut fault: Fault, wrong: Wrong) -> Fault {
+    let Wrong { path, value, reason } = wrong;
+    fault.reason = reason;
+    fault.at(path).showing(&value)
+}
+
+/// The keys of one object, being read.
+struct Keys<'a> {
+    reader: &'a mut Reader,
+    object: &'a Object,
+    path: KeyPath,
+}
+
+impl Keys<'_> {
+    fn element(mut self, index: usize, home: &str) -> Option<Element> {
+        self.look_for_unknown_keys();
+        let network = self.network(home);
+        let mut element = Element::plain(index, network.clone().unwrap_or(NetworkReference::new(home, "")));
+        element.ips = self.or_invalid("ips", "NPWG1-4.1.2.1.3-2", value::ips).unwrap_or_default();
+        element.mac = self.or_invalid("mac", "NPWG1-4.1.2.1.4-2", value::mac);
+        element.guid = self.or_invalid("infiniband-guid", "V12-4.1.2.1.10-1", value::guid);
+        element.interface = self.interface();
+        element.cni_args = self.cni_args();
+        let ports = self.or_invalid("portMappings", "V11-4.1.2.1.7-1", value::port_mappings);
+        element.port_mappings = ports.unwrap_or_default();
+        element.bandwidth = self.or_invalid("bandwidth", "V11-4.1.2.1.8-1", value::bandwidth);
+        element.default_route = self.default_route();
+        element.ipam_claim = self.claim(!element.ips.is_empty());
+        element.device_id = self.device();
+        self.compare(&element);
+        network.map(|_| element)
+    }
+
+    /// The value of `key` and its path as written; `null` is none.
+    fn value(&self, key: &str) -> Option<(KeyPath, Value)> {
+        let raw = self.object.get(key).filter(|raw| raw.get() != "null")?;
+        let written = self.object.iter().find(|(k, _)| *k == key);
+        let folded = || self.object.iter().filter(|(k, _)| fold::same(k, key)).last();
+        let written = written.or_else(folded).map_or(key, |(k, _)| k);
+        // What is too deep for a value is no value of any key; its text says so in the message.
+        let value = serde_json::from_str(raw.get()).unwrap_or_else(|_| Value::from(raw.get()));
+        Some((self.path.key(written), value))
+    }
+
+    /// Reads a key whose wrong value makes the annotation invalid.
+    fn or_invalid<T>(
+        &mut self,
+        key: &str,
+        requirement: &str,
+        read: impl FnOnce(&KeyPath, &Value) -> Read<T>,
+    ) -> Option<T> {
+        let (path, value) = self.value(key)?;
+        match read(&path, &value) {
+            Ok(value) => Some(value),
+            Err(wrong) => {
+                let fault = complete(self.reader.fault(requirement, ""), wrong);
+                self.reader.invalid(fault);
+                None
+            }
+        }
+    }
+
+    /// Reads a key whose wrong value fails the attachment.
+    fn or_fails<T>(
+        &mut self,
+        key: &str,
+        requirement: &str,
+        read: impl FnOnce(&KeyPath, &Value) -> Read<T>,
+    ) -> Option<T> {
+        let (path, value) = self.value(key)?;
+        match read(&path, &value) {
+            Ok(value) => Some(value),
+            Err(wrong) => {
+                let fault = complete(self.reader.fault(requirement, ""), wrong);
+                self.reader.fails(fault);
+                None
+            }
+        }
+    }
+
+    fn network(&mut self, home: &str) -> Option<NetworkReference> {
+        if self.value("name").is_none() {
+            let fault = self.reader.fault("NPWG1-4.1.2.1.1-1", "name is missing").at(self.path.clone());
+            self.reader.fails(fault.cure("add \"name\": the name of a NetworkAttachmentDefinition"));
+            return None;
+        }
+        let name = self.or_fails("name", "NPWG1-4.1.2.1.1-1", |path, value| {
+            named(path, value, definition_name_fault(value::text(path, value)?))
+        })?;
+        let namespace = match self.value("namespace") {
+            None => home.to_owned(),
+            Some((_, Value::String(text))) if text.is_empty() => home.to_owned(),
+            Some(_) => self.or_fails("namespace", "NPWG1-3.3-1", |path, value| {
+                named(path, value, label_fault(value::text(path, value)?))
+            })?,
+        };
+        Some(NetworkReference { namespace, name })
+    }
+
+    fn interface(&mut self) -> Option<IfName> {
+        let new = self.or_invalid("interface", "NPWG1-4.1.2.1.5-2", value::interface);
+        let old = self.or_invalid("interfaceRequest", "NPWG1-4.1.2.1.5-2", value::interface);
+        if let (Some(new), Some(old)) = (&new, &old)
+            && new != old
+        {
+            let fault = self.reader.fault("NPWG1-4.1.2.1.5-1", format!("interface asks for {new}"));
+            let fault = fault.at(self.path.key("interfaceRequest")).showing(&value::shown(old.as_str()));
+            self.reader.fails(fault.cure("remove interfaceRequest, the old name of interface"));
+        }
+        new.or(old)
+    }
+
+    /// The bytes are kept: they belong to the plugins.
+    fn cni_args(&mut self) -> Object {
+        self.or_invalid("cni-args", "V11-4.1.2.1.6-1", |path, value| value::object(path, value).map(|_| ()));
+        let raw = self.object.get("cni-args");
+        raw.and_then(|raw| Object::parse(raw.get().as_bytes(), "cni-args").ok()).unwrap_or_default()
+    }
+
+    fn default_route(&mut self) -> DefaultRoute {
+        match self.or_invalid("default-route", "V11-4.1.2.1.9-1", value::gateways) {
+            None => DefaultRoute::Unasked,
+            Some(gateways) if gateways.is_empty() => DefaultRoute::OfPlugins,
+            Some(gateways) => DefaultRoute::Via(gateways),
+        }
+    }
+
+    fn claim(&mut self, beside_ips: bool) -> Option<String> {
+        let claim = self.or_fails("ipam-claim-reference", "V13-4.1.2.1.11-1", |path, value| {
+            named(path, value, definition_name_fault(value::text(path, value)?))
+        })?;
+        if beside_ips {
+            let fault = self.reader.fault("V13-4.1.2.1.11-3", "ips asks for addresses in the same element");
+            let fault = fault.at(self.path.key("ipam-claim-reference")).showing(&value::shown(&claim));
+            self.reader.fails(fault.cure("keep one of the two"));
+        }
+        Some(claim)
+    }
+
+    fn device(&mut self) -> Option<String> {
+        let id = self.or_fails("deviceID", "C10", |path, value| {
+            let text = value::text(path, value)?;
+            let bad = text.len() > 253 || text.contains(|c: char| c.is_control());
+            named(path, value, bad.then(|| "is no device id".to_owned()))
+        })?;
+        Some(id).filter(|id| !id.is_empty())
+    }
+
+    /// Conflict C11: a hardware address and a GUID may stand together only if the one holds the other.
+    fn compare(&mut self, element: &Element) {
+        if let (Some(mac), Some(guid)) = (&element.mac, &element.guid)
+            && mac.guid() != Some(*guid)
+        {
+            let fault = self.reader.fault("C11", format!("mac asks for {mac}, whose lower 8 bytes differ"));
+            let fault = fault.at(self.path.key("infiniband-guid")).showing(&value::shown(&guid.to_string()));
+            self.reader.invalid(fault.cure("keep one of the two"));
+        }
+    }
+
+    fn look_for_unknown_keys(&mut self) {
+        let mut found: Vec<(KeyPath, &str, &[&str])> = Vec::new();
+        let keys: Vec<&str> = self.object.iter().map(|(key, _)| key).collect();
+        for key in value::unknown(keys.iter().copied(), KEYS) {
+            found.push((self.path.key(key), key, KEYS));
+        }
+        let ports = self.value("portMappings");
+        let bandwidth = self.value("bandwidth");
+        let maps = ports.iter().flat_map(|(path, value)| {
+            value
+                .as_array()
+                .into_iter()
+                .flatten()
+                .enumerate()
+                .map(|(i, item)| (path.index(i), item, PORT_KEYS))
+        });
+        let maps = maps.chain(bandwidth.iter().map(|(path, value)| (path.clone(), value, BANDWIDTH_KEYS)));
+        for (path, value, known) in maps {
+            let keys = value.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+            found.extend(value::unknown(keys, known).into_iter().map(|key| (path.key(key), key, known)));
+        }
+        for (path, key, known) in found {
+            let fault = self.reader.fault("NPWG1-4.1.2.1-1", "unknown key; it has no effect");
+            self.reader.warn(Reason::UnknownKey, fault.at(path).cure(hint(key, known)));
+        }
+        if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {
+            let fault = self.reader.fault("NPWG1-5.2-1", "renames the interface the runtime asked for");
+            let fault = fault.at(self.path.key("interface"));
+            self.reader.warn(Reason::Questionable, fault);
+        }
+    }
+}
+
+/// `value`'s text, unless there is a fault in it.
+fn named(path: &KeyPath, value: &Value, fault: Option<String>) -> Read<String> {
+    let text = value::text(path, value)?;
+    match fault {
+        None => Ok(text.to_owned()),
+        Some(reason) => Err(Wrong { path: path.clone(), value: value.to_string(), reason }),
+    }
+}

@@ -1,0 +1,89 @@
+//! The two forms of an annotation's value: a comma-delimited list of references, a JSON list of maps.
+//!
+//! The first character decides, after trimming. Everything that is neither form fails the pod rather
+//! than being ignored: the standard speaks of ignoring only for the values of certain keys, and a pod
+//! that silently starts without its networks is the worse end.
+//!
+//! Source: the standard, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
+
+use cni::object::Object;
+use serde_json::value::RawValue;
+
+use super::{ANNOTATION_MAX, ELEMENTS_MAX, Reader};
+use crate::refusal::{KeyPath, quote};
+
+/// One element, not yet looked at.
+pub(super) enum Item {
+    /// Of the comma form: `[namespace/]name[@interface]`.
+    Reference(String),
+    /// Of the JSON form.
+    Object(Object),
+}
+
+/// Takes `text` apart; what is no element is reported and left out.
+pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
+    if text.len() > ANNOTATION_MAX {
+        let fault = reader.fault("C16", format!("longer than {ANNOTATION_MAX} bytes"));
+        reader.fails(fault);
+        return Vec::new();
+    }
+    let text = text.trim();
+    match text.chars().next() {
+        None => Vec::new(),
+        Some('[') => objects(reader, text),
+        Some(first @ ('{' | '"')) => {
+            let what = if first == '{' { "a JSON object" } else { "a JSON text" };
+            let fault = reader.fault("C16", format!("is {what}, not a list")).showing(&quote(text));
+            reader.fails(fault.cure("write [ in front of it and ] after it"));
+            Vec::new()
+        }
+        Some(_) => references(reader, text),
+    }
+}
+
+fn references(reader: &mut Reader, text: &str) -> Vec<Item> {
+    let mut items = Vec::new();
+    for (index, part) in text.split(',').enumerate() {
+        if too_many(reader, index) {
+            break;
+        }
+        items.push(Item::Reference(part.trim().to_owned()));
+    }
+    items
+}
+
+fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
+    let list: Vec<Box<RawValue>> = match serde_json::from_str(text) {
+        Ok(list) => list,
+        Err(cause) => {
+            let fault = reader.fault("NPWG1-4.1-2", format!("is not a JSON list: {cause}"));
+            reader.fails(fault.showing(&quote(text)));
+            return Vec::new();
+        }
+    };
+    let mut items = Vec::new();
+    for (index, raw) in list.iter().enumerate() {
+        if too_many(reader, index) {
+            break;
+        }
+        match Object::parse(raw.get().as_bytes(), "element") {
+            Ok(object) => items.push(Item::Object(object)),
+            Err(_) => {
+                let fault = reader.fault("C16", "is not a JSON object");
+                let fault = fault.at(KeyPath::root().index(index)).showing(raw.get());
+                reader.fails(fault.cure("write {\"name\": …}"));
+            }
+        }
+    }
+    items
+}
+
+/// Reports the first element beyond the limit.
+fn too_many(reader: &mut Reader, index: usize) -> bool {
+    if index < ELEMENTS_MAX {
+        return false;
+    }
+    let fault = reader.fault("C16", format!("selects more than {ELEMENTS_MAX} networks"));
+    reader.fails(fault);
+    true
+}

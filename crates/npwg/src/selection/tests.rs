@@ -1,0 +1,397 @@
+//! What the two annotations may say, by requirement.
+
+use super::*;
+use crate::refusal::KeyPath;
+
+fn reading(text: &str) -> Reading {
+    Reading::of(Annotation::Networks, text, "home")
+}
+
+fn select(text: &str) -> Vec<Element> {
+    reading(text).settle().unwrap().elements
+}
+
+fn names(text: &str) -> Vec<String> {
+    select(text).iter().map(|element| element.network.to_string()).collect()
+}
+
+/// The annotation is invalid, by this requirement, at this path.
+fn invalid(text: &str, requirement: &str, path: &str) {
+    match reading(text).settle() {
+        Err(Refusal::AnnotationInvalid(fault)) => {
+            assert_eq!(
+                (fault.requirement.as_str(), fault.path.to_string().as_str()),
+                (requirement, path),
+                "{text}"
+            );
+        }
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+/// An attachment fails, by this requirement, at this path.
+fn fails(text: &str, requirement: &str, path: &str) {
+    match reading(text).settle() {
+        Err(Refusal::AttachmentFailed(fault)) => {
+            assert_eq!(
+                (fault.requirement.as_str(), fault.path.to_string().as_str()),
+                (requirement, path),
+                "{text}"
+            );
+        }
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+/// One element `net-b` with these further keys.
+fn with(keys: &str) -> String {
+    format!(r#"[{{"name":"net-b",{keys}}}]"#)
+}
+
+#[test]
+fn npwg1_4_1_1_the_keys_of_the_annotations() {
+    assert_eq!(Annotation::Networks.key(), "k8s.v1.cni.cncf.io/networks");
+    assert_eq!(Annotation::DefaultNetwork.key(), "v1.multus-cni.io/default-network");
+}
+
+#[test]
+fn npwg1_4_1_2_both_formats_say_the_same() {
+    let expected = ["home/net-a", "home/net-b", "other-ns/net-c"];
+    assert_eq!(names("net-a,net-b,other-ns/net-c"), expected);
+    assert_eq!(
+        names(r#"[{"name":"net-a"},{"name":"net-b"},{"name":"net-c","namespace":"other-ns"}]"#),
+        expected
+    );
+}
+
+#[test]
+fn npwg1_4_1_1_1_a_reference_is_name_or_namespace_and_name() {
+    assert_eq!(names(" net-a ,\n other-ns/net-c\t"), ["home/net-a", "other-ns/net-c"]);
+    let two = select("net-a@first,other/net-a@second");
+    assert_eq!(two[0].interface.as_ref().map(IfName::as_str), Some("first"));
+    assert_eq!(two[1].interface.as_ref().map(IfName::as_str), Some("second"));
+    for bad in ["net-a,", ",net-a", "a,,b", "a/b/c", "/a", "a/", "A", "a b", "a@", "-a", "net_a"] {
+        let reading = reading(bad);
+        assert!(!reading.refusals.is_empty(), "{bad:?}");
+    }
+    fails("net-a,a/b/c", "NPWG1-4.1.1-1", "[1]");
+}
+
+#[test]
+fn npwg1_4_1_2_1_1_undotted_keys_are_reserved_and_dotted_ones_pass() {
+    let reading = reading(&with(r#""example.com/colour":"red","io.example.key":1,"macc":"x","ipps":[]"#));
+    assert!(reading.refusals.is_empty());
+    let unknown: Vec<(Reason, String, &str)> = reading
+        .warnings
+        .iter()
+        .map(|warning| (warning.reason, warning.fault.path.to_string(), warning.fault.cure.as_str()))
+        .collect();
+    assert_eq!(
+        unknown,
+        [
+            (Reason::UnknownKey, "[0].macc".to_owned(), "did you mean mac?"),
+            (Reason::UnknownKey, "[0].ipps".to_owned(), "did you mean ips?"),
+        ]
+    );
+}
+
+#[test]
+fn npwg1_4_1_2_1_1_1_a_name_is_required_and_the_namespace_defaults_to_the_pods() {
+    assert_eq!(
+        names(r#"[{"name":"a"},{"name":"b","namespace":""},{"name":"c","namespace":null}]"#),
+        ["home/a", "home/b", "home/c"]
+    );
+    fails(r#"[{"namespace":"x"}]"#, "NPWG1-4.1.2.1.1-1", "[0]");
+    fails(r#"[{"name":null}]"#, "NPWG1-4.1.2.1.1-1", "[0]");
+    fails(r#"[{"name":""}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
+    fails(r#"[{"name":5}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
+    fails(r#"[{"name":"a/b"}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
+}
+
+#[test]
+fn npwg1_3_3_1_npwg1_4_1_2_1_2_1_names_in_the_json_form_are_checked() {
+    for bad in ["A", "-a", "a-", "a_b"] {
+        fails(&format!(r#"[{{"name":"{bad}"}}]"#), "NPWG1-4.1.2.1.1-1", "[0].name");
+        fails(&format!(r#"[{{"name":"a","namespace":"{bad}"}}]"#), "NPWG1-3.3-1", "[0].namespace");
+    }
+    assert_eq!(names(r#"[{"name":"1a","namespace":"0"}]"#), ["0/1a"]);
+    fails(r#"[{"name":"a","namespace":["x"]}]"#, "NPWG1-3.3-1", "[0].namespace");
+}
+
+#[test]
+fn npwg1_4_1_2_1_3_1_npwg1_4_1_2_1_3_2_ips_hold_at_least_one_valid_address() {
+    let ips = |text: &str| select(&with(text))[0].ips.iter().map(|ip| ip.to_string()).collect::<Vec<_>>();
+    assert_eq!(ips(r#""ips":["10.2.2.42","2001:db8::5"]"#), ["10.2.2.42", "2001:db8::5"]);
+    assert_eq!(ips(r#""ips":["10.2.2.42","10.2.2.42"]"#), ["10.2.2.42"]);
+    assert_eq!(ips(r#""ips":null"#), [""; 0]);
+    invalid(&with(r#""ips":[]"#), "NPWG1-4.1.2.1.3-2", "[0].ips");
+    invalid(&with(r#""ips":["x"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+    invalid(&with(r#""ips":["10.0.0.1","10.0.0.256"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[1]");
+    invalid(&with(r#""ips":"10.0.0.1""#), "NPWG1-4.1.2.1.3-2", "[0].ips");
+    invalid(&with(r#""ips":[10]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+    invalid(&with(r#""ips":[""]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+}
+
+#[test]
+fn v11_4_1_2_1_3_1_an_address_may_carry_a_prefix_length() {
+    let element = &select(&with(r#""ips":["10.2.2.42/24","2001:db8::5/64"]"#))[0];
+    assert_eq!(element.ips.iter().map(|ip| ip.prefix).collect::<Vec<_>>(), [Some(24), Some(64)]);
+    invalid(&with(r#""ips":["10.2.2.42/33"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+}
+
+#[test]
+fn npwg1_4_1_2_1_4_1_npwg1_4_1_2_1_4_2_conflict_c2_a_mac_has_6_or_20_bytes() {
+    let mac = |text: &str| select(&with(text))[0].mac.map(|mac| mac.to_string());
+    assert_eq!(mac(r#""mac":"AA-BB-CC-dd-ee-ff""#).as_deref(), Some("aa:bb:cc:dd:ee:ff"));
+    let long = "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22";
+    assert_eq!(mac(&format!(r#""mac":"{long}""#)).as_deref(), Some(long));
+    for bad in
+        [r#""aa:bb:cc:dd:ee""#, r#""aa:bb:cc:dd:ee:ff:00:11""#, r#""aabb.ccdd.eeff""#, r#""""#, "7", "[]"]
+    {
+        invalid(&with(&format!(r#""mac":{bad}"#)), "NPWG1-4.1.2.1.4-2", "[0].mac");
+    }
+}
+
+#[test]
+fn v12_4_1_2_1_4_1_the_short_form_of_v1_2_is_a_subset() {
+    // v1.2 takes 20-byte addresses out; by C2 both are read, so what is valid there is valid here.
+    assert!(matches!(
+        select(&with(r#""mac":"02:23:45:67:89:01""#))[0].mac,
+        Some(HardwareAddress::Ethernet(_))
+    ));
+}
+
+#[test]
+fn npwg1_4_1_2_1_5_1_npwg1_4_1_2_1_5_2_an_interface_name_is_one_the_kernel_takes() {
+    let interface = |text: &str| select(&with(text))[0].interface.clone().map(|name| name.to_string());
+    assert_eq!(interface(r#""interface":"exactly15bytes_""#).as_deref(), Some("exactly15bytes_"));
+    for bad in ["", "sixteen-bytes---", ".", "..", "a/b", "a:b", "a b", "a\\u0000b"] {
+        invalid(&with(&format!(r#""interface":"{bad}""#)), "NPWG1-4.1.2.1.5-2", "[0].interface");
+    }
+    invalid(&with(r#""interface":1"#), "NPWG1-4.1.2.1.5-2", "[0].interface");
+    invalid("net-a@sixteen-bytes---", "NPWG1-4.1.2.1.5-2", "[0]");
+}
+
+#[test]
+fn the_old_name_of_interface_is_understood() {
+    let element = &select(&with(r#""interfaceRequest":"old0""#))[0];
+    assert_eq!(element.interface.as_ref().map(IfName::as_str), Some("old0"));
+    assert!(reading(&with(r#""interfaceRequest":"a","interface":"a""#)).settle().is_ok());
+    fails(&with(r#""interfaceRequest":"a","interface":"b""#), "NPWG1-4.1.2.1.5-1", "[0].interfaceRequest");
+}
+
+#[test]
+fn v11_4_1_2_1_6_1_cni_args_is_an_object_and_keeps_its_bytes() {
+    let element = &select(&with(r#""cni-args":{ "b":12345678901234567890123, "a":{ "x" : 1.0 } }"#))[0];
+    assert_eq!(element.cni_args.to_json(), r#"{"b":12345678901234567890123,"a":{ "x" : 1.0 }}"#);
+    assert!(select(&with(r#""cni-args":null"#))[0].cni_args.is_empty());
+    for bad in ["[]", "1", "\"x\"", "true"] {
+        invalid(&with(&format!(r#""cni-args":{bad}"#)), "V11-4.1.2.1.6-1", "[0].cni-args");
+    }
+}
+
+#[test]
+fn v11_4_1_2_1_7_1_port_mappings() {
+    let text = r#""portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":1,"containerPort":65535,"protocol":"SCTP","hostIP":"10.0.0.1"},{"hostPort":53,"containerPort":53,"protocol":"Udp"},{"hostPort":2,"containerPort":2}]"#;
+    let json = serde_json::to_string(&select(&with(text))[0].port_mappings).unwrap();
+    assert_eq!(
+        json,
+        concat!(
+            r#"[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},"#,
+            r#"{"hostPort":1,"containerPort":65535,"protocol":"sctp","hostIP":"10.0.0.1"},"#,
+            r#"{"hostPort":53,"containerPort":53,"protocol":"udp"},"#,
+            r#"{"hostPort":2,"containerPort":2,"protocol":"tcp"}]"#
+        )
+    );
+    let bad = |value: &str, path: &str| {
+        invalid(
+            &with(&format!(r#""portMappings":{value}"#)),
+            "V11-4.1.2.1.7-1",
+            &format!("[0].portMappings{path}"),
+        );
+    };
+    bad("[]", "");
+    bad("{}", "");
+    bad("[1]", "[0]");
+    bad(r#"[{"hostPort":1}]"#, "[0]");
+    bad(r#"[{"hostPort":0,"containerPort":1}]"#, "[0].hostPort");
+    bad(r#"[{"hostPort":65536,"containerPort":1}]"#, "[0].hostPort");
+    bad(r#"[{"hostPort":1,"containerPort":-1}]"#, "[0].containerPort");
+    bad(r#"[{"hostPort":1.5,"containerPort":1}]"#, "[0].hostPort");
+    bad(r#"[{"hostPort":"80","containerPort":1}]"#, "[0].hostPort");
+    bad(r#"[{"hostPort":1,"containerPort":1,"protocol":"icmp"}]"#, "[0].protocol");
+    bad(r#"[{"hostPort":1,"containerPort":1,"hostIP":"x"}]"#, "[0].hostIP");
+}
+
+#[test]
+fn v11_4_1_2_1_8_1_bandwidth() {
+    let element =
+        &select(&with(r#""bandwidth":{"ingressRate":2048,"ingressBurst":1600,"egressRate":4096}"#))[0];
+    let json = serde_json::to_string(&element.bandwidth).unwrap();
+    assert_eq!(
+        json,
+        r#"{"ingressRate":2048,"ingressBurst":1600,"egressRate":4096,"egressBurst":2147483647}"#
+    );
+    let bad = |value: &str, path: &str| {
+        invalid(
+            &with(&format!(r#""bandwidth":{value}"#)),
+            "V11-4.1.2.1.8-1",
+            &format!("[0].bandwidth{path}"),
+        );
+    };
+    bad("{}", "");
+    bad("[]", "");
+    bad(r#"{"ingressRate":0}"#, ".ingressRate");
+    bad(r#"{"ingressRate":-1}"#, ".ingressRate");
+    bad(r#"{"ingressRate":"1M"}"#, ".ingressRate");
+    bad(r#"{"ingressBurst":5}"#, "");
+    bad(r#"{"ingressRate":5,"egressBurst":5}"#, "");
+    bad(r#"{"egressRate":5,"egressBurst":0}"#, ".egressBurst");
+}
+
+#[test]
+fn v11_4_1_2_1_9_1_at_most_one_element_asks_for_the_default_route() {
+    let one = &select(r#"[{"name":"a"},{"name":"b","default-route":["10.0.0.1","2001:db8::1"]}]"#)[1];
+    assert!(matches!(&one.default_route, DefaultRoute::Via(list) if list.len() == 2));
+    invalid(
+        r#"[{"name":"a","default-route":[]},{"name":"b","default-route":["10.0.0.1"]}]"#,
+        "V11-4.1.2.1.9-1",
+        "[1].default-route",
+    );
+    invalid(&with(r#""default-route":["10.0.0.1/24"]"#), "V11-4.1.2.1.9-1", "[0].default-route[0]");
+    invalid(&with(r#""default-route":"10.0.0.1""#), "V11-4.1.2.1.9-1", "[0].default-route");
+}
+
+#[test]
+fn conflict_c12_an_empty_default_route_is_a_request_too() {
+    assert_eq!(select(&with(r#""default-route":[]"#))[0].default_route, DefaultRoute::OfPlugins);
+    assert_eq!(select(&with(r#""default-route":null"#))[0].default_route, DefaultRoute::Unasked);
+}
+
+#[test]
+fn conflict_c14_several_gateways_of_one_family_are_taken_in_their_order() {
+    let element = &select(&with(r#""default-route":["10.0.0.2","10.0.0.1","10.0.0.2"]"#))[0];
+    let DefaultRoute::Via(gateways) = &element.default_route else { panic!("{element:?}") };
+    assert_eq!(gateways.iter().map(|gw| gw.to_string()).collect::<Vec<_>>(), ["10.0.0.2", "10.0.0.1"]);
+}
+
+#[test]
+fn v12_4_1_2_1_10_1_a_guid_has_8_bytes() {
+    let element = &select(&with(r#""infiniband-guid":"24:8A:07:03:00:8d:ae:2f""#))[0];
+    assert_eq!(element.guid.map(|guid| guid.to_string()).as_deref(), Some("24:8a:07:03:00:8d:ae:2f"));
+    for bad in ["24:8a:07:03:00:8d", "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22", "", "x"] {
+        invalid(&with(&format!(r#""infiniband-guid":"{bad}""#)), "V12-4.1.2.1.10-1", "[0].infiniband-guid");
+    }
+}
+
+#[test]
+fn conflict_c11_mac_and_guid_together_must_agree() {
+    let mac = r#""mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22""#;
+    assert!(
+        reading(&with(&format!(r#"{mac},"infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#))).settle().is_ok()
+    );
+    let other = format!(r#"{mac},"infiniband-guid":"bb:cc:dd:ee:ff:00:11:23""#);
+    invalid(&with(&other), "C11", "[0].infiniband-guid");
+    let ethernet = r#""mac":"02:23:45:67:89:01","infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#;
+    invalid(&with(ethernet), "C11", "[0].infiniband-guid");
+}
+
+#[test]
+fn v13_4_1_2_1_11_1_a_claim_is_named() {
+    let element = &select(&with(r#""ipam-claim-reference":"vm123.tenantblue""#))[0];
+    assert_eq!(element.ipam_claim.as_deref(), Some("vm123.tenantblue"));
+    fails(&with(r#""ipam-claim-reference":"Not A Name""#), "V13-4.1.2.1.11-1", "[0].ipam-claim-reference");
+    fails(&with(r#""ipam-claim-reference":1"#), "V13-4.1.2.1.11-1", "[0].ipam-claim-reference");
+}
+
+#[test]
+fn v13_4_1_2_1_11_3_ips_and_a_claim_in_one_element_fail_the_attachment() {
+    let text = with(r#""ips":["10.0.0.1"],"ipam-claim-reference":"claim""#);
+    fails(&text, "V13-4.1.2.1.11-3", "[0].ipam-claim-reference");
+}
+
+#[test]
+fn npwg1_4_2_1_a_network_may_be_named_several_times() {
+    assert_eq!(names("net-a,net-a"), ["home/net-a", "home/net-a"]);
+    assert_eq!(select("net-a,net-a").iter().map(|element| element.index).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn conflict_c4_what_makes_the_annotation_invalid_comes_before_what_fails_an_attachment() {
+    let text = r#"[{"name":"UPPER"},{"name":"b","ips":["1.1.1.1"],"ipam-claim-reference":"c"},{"name":"c","mac":"x"}]"#;
+    assert_eq!(reading(text).refusals.len(), 3);
+    invalid(text, "NPWG1-4.1.2.1.4-2", "[2].mac");
+}
+
+#[test]
+fn conflict_c16_the_first_character_decides_the_form() {
+    assert!(select("").is_empty() && select(" \n ").is_empty() && select("[]").is_empty());
+    assert_eq!(names("\n  [ {\"name\":\"a\"} ]\n"), ["home/a"]);
+    fails(r#"{"name":"a"}"#, "C16", "");
+    fails(r#""a""#, "C16", "");
+    fails("[", "NPWG1-4.1-2", "");
+    fails(r#"[{"name":"a"},]"#, "NPWG1-4.1-2", "");
+    fails(r#"[{"name":"a"}] x"#, "NPWG1-4.1-2", "");
+    // A comma-form item that is not a name is refused wherever the bracket stands.
+    fails("a,[b]", "NPWG1-4.1.1-1", "[1]");
+}
+
+#[test]
+fn m9_conflict_c16_null_elements_and_empty_default_networks_are_refused() {
+    fails("[null]", "C16", "[0]");
+    fails(r#"[{"name":"a"},"b"]"#, "C16", "[1]");
+    let default = |text: &str| Reading::of(Annotation::DefaultNetwork, text, "kube-system").settle();
+    assert!(matches!(default("[]"), Err(Refusal::AttachmentFailed(fault)) if fault.requirement == "C16"));
+    assert!(matches!(default("a,b"), Err(Refusal::AttachmentFailed(fault)) if fault.requirement == "C16"));
+    assert!(matches!(default("[null]"), Err(Refusal::AttachmentFailed(_))));
+    assert_eq!(default("calico").unwrap().elements[0].network.to_string(), "kube-system/calico");
+    let json = default(r#"[{"name":"calico","namespace":"net","ips":["10.0.0.9"]}]"#).unwrap();
+    assert_eq!(json.elements[0].ips.len(), 1);
+}
+
+#[test]
+fn m8_what_multus_lets_pass_is_invalid() {
+    invalid(&with(r#""ips":[]"#), "NPWG1-4.1.2.1.3-2", "[0].ips");
+    invalid(&with(r#""interface":"a/b""#), "NPWG1-4.1.2.1.5-2", "[0].interface");
+    invalid(&with(r#""mac":"24:8a:07:03:00:8d:ae:2f""#), "NPWG1-4.1.2.1.4-2", "[0].mac");
+    invalid(&with(r#""infiniband-guid":"24:8a:07:03:00:8d""#), "V12-4.1.2.1.10-1", "[0].infiniband-guid");
+}
+
+#[test]
+fn m26_a_claim_is_read() {
+    assert!(select(&with(r#""ipam-claim-reference":"claim""#))[0].ipam_claim.is_some());
+}
+
+#[test]
+fn conflict_c18_names_with_dots_are_read_in_both_forms() {
+    assert_eq!(names("net.v2"), ["home/net.v2"]);
+    assert_eq!(names(r#"[{"name":"net.v2"}]"#), ["home/net.v2"]);
+}
+
+#[test]
+fn keys_are_matched_as_go_matches_them() {
+    let element = &select(r#"[{"Name":"a","IPs":["10.0.0.1"],"deviceid":"0000:01:02.3"}]"#)[0];
+    assert_eq!(element.network.name, "a");
+    assert_eq!(element.ips.len(), 1);
+    assert_eq!(element.device_id.as_deref(), Some("0000:01:02.3"));
+}
+
+#[test]
+fn an_annotation_is_bounded() {
+    let many = vec!["a"; ELEMENTS_MAX].join(",");
+    assert_eq!(select(&many).len(), ELEMENTS_MAX);
+    fails(&format!("{many},a"), "C16", "");
+    fails(&"a".repeat(ANNOTATION_MAX + 1), "C16", "");
+    let deep = format!(r#"[{{"name":"a","cni-args":{}1{}}}]"#, "{\"a\":".repeat(5000), "}".repeat(5000));
+    assert!(reading(&deep).settle().is_err());
+}
+
+#[test]
+fn a_fault_shows_the_value_and_where_it_stands() {
+    let refusal = reading(&with(r#""ips":["10.0.0.256"]"#)).settle().unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "annotation k8s.v1.cni.cncf.io/networks: [0].ips[0]: \"10.0.0.256\": is no IPv4 or IPv6 address, with or without a prefix length"
+    );
+    assert_eq!(refusal.fault().path, KeyPath::root().index(0).key("ips").index(0));
+}

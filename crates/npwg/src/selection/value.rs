@@ -1,0 +1,194 @@
+//! The values of an element's keys: from JSON to a checked type, or why not.
+//!
+//! Source: the standard v1.3, 4.1.2.1.3–4.1.2.1.10, key by key.
+
+use std::net::IpAddr;
+
+use cni::address::parse_ip;
+use cni::name::{IfName, ifname_fault};
+use serde_json::{Map, Value};
+
+use crate::refusal::{KeyPath, quote};
+use crate::request::{Bandwidth, Guid, HardwareAddress, Limit, PortMapping, Protocol, RequestedIp};
+
+/// Why a value is not what its key demands.
+pub(super) struct Wrong {
+    /// Where, within the document.
+    pub(super) path: KeyPath,
+    /// The value at fault, as JSON.
+    pub(super) value: String,
+    /// Why.
+    pub(super) reason: String,
+}
+
+/// A value, or why it is none.
+pub(super) type Read<T> = Result<T, Wrong>;
+
+fn wrong<T>(path: &KeyPath, value: &Value, reason: impl Into<String>) -> Read<T> {
+    Err(Wrong { path: path.clone(), value: value.to_string(), reason: reason.into() })
+}
+
+/// A text.
+pub(super) fn text<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a str> {
+    match value.as_str() {
+        Some(text) => Ok(text),
+        None => wrong(path, value, "must be a text"),
+    }
+}
+
+fn list<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a [Value]> {
+    match value.as_array() {
+        Some(list) => Ok(list),
+        None => wrong(path, value, "must be a list"),
+    }
+}
+
+/// An object.
+pub(super) fn object<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a Map<String, Value>> {
+    match value.as_object() {
+        Some(map) => Ok(map),
+        None => wrong(path, value, "must be an object"),
+    }
+}
+
+/// At least one address; a repeated one counts once.
+pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
+    let mut ips: Vec<RequestedIp> = Vec::new();
+    for (index, item) in list(path, value)?.iter().enumerate() {
+        let at = path.index(index);
+        let Some(ip) = RequestedIp::parse(text(&at, item)?) else {
+            return wrong(&at, item, "is no IPv4 or IPv6 address, with or without a prefix length");
+        };
+        if !ips.iter().any(|known| known.address == ip.address) {
+            ips.push(ip);
+        }
+    }
+    match ips.is_empty() {
+        true => wrong(path, value, "must hold at least one address"),
+        false => Ok(ips),
+    }
+}
+
+/// Six or twenty bytes.
+pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
+    match HardwareAddress::parse(text(path, value)?) {
+        Some(mac) => Ok(mac),
+        None => wrong(path, value, "is no Ethernet address of 6 bytes and no IPoIB address of 20"),
+    }
+}
+
+/// Eight bytes.
+pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<Guid> {
+    match Guid::parse(text(path, value)?) {
+        Some(guid) => Ok(guid),
+        None => wrong(path, value, "is no InfiniBand GUID of 8 bytes"),
+    }
+}
+
+/// A name the kernel would take.
+pub(super) fn interface(path: &KeyPath, value: &Value) -> Read<IfName> {
+    let name = text(path, value)?;
+    match (IfName::new(name), ifname_fault(name)) {
+        (Ok(name), _) => Ok(name),
+        (Err(_), fault) => {
+            wrong(path, value, format!("is no interface name: it {}", fault.unwrap_or("is malformed")))
+        }
+    }
+}
+
+/// At least one mapping.
+pub(super) fn port_mappings(path: &KeyPath, value: &Value) -> Read<Vec<PortMapping>> {
+    let items = list(path, value)?;
+    if items.is_empty() {
+        return wrong(path, value, "must hold at least one mapping");
+    }
+    items.iter().enumerate().map(|(index, item)| port_mapping(&path.index(index), item)).collect()
+}
+
+fn port_mapping(path: &KeyPath, value: &Value) -> Read<PortMapping> {
+    let map = object(path, value)?;
+    let port = |key: &str| {
+        let Some((at, value)) = find(map, path, key) else {
+            return wrong(path, value, format!("{key} is missing"));
+        };
+        match value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0) {
+            Some(port) => Ok(port),
+            None => wrong(&at, value, "must be a whole number from 1 to 65535"),
+        }
+    };
+    let (host_port, container_port) = (port("hostPort")?, port("containerPort")?);
+    let protocol = match find(map, path, "protocol") {
+        None => Protocol::Tcp,
+        Some((at, value)) => match Protocol::parse(text(&at, value)?) {
+            Some(protocol) => protocol,
+            None => return wrong(&at, value, "must be TCP, UDP or SCTP"),
+        },
+    };
+    let host_ip = match find(map, path, "hostIP") {
+        None => None,
+        Some((at, value)) => match text(&at, value)? {
+            "" => None,
+            address => match parse_ip(address) {
+                Some(address) => Some(address),
+                None => return wrong(&at, value, "is no IP address"),
+            },
+        },
+    };
+    Ok(PortMapping { host_port, container_port, protocol, host_ip })
+}
+
+/// At least one rate; a burst only beside its rate.
+pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
+    let map = object(path, value)?;
+    let number = |key: &str| match find(map, path, key) {
+        None => Ok(None),
+        Some((at, value)) => match value.as_u64().filter(|number| *number > 0) {
+            Some(number) => Ok(Some(number)),
+            None => wrong(&at, value, "must be a whole number above 0"),
+        },
+    };
+    let limit = |rate_key: &str, burst_key: &str| match (number(rate_key)?, number(burst_key)?) {
+        (Some(rate), burst) => Ok(Some(Limit { rate, burst })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => wrong(path, value, format!("{burst_key} needs {rate_key} beside it")),
+    };
+    let ingress = limit("ingressRate", "ingressBurst")?;
+    let egress = limit("egressRate", "egressBurst")?;
+    match (ingress, egress) {
+        (None, None) => wrong(path, value, "must hold ingressRate or egressRate"),
+        (ingress, egress) => Ok(Bandwidth { ingress, egress }),
+    }
+}
+
+/// Gateways, possibly none; a repeated one counts once.
+pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
+    let mut gateways = Vec::new();
+    for (index, item) in list(path, value)?.iter().enumerate() {
+        let at = path.index(index);
+        let Some(gateway) = parse_ip(text(&at, item)?) else {
+            return wrong(&at, item, "is no IP address");
+        };
+        if !gateways.contains(&gateway) {
+            gateways.push(gateway);
+        }
+    }
+    Ok(gateways)
+}
+
+/// The entry of `key`: exact, else by case folding; `null` is none.
+fn find<'a>(map: &'a Map<String, Value>, path: &KeyPath, key: &str) -> Option<(KeyPath, &'a Value)> {
+    let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key));
+    let (written, value) = map.get_key_value(key).or_else(folded)?;
+    (!value.is_null()).then(|| (path.key(written), value))
+}
+
+/// Which keys an object of a known shape should not hold: those without a dot that are in no list.
+pub(super) fn unknown<'a>(keys: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<&'a str> {
+    let is_known = |key: &str| known.iter().any(|k| cni::fold::same(k, key));
+    keys.filter(|key| !key.contains('.') && !is_known(key)).collect()
+}
+
+/// `text` quoted for a message.
+pub(super) fn shown(text: &str) -> String {
+    quote(text)
+}
