@@ -169,12 +169,22 @@ fn clip(text: &str) -> String {
 #[serde(rename_all = "camelCase")]
 pub enum Refusal {
     /// The annotation as a whole is invalid; by the standard it is ignored.
-    AnnotationInvalid(Fault),
+    AnnotationInvalid(Box<Fault>),
     /// An attachment cannot be made as asked; the pod fails.
-    AttachmentFailed(Fault),
+    AttachmentFailed(Box<Fault>),
 }
 
 impl Refusal {
+    /// An attachment fails.
+    pub fn failed(fault: Fault) -> Refusal {
+        Refusal::AttachmentFailed(Box::new(fault))
+    }
+
+    /// The annotation is invalid.
+    pub fn invalid(fault: Fault) -> Refusal {
+        Refusal::AnnotationInvalid(Box::new(fault))
+    }
+
     /// What is wrong.
     pub fn fault(&self) -> &Fault {
         match self {
@@ -206,8 +216,8 @@ impl From<Refusal> for Error {
 /// Something a person should hear of although the plan stands. The agent makes Events of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// The kind, and the Event's reason.
-    pub reason: Reason,
+    /// The kind: the Event's reason.
+    pub event: Reason,
     /// The rest.
     #[serde(flatten)]
     pub fault: Fault,
@@ -232,8 +242,8 @@ pub enum Reason {
 
 impl Warning {
     /// A warning of this kind.
-    pub fn new(reason: Reason, fault: Fault) -> Warning {
-        Warning { reason, fault }
+    pub fn new(event: Reason, fault: Fault) -> Warning {
+        Warning { event, fault }
     }
 }
 
@@ -249,7 +259,7 @@ mod tests {
                 .at(path)
                 .showing("\"10.0.0.256\"")
                 .cure("write it as 10.0.0.25");
-        let refusal = Refusal::AnnotationInvalid(fault);
+        let refusal = Refusal::invalid(fault);
         assert_eq!(
             refusal.to_string(),
             "annotation k8s.v1.cni.cncf.io/networks: [1].ips[0]: \"10.0.0.256\": not an address: write it as 10.0.0.25"

@@ -164,12 +164,12 @@ impl Reader {
 
     /// The annotation is invalid: the standard says so.
     fn invalid(&mut self, fault: Fault) {
-        self.reading.refusals.push(Refusal::AnnotationInvalid(fault));
+        self.reading.refusals.push(Refusal::invalid(fault));
     }
 
     /// An attachment cannot be made.
     fn fails(&mut self, fault: Fault) {
-        self.reading.refusals.push(Refusal::AttachmentFailed(fault));
+        self.reading.refusals.push(Refusal::failed(fault));
     }
 
     fn warn(&mut self, reason: Reason, fault: Fault) {

@@ -84,7 +84,7 @@ fn npwg1_4_1_2_1_1_undotted_keys_are_reserved_and_dotted_ones_pass() {
     let unknown: Vec<(Reason, String, &str)> = reading
         .warnings
         .iter()
-        .map(|warning| (warning.reason, warning.fault.path.to_string(), warning.fault.cure.as_str()))
+        .map(|warning| (warning.event, warning.fault.path.to_string(), warning.fault.cure.as_str()))
         .collect();
     assert_eq!(
         unknown,

@@ -1,0 +1,172 @@
+//! Every key, its default and its faults.
+
+use super::*;
+use crate::status::{StatusAddresses, StatusKeys};
+
+fn read(keys: &str) -> Result<NodeConfiguration, Error> {
+    read_as(keys, Flavour::Weft)
+}
+
+fn read_as(keys: &str, flavour: Flavour) -> Result<NodeConfiguration, Error> {
+    let text =
+        format!(r#"{{"cniVersion":"1.1.0","name":"net","type":"weft","clusterNetwork":"base"{keys}}}"#);
+    NodeConfiguration::read(text.as_bytes(), flavour)
+}
+
+#[test]
+fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
+    let node = read("")?;
+    assert!(matches!(&node.default_network, DefaultNetwork::Named(Place::Name(name)) if name == "base"));
+    assert!(node.default_networks.is_empty());
+    assert_eq!(node.system_namespaces, ["kube-system"]);
+    assert_eq!(node.multus_namespace, "kube-system");
+    assert_eq!(node.isolation, Isolation::Open);
+    assert_eq!((node.conf_dir.as_str(), node.bin_dir.as_str()), ("/etc/cni/multus/net.d", "/opt/cni/bin"));
+    assert_eq!((node.cni_dir, node.kubeconfig, node.readiness_file), (None, None, None));
+    assert_eq!((node.auxiliary_chain, node.manifest_dir), (None, None));
+    assert_eq!(node.agent_socket, "/run/weft/agent.sock");
+    assert!(!node.retry_delete_on_error);
+    assert_eq!((node.builtin, node.ip_request_policy), (Builtin::Auto, IpRequestPolicy::Result));
+    assert_eq!(node.delegate_timeout, Duration::from_secs(60));
+    assert_eq!((node.logging.level, node.logging.to_stderr), (LogLevel::Error, true));
+    let Rotation { max_age, max_size, max_backups, compress } = node.logging.rotation;
+    assert_eq!((max_age, max_size, max_backups, compress), (5, 100, 5, true));
+    Ok(())
+}
+
+#[test]
+fn conflict_c3_some_defaults_depend_on_the_name() -> Result<(), Error> {
+    let weft = read("")?;
+    assert_eq!(weft.invalid_annotation, InvalidAnnotation::Ignore);
+    assert_eq!((weft.status.addresses, weft.status.keys), (StatusAddresses::Bare, StatusKeys::Standard));
+    let multus = read_as("", Flavour::Multus)?;
+    assert_eq!(multus.invalid_annotation, InvalidAnnotation::Fail);
+    assert_eq!((multus.status.addresses, multus.status.keys), (StatusAddresses::Bare, StatusKeys::Multus));
+    let told = read_as(r#","invalidAnnotation":"ignore","statusKeys":"standard""#, Flavour::Multus)?;
+    assert_eq!(told.invalid_annotation, InvalidAnnotation::Ignore);
+    assert_eq!(told.status.keys, StatusKeys::Standard);
+    Ok(())
+}
+
+#[test]
+fn every_key_is_read() -> Result<(), Error> {
+    let node = read(concat!(
+        r#","defaultNetworks":["one","/etc/cni/x.conflist"],"systemNamespaces":["a","b"],"multusNamespace":"net""#,
+        r#","namespaceIsolation":true,"globalNamespaces":" default , shared ","confDir":"/c","cniDir":"/j""#,
+        r#","binDir":"/b","kubeconfig":"/k","readinessindicatorfile":"/r""#,
+        r#","logFile":"/l","logLevel":"debug","logToStderr":false,"logOptions":{"maxAge":1,"maxSize":2,"maxBackups":3,"compress":false}"#,
+        r#","retryDeleteOnError":true,"capabilities":{"portMappings":true,"mac":false},"runtimeConfig":{"x":1.0e3}"#,
+        r#","builtin":"never","agentSocket":"/s","manifestDir":"/m","invalidAnnotation":"fail","statusAddresses":"cidr""#,
+        r#","statusKeys":"multus","ipRequestPolicy":"both","delegateTimeout":5,"cni.dev/valid-attachments":[]"#
+    ))?;
+    assert_eq!(node.default_networks, [Place::Name("one".into()), Place::Path("/etc/cni/x.conflist".into())]);
+    assert_eq!(node.system_namespaces, ["a", "b"]);
+    assert_eq!(node.multus_namespace, "net");
+    assert_eq!(node.isolation, Isolation::Isolated { global: vec!["default".into(), "shared".into()] });
+    assert_eq!((node.conf_dir.as_str(), node.bin_dir.as_str()), ("/c", "/b"));
+    assert_eq!((node.cni_dir.as_deref(), node.kubeconfig.as_deref()), (Some("/j"), Some("/k")));
+    assert_eq!(node.readiness_file.as_deref(), Some("/r"));
+    assert_eq!((node.logging.file.as_deref(), node.logging.level), (Some("/l"), LogLevel::Debug));
+    assert!(!node.logging.to_stderr && !node.logging.rotation.compress);
+    assert_eq!((node.logging.rotation.max_age, node.logging.rotation.max_size), (1, 2));
+    assert_eq!(node.logging.rotation.max_backups, 3);
+    assert!(node.retry_delete_on_error);
+    assert_eq!(node.capabilities.iter().map(String::as_str).collect::<Vec<_>>(), ["portMappings"]);
+    assert_eq!(node.runtime_config.to_json(), r#"{"x":1.0e3}"#);
+    assert_eq!((node.builtin, node.agent_socket.as_str()), (Builtin::Never, "/s"));
+    assert_eq!(node.manifest_dir.as_deref(), Some("/m"));
+    assert_eq!(node.invalid_annotation, InvalidAnnotation::Fail);
+    assert_eq!(node.status, StatusStyle { addresses: StatusAddresses::Cidr, keys: StatusKeys::Multus });
+    assert_eq!((node.ip_request_policy, node.delegate_timeout.as_secs()), (IpRequestPolicy::Both, 5));
+    assert!(node.warnings.is_empty());
+    Ok(())
+}
+
+#[test]
+fn isolation_has_default_as_its_only_global_namespace_unless_told() -> Result<(), Error> {
+    for keys in [r#","namespaceIsolation":true"#, r#","namespaceIsolation":true,"globalNamespaces":"""#] {
+        assert_eq!(read(keys)?.isolation, Isolation::Isolated { global: vec!["default".into()] });
+    }
+    let other = read(r#","namespaceIsolation":true,"globalNamespaces":"shared""#)?;
+    assert_eq!(other.isolation, Isolation::Isolated { global: vec!["shared".into()] });
+    assert_eq!(read(r#","globalNamespaces":"shared""#)?.isolation, Isolation::Open);
+    Ok(())
+}
+
+#[test]
+fn exactly_one_of_delegates_and_cluster_network_names_the_default_network() -> Result<(), Error> {
+    let read = |keys: &str| {
+        NodeConfiguration::read(format!(r#"{{"name":"n","type":"weft"{keys}}}"#).as_bytes(), Flavour::Weft)
+    };
+    let one = r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","big":12345678901234567890123}"#;
+    let two = r#"{"name":"b","plugins":[{"type":"x"},{"type":"y"}]}"#;
+    let node = read(&format!(r#","delegates":[{one},{two}]"#))?;
+    let DefaultNetwork::Written { first, others } = node.default_network else { panic!("named") };
+    assert_eq!((first.name.as_str(), others[0].name.as_str()), ("a", "b"));
+    assert_eq!(first.plugins[0].to_json(), one);
+
+    let both = read(&format!(r#","delegates":[{one}],"clusterNetwork":"x""#)).unwrap_err();
+    assert!(both.code == 7 && both.msg.contains("clusterNetwork: \"x\""), "{both}");
+    let none = read("").unwrap_err();
+    assert!(none.msg.contains("clusterNetwork: missing"), "{none}");
+    assert!(read(r#","delegates":[]"#).is_err());
+    assert!(read(r#","delegates":{}"#).unwrap_err().msg.contains("expected a list"));
+    assert_eq!(read(r#","delegates":[null]"#).unwrap_err().code, 6);
+    assert!(read(r#","delegates":[{"name":"n"}]"#).unwrap_err().msg.starts_with("delegates[0]"));
+    Ok(())
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_one_named_and_under_multus_reported() -> Result<(), Error> {
+    let error = read(r#","clusterNetwrok":"x""#).unwrap_err();
+    assert_eq!(error.code, 7);
+    assert!(error.msg.contains("clusterNetwrok") && error.msg.contains("clusterNetwork?"), "{error}");
+    let multus = read_as(r#","clusterNetwrok":"x","socketDir":"/run""#, Flavour::Multus)?;
+    let keys: Vec<String> = multus.warnings.iter().map(|w| w.fault.path.to_string()).collect();
+    assert_eq!(keys, ["clusterNetwrok", "socketDir"]);
+    assert!(multus.warnings[0].fault.cure.contains("clusterNetwork"));
+    Ok(())
+}
+
+#[test]
+fn a_wrong_value_names_its_key_and_itself() {
+    for (keys, key, value) in [
+        (r#","builtin":"sometimes""#, "builtin", "sometimes"),
+        (r#","ipRequestPolicy":"strict""#, "ipRequestPolicy", "strict"),
+        (r#","statusAddresses":"CIDR""#, "statusAddresses", "CIDR"),
+        (r#","delegateTimeout":0"#, "delegateTimeout", "0"),
+        (r#","delegateTimeout":3601"#, "delegateTimeout", "3601"),
+        (r#","delegateTimeout":"60s""#, "delegateTimeout", "60s"),
+        (r#","confDir":"etc/cni""#, "confDir", "etc/cni"),
+        (r#","defaultNetworks":["../x"]"#, "defaultNetworks[0]", "../x"),
+        (r#","defaultNetworks":["a b"]"#, "defaultNetworks[0]", "a b"),
+        (r#","multusNamespace":"Kube""#, "multusNamespace", "Kube"),
+        (r#","namespaceIsolation":true,"globalNamespaces":"a,B""#, "globalNamespaces", "B"),
+        (r#","namespaceIsolation":"yes""#, "namespaceIsolation", "yes"),
+        (r#","runtimeConfig":[]"#, "runtimeConfig", "[]"),
+        (r#","auxiliaryCNIChainName":"../up""#, "auxiliaryCNIChainName", "../up"),
+        (r#","auxiliaryCNIChainName":"aux""#, "auxiliaryCNIChainName", "aux"),
+        (r#","logLevel":"loud""#, "logLevel", "loud"),
+    ] {
+        let error = read(keys).unwrap_err();
+        assert!(error.code == 7 && error.msg.contains(key) && error.msg.contains(value), "{keys}: {error}");
+    }
+    assert!(read(r#","ipRequestPolicy":"reslut""#).unwrap_err().msg.contains("did you mean result?"));
+    assert_eq!(NodeConfiguration::read(b"[]", Flavour::Weft).unwrap_err().code, 6);
+    let version = br#"{"cniVersion":"9.9.9","name":"n","clusterNetwork":"x"}"#;
+    assert_eq!(NodeConfiguration::read(version, Flavour::Weft).unwrap_err().code, 1);
+}
+
+#[test]
+fn the_places_to_load_are_the_conf_dir_and_every_path() -> Result<(), Error> {
+    let text = r#"{"name":"n","clusterNetwork":"/etc/cni/net.d/10-base.conflist","defaultNetworks":["x","/d"],"auxiliaryCNIChainName":"aux"}"#;
+    let node = NodeConfiguration::read(text.as_bytes(), Flavour::Weft)?;
+    let paths: Vec<Place> =
+        ["/etc/cni/multus/net.d", "/etc/cni/net.d/10-base.conflist", "/d", "/etc/cni/net.d/aux"]
+            .iter()
+            .map(|path| Place::Path((*path).to_owned()))
+            .collect();
+    assert_eq!(node.places(), paths);
+    assert_eq!((node.auxiliary_chain.as_deref(), node.version), (Some("aux"), Version::V0_1_0));
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Which plugins a definition stands for: the four rules of the standard, in their order.
+//!
+//! 1. `spec.config` is there: its contents; nothing else is tried.
+//! 2. a list on disk (`.conflist`, in the standard's words `.configlist`) of the definition's name;
+//! 3. a single configuration on disk (`.conf`, `.json`; `.config`) of that name;
+//! 4. otherwise the request fails.
+//!
+//! An empty or blank `config` counts as absent (C17), `null` does too (M29). A list wins over a single
+//! configuration whatever their files are called, and a file that cannot be read only shows in the
+//! message of rule 4.
+//!
+//! Source: the standard, 3.2, 3.4.1, 3.4.2.
+
+use cni::error::Error;
+use cni::network::{Network, plugin_type};
+use cni::object::Object;
+
+use crate::metadata::{Definition, NetworkReference, SpecConfig};
+use crate::refusal::{Fault, KeyPath, Refusal};
+
+/// The networks found on disk, in the order of their paths. Whoever reads the files fills it in.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    /// What could be read.
+    pub networks: Vec<OnDisk>,
+    /// What could not, as `path: why`.
+    pub unreadable: Vec<String>,
+}
+
+/// One network on disk.
+#[derive(Clone, Debug)]
+pub struct OnDisk {
+    /// The file.
+    pub path: String,
+    /// Whether it is a list or a single configuration.
+    pub form: Form,
+    /// What it holds, with the plugins of its sub-directory.
+    pub network: Network,
+}
+
+/// The two forms of a network on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `.conflist`, `.configlist`.
+    List,
+    /// `.conf`, `.config`, `.json`.
+    Single,
+}
+
+impl Form {
+    /// The form of a file of this name, or `None` if it is no network's.
+    pub fn of(path: &str) -> Option<Form> {
+        match path.rsplit_once('.')?.1 {
+            "conflist" | "configlist" => Some(Form::List),
+            "conf" | "config" | "json" => Some(Form::Single),
+            _ => None,
+        }
+    }
+}
+
+impl Disk {
+    /// The network of this `name`: the first list, else the first single configuration.
+    pub fn find(&self, name: &str) -> Option<&OnDisk> {
+        let mut named = self.networks.iter().filter(|on| on.network.name.as_str() == name);
+        let first = named.clone().next();
+        named.find(|on| on.form == Form::List).or(first)
+    }
+
+    /// The network in the file `path`, or the first in the directory `path`.
+    pub fn at(&self, path: &str) -> Option<&OnDisk> {
+        let directory = path.trim_end_matches('/');
+        let exact = self.networks.iter().find(|on| on.path == path);
+        exact.or_else(|| self.within(directory).next())
+    }
+
+    /// The networks in files directly in `directory`.
+    pub fn within(&self, directory: &str) -> impl Iterator<Item = &OnDisk> {
+        self.networks
+            .iter()
+            .filter(move |on| on.path.rsplit_once('/').is_some_and(|(dir, _)| dir == directory))
+    }
+}
+
+/// What a definition stands for.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The plugins.
+    pub network: Network,
+    /// Where they come from: `spec.config`, or a file.
+    pub origin: Origin,
+}
+
+/// Where a network's configuration stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Rule 1: in the definition.
+    Definition,
+    /// Rule 2: in a list on disk.
+    List(String),
+    /// Rule 3: in a single configuration on disk.
+    Single(String),
+}
+
+/// How messages name a definition.
+pub fn subject(reference: &NetworkReference) -> String {
+    format!("network-attachment-definition {reference}")
+}
+
+/// The plugins `definition` stands for.
+///
+/// # Errors
+/// Always an attachment that fails: a `config` that is no network, no network of the name on disk, or
+/// one that would call the meta-plugin again.
+pub fn resolve(definition: &Definition, disk: &Disk) -> Result<Resolved, Refusal> {
+    let subject = subject(&definition.reference());
+    let resolved = match &definition.config {
+        SpecConfig::Structured(json) => {
+            let fault = Fault::new("NPWG1-3.1-2", &subject, "must be a text that holds JSON")
+                .at(config_path())
+                .showing(json)
+                .cure("write \"config: |\" and the JSON on indented lines below it");
+            return Err(Refusal::failed(fault));
+        }
+        SpecConfig::Text(text) if !text.trim().is_empty() => Resolved {
+            network: inline(&definition.name, text).map_err(|error| {
+                let fault = Fault::new("NPWG1-3.4.1-rule1", &subject, error.to_string());
+                Refusal::failed(fault.at(config_path()))
+            })?,
+            origin: Origin::Definition,
+        },
+        SpecConfig::Text(_) | SpecConfig::Absent => on_disk(definition, disk, &subject)?,
+    };
+    refuse_ourselves(&resolved.network, &subject)?;
+    Ok(resolved)
+}
+
+/// `spec.config`.
+pub(crate) fn config_path() -> KeyPath {
+    KeyPath::root().key("spec").key("config")
+}
+
+/// Reads `spec.config`; a missing name is the definition's (3.4.2), an existing one is never touched.
+pub(crate) fn inline(name: &str, text: &str) -> Result<Network, Error> {
+    let mut object = Object::parse(text.as_bytes(), "config")?;
+    if object.text("name")?.is_some() {
+        return Network::parse(text.as_bytes(), "config");
+    }
+    object.impose("name", raw(name)?);
+    Network::from_object(object)
+}
+
+fn raw(text: &str) -> Result<Box<serde_json::value::RawValue>, Error> {
+    serde_json::value::to_raw_value(text)
+        .map_err(|cause| Error::internal(format!("encode {text:?}: {cause}")))
+}
+
+fn on_disk(definition: &Definition, disk: &Disk, subject: &str) -> Result<Resolved, Refusal> {
+    if let Some(found) = disk.find(&definition.name) {
+        let path = found.path.clone();
+        let origin = match found.form {
+            Form::List => Origin::List(path),
+            Form::Single => Origin::Single(path),
+        };
+        return Ok(Resolved { network: found.network.clone(), origin });
+    }
+    let mut reason = format!("has no spec.config, and no network named {:?} is on disk", definition.name);
+    if !disk.unreadable.is_empty() {
+        reason.push_str(&format!(" (could not be read: {})", disk.unreadable.join("; ")));
+    }
+    Err(Refusal::failed(Fault::new("NPWG1-3.4.1-rule4", subject, reason)))
+}
+
+/// The plugins that attach a pod's networks all over again.
+const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
+
+/// Refuses a network whose plugin is a meta-plugin: it would attach the same pod again, without end.
+pub(crate) fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {
+    for (index, plugin) in network.plugins.iter().enumerate() {
+        let Ok(name) = plugin_type(plugin) else { continue };
+        if META_PLUGINS.contains(&name.as_str()) {
+            let path = KeyPath::root().key("plugins").index(index).key("type");
+            let fault =
+                Fault::new("recursion", subject, "would attach the pod's networks again, without end")
+                    .at(path)
+                    .showing(&format!("{:?}", name.as_str()));
+            return Err(Refusal::failed(fault.cure("name the plugin that makes the interface")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

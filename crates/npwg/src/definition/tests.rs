@@ -1,0 +1,186 @@
+//! The four rules and name injection, by requirement.
+
+use super::*;
+
+fn definition(config: SpecConfig) -> Definition {
+    Definition { namespace: "ns".into(), name: "net-a".into(), config, ..Definition::default() }
+}
+
+fn text(config: &str) -> SpecConfig {
+    SpecConfig::Text(config.to_owned())
+}
+
+fn on_disk(path: &str, config: &str) -> OnDisk {
+    let network = Network::parse(config.as_bytes(), path).unwrap();
+    OnDisk { path: path.to_owned(), form: Form::of(path).unwrap(), network }
+}
+
+fn disk(files: &[(&str, &str)]) -> Disk {
+    let networks = files.iter().map(|(path, config)| on_disk(path, config)).collect();
+    Disk { networks, unreadable: Vec::new() }
+}
+
+fn resolved(config: SpecConfig, disk: &Disk) -> Resolved {
+    resolve(&definition(config), disk).unwrap()
+}
+
+fn refused(config: SpecConfig) -> Fault {
+    match resolve(&definition(config), &Disk::default()) {
+        Err(Refusal::AttachmentFailed(fault)) => *fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net-a","plugins":[{"type":"from-list"}]}"#;
+const SINGLE: &str = r#"{"cniVersion":"1.0.0","name":"net-a","type":"from-single"}"#;
+
+#[test]
+fn npwg1_3_4_1_rule1_the_contents_of_config_are_what_is_executed() {
+    let on_disk = disk(&[("/d/10.conflist", LIST), ("/d/20.conf", SINGLE)]);
+    let config = r#"{ "cniVersion":"0.3.1", "name":"own", "plugins":[ {"type":"inline", "n": 1.0e3} ] }"#;
+    let found = resolved(text(config), &on_disk);
+    assert_eq!(found.origin, Origin::Definition);
+    assert_eq!(found.network.bytes(), config.as_bytes());
+    // A config that is wrong fails; it does not fall through to the disk.
+    let wrong = resolve(&definition(text("{")), &on_disk).unwrap_err();
+    assert_eq!(wrong.fault().requirement, "NPWG1-3.4.1-rule1");
+    assert_eq!(wrong.fault().path.to_string(), "spec.config");
+}
+
+#[test]
+fn npwg1_3_4_1_rule2_npwg1_3_4_1_rule3_a_list_wins_whatever_the_files_are_called() {
+    let both = disk(&[("/d/00-first.conf", SINGLE), ("/d/99-last.conflist", LIST)]);
+    assert_eq!(resolved(SpecConfig::Absent, &both).origin, Origin::List("/d/99-last.conflist".into()));
+    let single = disk(&[("/d/00-first.conf", SINGLE)]);
+    assert_eq!(resolved(SpecConfig::Absent, &single).origin, Origin::Single("/d/00-first.conf".into()));
+    let other = disk(&[("/d/a.json", r#"{"name":"other","type":"x"}"#), ("/d/b.json", SINGLE)]);
+    assert_eq!(resolved(SpecConfig::Absent, &other).origin, Origin::Single("/d/b.json".into()));
+    for (path, form) in [
+        ("a.conflist", Some(Form::List)),
+        ("a.configlist", Some(Form::List)),
+        ("a.conf", Some(Form::Single)),
+        ("a.config", Some(Form::Single)),
+        ("a.json", Some(Form::Single)),
+        ("a.conf.bak", None),
+        ("conf", None),
+    ] {
+        assert_eq!(Form::of(path), form, "{path}");
+    }
+}
+
+#[test]
+fn npwg1_3_4_1_rule4_otherwise_the_request_fails_and_names_the_definition() {
+    let fault = refused(SpecConfig::Absent);
+    assert_eq!(fault.requirement, "NPWG1-3.4.1-rule4");
+    assert_eq!(fault.subject, "network-attachment-definition ns/net-a");
+    let disk = Disk { networks: Vec::new(), unreadable: vec!["/d/x.conf: not JSON".into()] };
+    let refusal = resolve(&definition(SpecConfig::Absent), &disk).unwrap_err();
+    assert!(refusal.to_string().contains("/d/x.conf: not JSON"), "{refusal}");
+}
+
+#[test]
+fn npwg1_3_2_2_without_a_spec_the_name_alone_decides() {
+    let found = resolved(SpecConfig::Absent, &disk(&[("/d/a.conflist", LIST)]));
+    assert_eq!(found.network.name.as_str(), "net-a");
+}
+
+#[test]
+fn npwg1_3_2_5_config_may_be_one_plugin_a_list_or_the_minimum() {
+    let types = |config: &str| -> Vec<String> {
+        let network = resolved(text(config), &Disk::default()).network;
+        network.plugins.iter().map(|plugin| plugin_type(plugin).unwrap().to_string()).collect()
+    };
+    assert_eq!(types(r#"{"cniVersion":"0.3.0","name":"a","type":"bridge"}"#), ["bridge"]);
+    assert_eq!(
+        types(r#"{"cniVersion":"0.3.0","name":"a","plugins":[{"type":"b"},{"type":"c"}]}"#),
+        ["b", "c"]
+    );
+    assert_eq!(types(r#"{"cniVersion":"0.3.0","type":"awesome-plugin"}"#), ["awesome-plugin"]);
+}
+
+#[test]
+fn npwg1_3_2_3_npwg1_3_4_2_1_a_missing_name_is_filled_in_and_an_existing_one_kept() {
+    let name = |config: &str| resolved(text(config), &Disk::default()).network.name.to_string();
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","type":"x"}"#), "net-a");
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","name":"","type":"x"}"#), "net-a");
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","name":null,"type":"x"}"#), "net-a");
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","plugins":[{"type":"x"}]}"#), "net-a");
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","name":"other","type":"x"}"#), "other");
+    assert_eq!(name(r#"{"cniVersion":"0.3.0","Name":"folded","type":"x"}"#), "folded");
+}
+
+#[test]
+fn npwg1_3_4_2_1_the_rest_of_the_bytes_stays() {
+    let config =
+        r#"{"cniVersion":"0.3.0","type":"x","big":12345678901234567890123,"f":1.0e3,"o":{ "z":1, "a":2 }}"#;
+    let network = resolved(text(config), &Disk::default()).network;
+    assert_eq!(
+        network.plugins[0].to_json(),
+        r#"{"cniVersion":"0.3.0","type":"x","big":12345678901234567890123,"f":1.0e3,"o":{ "z":1, "a":2 },"name":"net-a"}"#
+    );
+}
+
+#[test]
+fn npwg1_3_4_3_1_the_names_may_differ() {
+    let found = resolved(text(r#"{"name":"something-else","type":"x"}"#), &Disk::default());
+    assert_eq!(found.network.name.as_str(), "something-else");
+}
+
+#[test]
+fn npwg1_3_1_2_a_structured_config_is_refused_with_its_cure() {
+    let fault = refused(SpecConfig::Structured(r#"{"type":"bridge"}"#.into()));
+    assert_eq!(fault.requirement, "NPWG1-3.1-2");
+    assert!(fault.cure.contains("config: |"), "{fault}");
+}
+
+#[test]
+fn conflict_c17_an_empty_config_is_no_config() {
+    let on_disk = disk(&[("/d/a.conflist", LIST)]);
+    for blank in ["", "  ", "\n\t"] {
+        assert!(matches!(resolved(text(blank), &on_disk).origin, Origin::List(_)), "{blank:?}");
+    }
+}
+
+#[test]
+fn m27_what_we_do_not_know_in_a_list_survives() {
+    let config = r#"{"name":"a","cniVersion":"0.3.1","log_level":"info","kubernetes":{"kubeconfig":"/k"},"plugins":[{"type":"calico"}]}"#;
+    assert_eq!(resolved(text(config), &Disk::default()).network.bytes(), config.as_bytes());
+}
+
+#[test]
+fn m29_empty_plugins_and_null_plugins_are_refused() {
+    for bad in [
+        r#"{"name":"a","plugins":[]}"#,
+        r#"{"name":"a","plugins":[null]}"#,
+        r#"{"name":"a","plugins":null}"#,
+        r#"{"name":"a"}"#,
+        "null",
+        "[]",
+    ] {
+        assert_eq!(refused(text(bad)).requirement, "NPWG1-3.4.1-rule1", "{bad}");
+    }
+}
+
+#[test]
+fn a_definition_cannot_call_the_meta_plugin_again() {
+    for name in ["weft", "multus", "multus-shim"] {
+        let fault =
+            refused(text(&format!(r#"{{"name":"a","plugins":[{{"type":"x"}},{{"type":"{name}"}}]}}"#)));
+        assert_eq!(
+            (fault.requirement.as_str(), fault.path.to_string().as_str()),
+            ("recursion", "plugins[1].type")
+        );
+    }
+}
+
+#[test]
+fn a_path_means_a_file_or_the_first_of_a_directory() {
+    let disk = disk(&[("/d/a.conf", SINGLE), ("/d/b.conflist", LIST), ("/d/sub/c.conflist", LIST)]);
+    let at = |path: &str| disk.at(path).map(|on| on.path.as_str());
+    assert_eq!(at("/d/b.conflist"), Some("/d/b.conflist"));
+    assert_eq!(
+        (at("/d"), at("/d/"), at("/d/sub")),
+        (Some("/d/a.conf"), Some("/d/a.conf"), Some("/d/sub/c.conflist"))
+    );
+    assert_eq!(at("/elsewhere"), None);
+}

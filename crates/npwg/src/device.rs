@@ -1,0 +1,309 @@
+//! Devices: which were given to the pod, what is known about one, and the files that carry it.
+//!
+//! A device plugin writes what it knows to one file, the implementation copies it to another before ADD
+//! and tells the plugins its name, a plugin may rewrite it, and what stands there after ADD goes into
+//! the status. Only names and shapes are here; the copying is the hands' business.
+//!
+//! Source: Device Information Specification v1.1.0 (DI-1 to DI-5); Multus for the file names.
+
+use std::collections::BTreeMap;
+
+use cni::error::{Error, code};
+use cni::name::{ContainerId, IfName};
+use serde::{Deserialize, Serialize};
+
+/// Directory of the files that device plugins write.
+pub const PLUGIN_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
+/// Directory of the files that CNI plugins read and write.
+pub const CNI_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
+/// The capability, and the `runtimeConfig` key, of a plugin that wants to know its file.
+pub const CAPABILITY: &str = "CNIDeviceInfoFile";
+
+/// Largest device information file, in bytes.
+pub const FILE_MAX: usize = 64 * 1024;
+/// Longest file name the kernel takes, in bytes.
+const FILE_NAME_MAX: usize = 255;
+
+/// The devices the kubelet gave to a pod, by resource name, in a stable order.
+pub type Devices = BTreeMap<String, Vec<Device>>;
+
+/// One device given to a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The device plugin's id of it, for instance a PCI address.
+    pub id: String,
+    /// The container it was given to.
+    #[serde(default)]
+    pub container: String,
+}
+
+/// What is known about a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Wire", into = "Wire")]
+pub struct DeviceInfo {
+    /// The specification's version, as the writer gave it.
+    pub version: String,
+    /// The rest, by type.
+    pub kind: DeviceKind,
+}
+
+/// The types of devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A PCI device.
+    Pci(Pci),
+    /// A vDPA device.
+    Vdpa(Vdpa),
+    /// A vhost-user socket.
+    VhostUser(VhostUser),
+    /// A memif socket.
+    Memif(Memif),
+}
+
+/// A PCI device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Pci {
+    /// Its address; never empty.
+    pub pci_address: String,
+    /// Its vhost-net path.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub vhost_net: String,
+    /// Its RDMA device.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rdma_device: String,
+    /// The address of its physical function.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pf_pci_address: String,
+    /// Its representor.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub representor_device: String,
+}
+
+/// A vDPA device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Vdpa {
+    /// The management device; never empty.
+    pub parent_device: String,
+    /// `vhost` or `virtio`; never empty.
+    pub driver: String,
+    /// Its path; never empty.
+    pub path: String,
+    /// The address of the PCI device behind it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pci_address: String,
+    /// The address of the physical function behind that.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pf_pci_address: String,
+    /// Its representor.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub representor_device: String,
+}
+
+/// A vhost-user socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VhostUser {
+    /// `client` or `server`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mode: String,
+    /// The socket.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path: String,
+}
+
+/// A memif socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memif {
+    /// `master` or `slave`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub role: String,
+    /// The socket.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// `ethernet`, `ip` or `inject-punt`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mode: String,
+}
+
+/// The JSON form: a type, and the object under the type's name.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Wire {
+    r#type: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pci: Option<Pci>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vdpa: Option<Vdpa>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vhost_user: Option<VhostUser>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memif: Option<Memif>,
+}
+
+impl TryFrom<Wire> for DeviceInfo {
+    type Error = String;
+
+    fn try_from(wire: Wire) -> Result<DeviceInfo, String> {
+        let Wire { r#type: name, version, pci, vdpa, vhost_user, memif } = wire;
+        let kind = match name.as_str() {
+            "pci" => pci.map(DeviceKind::Pci),
+            "vdpa" => vdpa.map(DeviceKind::Vdpa),
+            "vhost-user" => vhost_user.map(DeviceKind::VhostUser),
+            "memif" => memif.map(DeviceKind::Memif),
+            other => return Err(format!("type: {other:?}: must be pci, vdpa, vhost-user or memif")),
+        };
+        let kind = kind.ok_or_else(|| format!("{name}: missing"))?;
+        for (key, value) in kind.demands() {
+            if value.is_empty() {
+                return Err(format!("{name}.{key}: missing"));
+            }
+        }
+        for (key, value, words) in kind.words() {
+            if !value.is_empty() && !words.contains(&value) {
+                return Err(format!("{name}.{key}: {value:?}: must be one of {}", words.join(", ")));
+            }
+        }
+        Ok(DeviceInfo { version, kind })
+    }
+}
+
+impl From<DeviceInfo> for Wire {
+    fn from(info: DeviceInfo) -> Wire {
+        let DeviceInfo { version, kind } = info;
+        let empty =
+            Wire { r#type: String::new(), version, pci: None, vdpa: None, vhost_user: None, memif: None };
+        match kind {
+            DeviceKind::Pci(pci) => Wire { r#type: "pci".into(), pci: Some(pci), ..empty },
+            DeviceKind::Vdpa(vdpa) => Wire { r#type: "vdpa".into(), vdpa: Some(vdpa), ..empty },
+            DeviceKind::VhostUser(user) => {
+                Wire { r#type: "vhost-user".into(), vhost_user: Some(user), ..empty }
+            }
+            DeviceKind::Memif(memif) => Wire { r#type: "memif".into(), memif: Some(memif), ..empty },
+        }
+    }
+}
+
+impl DeviceKind {
+    /// The keys that must not be empty.
+    fn demands(&self) -> Vec<(&'static str, &str)> {
+        match self {
+            DeviceKind::Pci(pci) => vec![("pci-address", &pci.pci_address)],
+            DeviceKind::Vdpa(vdpa) => {
+                vec![("parent-device", &vdpa.parent_device), ("driver", &vdpa.driver), ("path", &vdpa.path)]
+            }
+            DeviceKind::VhostUser(_) | DeviceKind::Memif(_) => Vec::new(),
+        }
+    }
+
+    /// The keys whose value is one of a few words.
+    fn words(&self) -> Vec<(&'static str, &str, &'static [&'static str])> {
+        match self {
+            DeviceKind::Pci(_) => Vec::new(),
+            DeviceKind::Vdpa(vdpa) => vec![("driver", &vdpa.driver, &["vhost", "virtio"])],
+            DeviceKind::VhostUser(user) => vec![("mode", &user.mode, &["client", "server"])],
+            DeviceKind::Memif(memif) => vec![
+                ("role", &memif.role, &["master", "slave"]),
+                ("mode", &memif.mode, &["ethernet", "ip", "inject-punt"]),
+            ],
+        }
+    }
+}
+
+impl DeviceInfo {
+    /// Reads a device information file (DI-4).
+    ///
+    /// # Errors
+    /// 6 not JSON or too large · 7 an unknown type, a missing key or a wrong word.
+    pub fn read(bytes: &[u8]) -> Result<DeviceInfo, Error> {
+        if bytes.len() > FILE_MAX {
+            let why = format!("device information is larger than {FILE_MAX} bytes");
+            return Err(Error::new(code::DECODING_FAILURE, why));
+        }
+        let wire: Wire = cni::fold::from_slice(bytes, "device information")?;
+        DeviceInfo::try_from(wire).map_err(|why| Error::config(format!("device information: {why}")))
+    }
+}
+
+/// The file a device plugin writes for the device `id` of `resource`; `None` if the two name no file.
+pub fn plugin_file(resource: &str, id: &str) -> Option<String> {
+    file(PLUGIN_DIRECTORY, &format!("{resource}-{id}-device.json"))
+}
+
+/// The file of one attachment (DI-1): Multus's name for it, or a shorter one where that is too long.
+pub fn attachment_file(network: &str, container: &ContainerId, ifname: &IfName) -> Option<String> {
+    let short = format!("{container}_{ifname}");
+    file(CNI_DIRECTORY, &format!("{network}-{short}")).or_else(|| file(CNI_DIRECTORY, &short))
+}
+
+/// A path that is certainly directly in `directory`; `/` in the name becomes `-`, as everywhere in that specification.
+fn file(directory: &str, name: &str) -> Option<String> {
+    let name = name.replace('/', "-");
+    let legal =
+        name.len() <= FILE_NAME_MAX && !name.starts_with('.') && !name.contains(|c: char| c.is_control());
+    legal.then(|| format!("{directory}/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn di_1_the_files_have_the_names_everyone_expects() -> Result<(), Error> {
+        assert_eq!(
+            plugin_file("intel.com/sriov", "0000:18:02.5").as_deref(),
+            Some("/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:18:02.5-device.json")
+        );
+        let (container, ifname) = (ContainerId::new("abc")?, IfName::new("net1")?);
+        assert_eq!(
+            attachment_file("ns/net-a", &container, &ifname).as_deref(),
+            Some("/var/run/k8s.cni.cncf.io/devinfo/cni/ns-net-a-abc_net1")
+        );
+        let long = attachment_file(&"x".repeat(250), &container, &ifname);
+        assert_eq!(long.as_deref(), Some("/var/run/k8s.cni.cncf.io/devinfo/cni/abc_net1"));
+        Ok(())
+    }
+
+    #[test]
+    fn a_hostile_name_never_leaves_the_directory() {
+        assert_eq!(plugin_file("..", "../../etc/passwd"), None);
+        let inside = plugin_file("a", "../../etc/passwd").unwrap();
+        assert_eq!(inside, format!("{PLUGIN_DIRECTORY}/a-..-..-etc-passwd-device.json"));
+        assert_eq!(plugin_file("a\0", "b"), None);
+        assert_eq!(plugin_file(&"a".repeat(300), "b"), None);
+    }
+
+    #[test]
+    fn v12_5_3_7_1_each_type_survives_a_round_trip() {
+        for text in [
+            r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:18:02.5","pf-pci-address":"0000:18:00.0"}}"#,
+            r#"{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"vhost","path":"/dev/vhost-vdpa0"}}"#,
+            r#"{"type":"vhost-user","version":"1.1.0","vhost-user":{"mode":"client","path":"/var/run/net3/vhost.sock"}}"#,
+            r#"{"type":"memif","version":"1.1.0","memif":{"role":"master","path":"/m","mode":"ip"}}"#,
+        ] {
+            let info = DeviceInfo::read(text.as_bytes()).unwrap();
+            assert_eq!(serde_json::to_string(&info).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn di_4_what_is_malformed_is_refused() {
+        for (text, what) in [
+            (r#"{"type":"pci"}"#, "pci: missing"),
+            (r#"{"type":"pci","pci":{}}"#, "pci.pci-address: missing"),
+            (r#"{"type":"vdpa","vdpa":{"parent-device":"a","driver":"x","path":"p"}}"#, "vdpa.driver"),
+            (r#"{"type":"memif","memif":{"role":"king"}}"#, "memif.role"),
+            (r#"{"type":"ethernet"}"#, "type: \"ethernet\""),
+            ("[]", ""),
+            ("{", "JSON"),
+        ] {
+            let error = DeviceInfo::read(text.as_bytes()).unwrap_err();
+            assert!(error.to_string().contains(what), "{text}: {error}");
+        }
+        assert!(DeviceInfo::read(&vec![b' '; FILE_MAX + 1]).is_err());
+    }
+}

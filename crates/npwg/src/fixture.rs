@@ -1,0 +1,140 @@
+//! Plans for unit tests: a pod, definitions and a node in a line each.
+
+use std::collections::BTreeMap;
+
+use cni::name::{ContainerId, IfName};
+use cni::network::Network;
+
+use crate::configuration::{Flavour, NodeConfiguration};
+use crate::definition::{Disk, Form, OnDisk};
+use crate::device::{Device, Devices};
+use crate::metadata::{Definition, NetworkReference, Pod, RESOURCE_NAME, SpecConfig};
+use crate::plan::{Access, Plan, Request, Sandbox, plan};
+use crate::refusal::{Fault, Refusal};
+use crate::selection::Annotation;
+
+/// A network that declares every capability.
+pub(crate) const CAPABLE: &str = r#"{"cniVersion":"1.0.0","name":"capable","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"infinibandGUID":true}},{"type":"tuning","capabilities":{"portMappings":true,"bandwidth":true}}]}"#;
+
+/// A network whose plugin wants to know about its device.
+pub(crate) const DEVICE: &str = r#"{"cniVersion":"1.0.0","name":"device","plugins":[{"type":"sriov","capabilities":{"deviceID":true,"CNIDeviceInfoFile":true}},{"type":"tuning"}]}"#;
+
+/// A network that declares none.
+pub(crate) const PLAIN: &str = r#"{"cniVersion":"1.0.0","name":"plain","type":"plain"}"#;
+
+/// All that goes into a plan.
+pub(crate) struct World {
+    pub(crate) pod: Pod,
+    pub(crate) definitions: BTreeMap<NetworkReference, Definition>,
+    pub(crate) disk: Disk,
+    pub(crate) devices: Devices,
+    pub(crate) access: Access,
+    pub(crate) keys: String,
+    pub(crate) flavour: Flavour,
+    pub(crate) ifname: String,
+}
+
+impl World {
+    /// A pod `home/web` without annotations; the definitions `home/plain`, `home/capable`, `home/device`, `other/plain`, `default/plain`,
+    /// `kube-system/plain`; the default network `base` on disk.
+    pub(crate) fn new() -> World {
+        let mut world = World {
+            pod: Pod { namespace: "home".into(), name: "web".into(), uid: "u-1".into(), ..Pod::default() },
+            definitions: BTreeMap::new(),
+            disk: Disk::default(),
+            devices: Devices::new(),
+            access: Access::open(),
+            keys: r#""clusterNetwork":"base""#.into(),
+            flavour: Flavour::Weft,
+            ifname: "eth0".into(),
+        };
+        world.define("home/plain", PLAIN);
+        world.define("home/capable", CAPABLE);
+        world.define("home/device", DEVICE);
+        for namespace in ["other", "default", "kube-system"] {
+            world.define(&format!("{namespace}/plain"), PLAIN);
+        }
+        world.file(
+            "/etc/cni/multus/net.d/10-base.conf",
+            r#"{"cniVersion":"1.0.0","name":"base","type":"bridge","capabilities":{"portMappings":true}}"#,
+        );
+        world
+    }
+
+    pub(crate) fn networks(mut self, text: &str) -> World {
+        self.pod.annotations.insert(Annotation::Networks.key().into(), text.into());
+        self
+    }
+
+    pub(crate) fn default_network(mut self, text: &str) -> World {
+        self.pod.annotations.insert(Annotation::DefaultNetwork.key().into(), text.into());
+        self
+    }
+
+    /// Further keys of the node's configuration.
+    pub(crate) fn node(mut self, keys: &str) -> World {
+        self.keys = format!("{},{keys}", self.keys);
+        self
+    }
+
+    pub(crate) fn define(&mut self, reference: &str, config: &str) {
+        let (namespace, name) = reference.split_once('/').unwrap();
+        let definition = Definition {
+            namespace: namespace.into(),
+            name: name.into(),
+            config: SpecConfig::Text(config.into()),
+            ..Definition::default()
+        };
+        self.definitions.insert(definition.reference(), definition);
+    }
+
+    pub(crate) fn file(&mut self, path: &str, config: &str) {
+        let network = Network::parse(config.as_bytes(), path).unwrap();
+        self.disk.networks.push(OnDisk { path: path.into(), form: Form::of(path).unwrap(), network });
+    }
+
+    /// The definition consumes this resource.
+    pub(crate) fn resource(&mut self, reference: &str, resource: &str) {
+        let (namespace, name) = reference.split_once('/').unwrap();
+        let definition = self.definitions.get_mut(&NetworkReference::new(namespace, name)).unwrap();
+        definition.annotations.insert(RESOURCE_NAME.into(), resource.into());
+    }
+
+    pub(crate) fn device(&mut self, resource: &str, id: &str) {
+        let list = self.devices.entry(resource.into()).or_default();
+        list.push(Device { id: id.into(), container: "main".into() });
+    }
+
+    pub(crate) fn configuration(&self) -> NodeConfiguration {
+        let text = format!(r#"{{"cniVersion":"1.1.0","name":"weft","type":"weft",{}}}"#, self.keys);
+        NodeConfiguration::read(text.as_bytes(), self.flavour).unwrap()
+    }
+
+    pub(crate) fn try_plan(&self) -> Result<Plan, Refusal> {
+        let sandbox = Sandbox {
+            container: ContainerId::new("c1").unwrap(),
+            ifname: IfName::new(&self.ifname).unwrap(),
+        };
+        plan(&Request {
+            pod: &self.pod,
+            sandbox: &sandbox,
+            node: &self.configuration(),
+            definitions: &self.definitions,
+            disk: &self.disk,
+            devices: &self.devices,
+            access: &self.access,
+        })
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        self.try_plan().unwrap()
+    }
+
+    /// The fault of an attachment that fails.
+    pub(crate) fn fails(&self) -> Fault {
+        match self.try_plan() {
+            Err(Refusal::AttachmentFailed(fault)) => *fault,
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Interface names: those asked for are given first, the generated ones go around them.
+//!
+//! A network without a request gets `net<its place among the networks>`, as with Multus. Where that name
+//! is asked for by any element, before it or after, the next free `net<n>` beyond the last place is taken
+//! instead (M23): nobody who asked for a name loses it to a generated one.
+//!
+//! Source: the standard, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
+
+use std::collections::BTreeSet;
+
+use cni::name::IfName;
+
+use super::Decision;
+use super::networks::Draft;
+use crate::refusal::{Fault, Refusal};
+
+/// What stands in every namespace.
+const LOOPBACK: &str = "lo";
+
+/// A name for each draft, in order, and its ground; `first` is what the runtime asks for.
+pub(super) fn assign(first: &IfName, drafts: &[Draft]) -> Result<Vec<(IfName, Decision)>, Refusal> {
+    let mut taken: BTreeSet<String> = BTreeSet::from([LOOPBACK.to_owned()]);
+    for (index, draft) in drafts.iter().enumerate() {
+        let asked = draft.asked.as_ref().and_then(|asked| Some((asked, asked.element.interface.as_ref()?)));
+        let name = match asked {
+            Some((_, name)) => name,
+            None if index == 0 => first,
+            None => continue,
+        };
+        if taken.insert(name.as_str().to_owned()) {
+            continue;
+        }
+        let reason = "is the name of an earlier attachment";
+        let fault = match asked {
+            Some((asked, _)) => asked.fault("NPWG1-4.1.2.1.5-3", "interface", reason),
+            None => Fault::new("NPWG1-4.1.2.1.5-3", "CNI_IFNAME", reason),
+        };
+        let fault = fault.showing(&format!("{:?}", name.as_str()));
+        return Err(Refusal::failed(fault.cure("choose another name, or leave it out")));
+    }
+    let mut next = drafts.len();
+    let mut names = Vec::with_capacity(drafts.len());
+    for (index, draft) in drafts.iter().enumerate() {
+        let asked = draft.element().and_then(|element| element.interface.clone());
+        let (name, why) = match asked {
+            Some(name) => (name, "asked for".to_owned()),
+            None if index == 0 => (first.clone(), "asked for by the runtime (CNI_IFNAME)".to_owned()),
+            None => generate(index, &mut next, &mut taken)?,
+        };
+        let decision = Decision::new("interface", &name, why);
+        names.push((name, decision));
+    }
+    Ok(names)
+}
+
+fn generate(
+    index: usize,
+    next: &mut usize,
+    taken: &mut BTreeSet<String>,
+) -> Result<(IfName, String), Refusal> {
+    let usual = format!("net{index}");
+    let (text, why) = match taken.insert(usual.clone()) {
+        true => (usual, "generated from its place".to_owned()),
+        false => loop {
+            let text = format!("net{next}");
+            *next += 1;
+            if taken.insert(text.clone()) {
+                break (text, format!("generated; {usual} is asked for by another network"));
+            }
+        },
+    };
+    let name = IfName::new(&text)
+        .map_err(|error| Refusal::failed(Fault::new("NPWG1-4.2.1-2", "interface", error.to_string())))?;
+    Ok((name, why))
+}

@@ -1,0 +1,74 @@
+//! The devices of a pod, handed out once each.
+//!
+//! There is one ledger a pod, for both annotations and the node's own networks (M15). A network whose
+//! definition names a resource takes the next device of that resource in the order of the networks; an element
+//! that names one itself takes that one (C10). Nothing left is an error here, not a plugin's riddle.
+//!
+//! Source: Multus `GetResourceMap`; reference `k8s.v1.cni.cncf.io/resourceName`.
+
+use super::networks::Draft;
+use crate::device::{Device, Devices};
+use crate::refusal::{Fault, Refusal, quote};
+
+/// What is left of the devices.
+pub(super) struct Ledger<'a> {
+    devices: &'a Devices,
+    used: Vec<(&'a str, &'a str)>,
+}
+
+/// The device of one attachment.
+pub(super) struct Taken {
+    /// Its id.
+    pub(super) id: String,
+    /// The resource it was given for; an element may name a device of none.
+    pub(super) resource: Option<String>,
+    /// Why this one.
+    pub(super) why: String,
+}
+
+impl<'a> Ledger<'a> {
+    pub(super) fn new(devices: &'a Devices) -> Ledger<'a> {
+        Ledger { devices, used: Vec::new() }
+    }
+
+    /// The device of this network, if it needs one.
+    pub(super) fn take(&mut self, draft: &Draft) -> Result<Option<Taken>, Refusal> {
+        let asked = draft.element().and_then(|element| element.device_id.as_deref());
+        let Some(resource) = &draft.resource else {
+            let chosen =
+                asked.map(|id| Taken { id: id.to_owned(), resource: None, why: "asked for".to_owned() });
+            return Ok(chosen);
+        };
+        let all = self.devices.get_key_value(resource.as_str());
+        let (known, all) = all.map_or(("", &[][..]), |(known, all)| (known.as_str(), all.as_slice()));
+        let free = |device: &&Device| !self.used.contains(&(known, device.id.as_str()));
+        let found = match asked {
+            None => all.iter().find(free),
+            Some(id) => all.iter().filter(free).find(|device| device.id == id),
+        };
+        let Some(device) = found else {
+            return Err(Refusal::failed(missing(draft, resource, asked, all.len())));
+        };
+        self.used.push((known, device.id.as_str()));
+        let owner = if device.container.is_empty() { "the pod" } else { device.container.as_str() };
+        Ok(Some(Taken {
+            id: device.id.clone(),
+            resource: Some(resource.clone()),
+            why: format!("{resource}, given to {owner}"),
+        }))
+    }
+}
+
+fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> Fault {
+    if let (Some(id), Some(asked)) = (asked, &draft.asked) {
+        let reason =
+            format!("is no device of {resource} that the pod was given and another network did not take");
+        return asked.fault("C10", "deviceID", reason).showing(&quote(id));
+    }
+    let reason = match given {
+        0 => format!("needs a device of {resource}, and the pod was given none"),
+        _ => format!("needs one more device of {resource} than the {given} the pod was given"),
+    };
+    let cure = format!("request {resource} in the pod's resources, one for each attachment");
+    Fault::new("NPWG1-1.1.1-1", &draft.subject, reason).cure(cure)
+}

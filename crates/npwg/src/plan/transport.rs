@@ -1,0 +1,266 @@
+//! How a request reaches the plugins: every channel that some version of the standard names.
+//!
+//! | request | `args.cni` (v1.0) | `runtimeConfig` (v1.1) | `CNI_ARGS` (Multus) | enforced by |
+//! |---|---|---|---|---|
+//! | `ips` | `ips` | `ips` | `IP`, if it is one | the policy (C1) |
+//! | `mac` | `mac` | `mac`; 20 bytes also `infinibandGUID` (C2) | `MAC`, if of 6 bytes | the policy (C1) |
+//! | `infiniband-guid` | – | `infinibandGUID` | – | capability |
+//! | `portMappings`, `bandwidth` | – | the same | – | capability |
+//! | `cni-args` | its keys | – | – | – |
+//! | `ipam-claim-reference` | the same | – | – | – (V13-4.1.2.1.11-2) |
+//! | a device | (`deviceID`, `pciBusID` beside it) | `deviceID`, `CNIDeviceInfoFile` | – | – |
+//!
+//! `CNI_ARGS` has no lists: two addresses in `IP` make the reference plugins fail (M20). What the runtime gave in
+//! `runtimeConfig` is for the default network alone, and all of it (V11-7.5-1, M5).
+//!
+//! Source: the standard v1.0–v1.3, 4.1.2.1.*.2; CONVENTIONS.md; conflicts C1, C2, C8, C9.
+
+use std::collections::BTreeSet;
+
+use cni::object::Object;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::ledger::Taken;
+use super::networks::{Asked, Draft};
+use super::{Decision, DeviceInfoFile, Request, Role, Verify};
+use crate::configuration::IpRequestPolicy;
+use crate::device;
+use crate::refusal::{Fault, Reason, Refusal, Warning, quote};
+use crate::request::{HardwareAddress, RequestedIp};
+
+/// What goes into each channel.
+#[derive(Default)]
+pub(super) struct Channels {
+    /// For `args.cni` of every plugin.
+    pub(super) args_cni: Object,
+    /// Capability arguments.
+    pub(super) runtime_config: Object,
+    /// To append to `CNI_ARGS`.
+    pub(super) args: Vec<(String, String)>,
+    /// What the result must show.
+    pub(super) verify: Verify,
+    /// What was decided.
+    pub(super) because: Vec<Decision>,
+    declared: BTreeSet<String>,
+}
+
+/// Fills the channels of one network.
+pub(super) fn channels(
+    request: &Request<'_>,
+    draft: &Draft,
+    warnings: &mut Vec<Warning>,
+) -> Result<Channels, Refusal> {
+    let declared = draft.network.capabilities().map_err(|error| {
+        let fault = Fault::new("NPWG1-3.4.1-rule1", &draft.subject, error.to_string());
+        Refusal::failed(fault)
+    })?;
+    let mut channels = Channels { declared, ..Channels::default() };
+    if draft.role == Role::Default {
+        channels.runtime_config = request.node.runtime_config.clone();
+    }
+    if let Some(asked) = &draft.asked {
+        let policy = request.node.ip_request_policy;
+        Requests { asked, policy, subject: &draft.subject, warnings, channels: &mut channels }.put()?;
+    }
+    Ok(channels)
+}
+
+impl Channels {
+    /// Tells the plugins about the device, and names the file about it.
+    pub(super) fn add_device(
+        &mut self,
+        device: Option<&Taken>,
+        file: Option<String>,
+    ) -> Option<DeviceInfoFile> {
+        if let Some(Taken { id, resource: _, why }) = device {
+            self.because.push(Decision::new("device", id, why.clone()));
+            self.declare("deviceID", id);
+        }
+        let from = device.and_then(|taken| device::plugin_file(taken.resource.as_deref()?, &taken.id));
+        if from.is_none() && !self.declared.contains(device::CAPABILITY) {
+            return None;
+        }
+        let path = file?;
+        self.declare(device::CAPABILITY, &path);
+        Some(DeviceInfoFile { copy_from: from, path })
+    }
+
+    /// Sets a capability argument if some plugin declares the capability.
+    fn declare<T: Serialize + ?Sized>(&mut self, capability: &str, value: &T) -> bool {
+        let declared = self.declared.contains(capability);
+        if let (true, Ok(raw)) = (declared, serde_json::value::to_raw_value(value)) {
+            self.runtime_config.impose(capability, raw);
+        }
+        declared
+    }
+
+    fn arg<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) {
+        if let Ok(raw) = serde_json::value::to_raw_value(value) {
+            self.args_cni.impose(key, raw);
+        }
+    }
+}
+
+/// The requests of one element, being put into the channels.
+struct Requests<'a> {
+    asked: &'a Asked,
+    policy: IpRequestPolicy,
+    subject: &'a str,
+    warnings: &'a mut Vec<Warning>,
+    channels: &'a mut Channels,
+}
+
+impl Requests<'_> {
+    fn put(&mut self) -> Result<(), Refusal> {
+        let element = &self.asked.element;
+        self.channels.args_cni = element.cni_args.clone();
+        if !element.cni_args.is_empty() {
+            let keys: Vec<&str> = element.cni_args.iter().map(|(key, _)| key).collect();
+            self.channels.because.push(Decision::new(
+                "cni-args",
+                keys.join(", "),
+                "asked for; into args.cni of every plugin",
+            ));
+        }
+        if !element.ips.is_empty() {
+            self.ips(&element.ips)?;
+        }
+        if let Some(mac) = element.mac {
+            self.mac(mac)?;
+        }
+        if let Some(guid) = element.guid {
+            self.demand("infiniband-guid", "infinibandGUID", &guid, "V12-4.1.2.1.10.2-2")?;
+            self.channels.verify.guid = (self.policy != IpRequestPolicy::Permissive).then_some(guid);
+            self.note("infiniband-guid", guid.to_string(), false);
+        }
+        if !element.port_mappings.is_empty() {
+            self.port_mappings()?;
+        }
+        if let Some(bandwidth) = element.bandwidth {
+            self.demand("bandwidth", "bandwidth", &bandwidth, "V11-4.1.2.1.8.2-2")?;
+            self.note("bandwidth", serde_json::to_string(&bandwidth).unwrap_or_default(), false);
+        }
+        if let Some(claim) = &element.ipam_claim {
+            self.agree("ipam-claim-reference", claim, |value| value.as_str() == Some(claim))?;
+            self.channels.arg("ipam-claim-reference", claim);
+            self.note("ipam-claim-reference", claim.clone(), false);
+        }
+        Ok(())
+    }
+
+    fn ips(&mut self, ips: &[RequestedIp]) -> Result<(), Refusal> {
+        let read = |value: &Value| -> Option<Vec<RequestedIp>> {
+            value.as_array()?.iter().map(|item| RequestedIp::parse(item.as_str()?)).collect()
+        };
+        self.agree("ips", &ips, |value| read(value).as_deref() == Some(ips))?;
+        self.channels.arg("ips", ips);
+        self.enforce("ips", &ips, "V11-4.1.2.1.3.2-2")?;
+        if let [only] = ips {
+            self.channels.args.push(("IP".to_owned(), only.to_string()));
+        }
+        if self.policy.demands_result() {
+            self.channels.verify.ips = ips.to_vec();
+        }
+        let all: Vec<String> = ips.iter().map(ToString::to_string).collect();
+        self.note("ips", all.join(", "), self.policy.demands_result());
+        Ok(())
+    }
+
+    fn mac(&mut self, mac: HardwareAddress) -> Result<(), Refusal> {
+        let same = |value: &Value| value.as_str().and_then(HardwareAddress::parse) == Some(mac);
+        self.agree("mac", &mac, same)?;
+        self.channels.arg("mac", &mac);
+        let declared = &self.channels.declared;
+        match mac.guid() {
+            // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half.
+            Some(guid) if !declared.contains("mac") && declared.contains("infinibandGUID") => {
+                self.channels.declare("infinibandGUID", &guid);
+            }
+            _ => self.enforce("mac", &mac, "V11-4.1.2.1.4.2-2")?,
+        }
+        if matches!(mac, HardwareAddress::Ethernet(_)) {
+            self.channels.args.push(("MAC".to_owned(), mac.to_string()));
+        }
+        self.channels.verify.mac = self.policy.demands_result().then_some(mac);
+        self.note("mac", mac.to_string(), self.policy.demands_result());
+        Ok(())
+    }
+
+    /// On the default network the runtime's own mappings stay: these are added to them.
+    fn port_mappings(&mut self) -> Result<(), Refusal> {
+        let own = &self.asked.element.port_mappings;
+        let given: Vec<Value> =
+            self.channels.runtime_config.read("portMappings").ok().flatten().unwrap_or_default();
+        let added = own.iter().filter_map(|mapping| serde_json::to_value(mapping).ok());
+        let all: Vec<Value> = given.into_iter().chain(added).collect();
+        self.demand("portMappings", "portMappings", &all, "V11-4.1.2.1.7.2-2")?;
+        self.note("portMappings", serde_json::to_string(own).unwrap_or_default(), false);
+        Ok(())
+    }
+
+    /// A request of v1.0: the policy says whether the capability is demanded.
+    fn enforce<T: Serialize>(&mut self, key: &str, value: &T, requirement: &str) -> Result<(), Refusal> {
+        if self.channels.declare(key, value) {
+            return Ok(());
+        }
+        let fault = self.undeclared(key, key, value, requirement);
+        match self.policy.demands_capability() {
+            true => Err(Refusal::failed(fault)),
+            false => {
+                self.warnings.push(Warning::new(Reason::CapabilityMissing, fault));
+                Ok(())
+            }
+        }
+    }
+
+    /// A request of v1.1 or later: it has no other guarantee than the capability.
+    fn demand<T: Serialize>(
+        &mut self,
+        key: &str,
+        capability: &str,
+        value: &T,
+        requirement: &str,
+    ) -> Result<(), Refusal> {
+        if self.channels.declare(capability, value) {
+            return Ok(());
+        }
+        let fault = self.undeclared(key, capability, value, requirement);
+        match self.policy {
+            IpRequestPolicy::Permissive => {
+                self.warnings.push(Warning::new(Reason::CapabilityMissing, fault));
+                Ok(())
+            }
+            _ => Err(Refusal::failed(fault)),
+        }
+    }
+
+    fn undeclared<T: Serialize>(&self, key: &str, capability: &str, value: &T, requirement: &str) -> Fault {
+        let reason = format!("no plugin of {} declares the capability {capability}", self.subject);
+        let cure =
+            format!("write \"capabilities\": {{\"{capability}\": true}} into the plugin that understands it");
+        let shown = serde_json::to_string(value).unwrap_or_default();
+        self.asked.fault(requirement, key, reason).showing(&shown).cure(cure)
+    }
+
+    /// C8: what `cni-args` says under the same key must say the same.
+    fn agree<T: Serialize + ?Sized>(
+        &self,
+        key: &str,
+        value: &T,
+        same: impl FnOnce(&Value) -> bool,
+    ) -> Result<(), Refusal> {
+        let Ok(Some(other)) = self.asked.element.cni_args.read::<Value>(key) else { return Ok(()) };
+        if same(&other) {
+            return Ok(());
+        }
+        let shown = serde_json::to_string(value).unwrap_or_default();
+        let fault = self.asked.fault("C8", key, format!("cni-args.{key} says {}", quote(&other.to_string())));
+        Err(Refusal::failed(fault.showing(&shown).cure("keep one of the two")))
+    }
+
+    fn note(&mut self, key: &str, value: String, verified: bool) {
+        let why = if verified { "asked for; verified in the result" } else { "asked for" };
+        self.channels.because.push(Decision::new(key, value, why));
+    }
+}

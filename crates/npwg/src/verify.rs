@@ -1,0 +1,65 @@
+//! After ADD: was what the pod asked for really given?
+//!
+//! An attachment that does not show its requested addresses fails, and is undone with the rest (C1): a
+//! request is never silently dropped. Only the attachment's own interface counts: the one of its name in
+//! the sandbox, else the first there.
+//!
+//! Source: the standard v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
+
+use cni::address::{format_mac, parse_mac};
+use cni::name::IfName;
+use cni::result::Success;
+
+use crate::outcome::Own;
+use crate::plan::{Delegate, Verify};
+use crate::refusal::{Fault, Refusal};
+
+/// Compares the result of `delegate`'s ADD with what was asked of it.
+///
+/// # Errors
+/// The first request that the result does not show; the attachment has failed.
+pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
+    let Verify { ips, mac, guid } = &delegate.verify;
+    let own = Own::of(result, &delegate.ifname);
+    let subject = subject(&delegate.network, &delegate.ifname);
+    for ip in ips {
+        if !own.addresses.iter().any(|given| given.address.addr() == ip.address) {
+            let given: Vec<String> = own.addresses.iter().map(|given| given.address.to_string()).collect();
+            let fault = Fault::new("NPWG1-4.1.2.1.3.2-2", &subject, missing("address", &given.join(", ")));
+            return Err(Refusal::failed(fault.showing(&format!("\"{ip}\"")).cure(CURE)));
+        }
+    }
+    let shown = own.interface.and_then(|interface| parse_mac(&interface.mac));
+    if let Some(mac) = mac
+        && shown.as_deref() != Some(mac.bytes())
+    {
+        let given = shown.as_deref().map(format_mac).unwrap_or_default();
+        let fault = Fault::new("NPWG1-4.1.2.1.4.2-2", &subject, missing("hardware address", &given));
+        return Err(Refusal::failed(fault.showing(&format!("\"{mac}\"")).cure(CURE)));
+    }
+    // The result has no field for a GUID. Where it shows one, in the lower half of an IPoIB address, it counts.
+    let lower = shown.as_deref().filter(|bytes| bytes.len() >= 8).and_then(|bytes| bytes.last_chunk::<8>());
+    if let (Some(guid), Some(lower)) = (guid, lower)
+        && guid.0 != *lower
+    {
+        let fault = Fault::new("V12-4.1.2.1.10-1", &subject, missing("GUID", &format_mac(lower)));
+        return Err(Refusal::failed(fault.showing(&format!("\"{guid}\"")).cure(CURE)));
+    }
+    Ok(())
+}
+
+const CURE: &str = "use plugins that honour the request";
+
+fn subject(network: &str, ifname: &IfName) -> String {
+    format!("result of {network} on {ifname}")
+}
+
+fn missing(what: &str, given: &str) -> String {
+    match given {
+        "" => format!("the requested {what} was not given"),
+        given => format!("the requested {what} was not given, but {given}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
