@@ -1,24 +1,6 @@
 //! The meta-plugin's own configuration: every key of Multus with Multus's meaning, and ours.
 //!
-//! | key | default | meaning |
-//! |---|---|---|
-//! | `delegates` | – | configurations; the first is the default network, the others are attached to every pod |
-//! | `clusterNetwork` | – | instead of `delegates`: a definition in `multusNamespace`, else a network by name in `confDir`; with `/` a file or directory |
-//! | `defaultNetworks` | `[]` | further networks of every pod, named in the same ways; not for pods in `systemNamespaces` |
-//! | `systemNamespaces` | `["kube-system"]` | see above |
-//! | `multusNamespace` | `kube-system` | where `clusterNetwork`, `defaultNetworks` and a bare default-network annotation look |
-//! | `namespaceIsolation`, `globalNamespaces` | `false`, `default` | a pod may only select definitions of its own namespace and of these |
-//! | `confDir`, `binDir` | `/etc/cni/multus/net.d`, `/opt/cni/bin` | networks on disk; plugins |
-//! | `cniDir` | `/var/lib/weft` | the journal |
-//! | `kubeconfig`, `readinessindicatorfile`, `auxiliaryCNIChainName` | – | as in Multus |
-//! | `logFile`, `logLevel`, `logToStderr`, `logOptions` | –, `error`, `true` | as in Multus |
-//! | `retryDeleteOnError` | `false` | accepted; a failed DEL is always kept for another try |
-//! | `builtin` | `auto` | `auto`: built-in unless a foreign plugin of the name comes first; `always`; `never` |
-//! | `agentSocket`, `manifestDir` | `/run/weft/agent.sock`, – | where a plan comes from |
-//! | `invalidAnnotation` | `ignore`; as `multus` `fail` | what follows from an invalid annotation (C3) |
-//! | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | how the status is written |
-//! | `ipRequestPolicy` | `result` | how requested addresses are enforced (C1), see [`IpRequestPolicy`] |
-//! | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
+//! The table of keys is at [`NodeConfiguration`].
 //!
 //! Source: Multus `pkg/types/types.go`, `conf.go`; conflicts C1, C3.
 
@@ -39,6 +21,26 @@ use crate::status::StatusStyle;
 pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel};
 
 /// What the meta-plugin was configured to do on this node.
+///
+/// | key | default | meaning |
+/// |---|---|---|
+/// | `delegates` | – | configurations; the first is the default network, the others are attached to every pod |
+/// | `clusterNetwork` | – | instead of `delegates`: a definition in `multusNamespace`, else a network by name in `confDir`; with `/` a file or directory |
+/// | `defaultNetworks` | `[]` | further networks of every pod, named in the same ways; not for pods in `systemNamespaces` |
+/// | `systemNamespaces` | `["kube-system"]` | see above |
+/// | `multusNamespace` | `kube-system` | where `clusterNetwork`, `defaultNetworks` and a bare default-network annotation look |
+/// | `namespaceIsolation`, `globalNamespaces` | `false`, `default` | a pod may only select definitions of its own namespace and of these |
+/// | `confDir`, `binDir` | `/etc/cni/multus/net.d`, `/opt/cni/bin` | networks on disk; plugins |
+/// | `cniDir` | `/var/lib/weft` | the journal |
+/// | `kubeconfig`, `readinessindicatorfile`, `auxiliaryCNIChainName` | – | as in Multus |
+/// | `logFile`, `logLevel`, `logToStderr`, `logOptions` | –, `error`, `true` | as in Multus |
+/// | `retryDeleteOnError` | `false` | accepted; a failed DEL is always kept for another try |
+/// | `builtin` | `auto` | `auto`: built-in unless a foreign plugin of the name comes first; `always`; `never` |
+/// | `agentSocket`, `manifestDir` | `/run/weft/agent.sock`, – | where a plan comes from |
+/// | `invalidAnnotation` | `ignore`; as `multus` `fail` | what follows from an invalid annotation (C3) |
+/// | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | how the status is written |
+/// | `ipRequestPolicy` | `result` | how requested addresses are enforced (C1), see [`IpRequestPolicy`] |
+/// | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
 #[derive(Clone, Debug)]
 pub struct NodeConfiguration {
     /// Under which name it was called.

@@ -16,8 +16,6 @@ use serde::{Deserialize, Serialize};
 pub const PLUGIN_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
 /// Directory of the files that CNI plugins read and write.
 pub const CNI_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
-/// The capability, and the `runtimeConfig` key, of a plugin that wants to know its file.
-pub const CAPABILITY: &str = "CNIDeviceInfoFile";
 
 /// Largest device information file, in bytes.
 pub const FILE_MAX: usize = 64 * 1024;

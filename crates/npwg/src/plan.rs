@@ -15,6 +15,7 @@ mod networks;
 mod route;
 mod transport;
 
+use cni::capability::{HardwareAddress, RequestedIp};
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::object::Object;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ use crate::definition::Disk;
 use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
 use crate::refusal::{Fault, Refusal, Warning};
-use crate::request::{DefaultRoute, Guid, HardwareAddress, RequestedIp};
+use crate::request::DefaultRoute;
 use crate::status::StatusStyle;
 
 pub use access::Access;
@@ -118,7 +119,7 @@ pub struct Verify {
     pub mac: Option<HardwareAddress>,
     /// This GUID, if the result shows any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub guid: Option<Guid>,
+    pub guid: Option<HardwareAddress>,
 }
 
 /// The file that carries what is known about an attachment's device.

@@ -15,12 +15,13 @@ mod element;
 mod form;
 mod value;
 
+use cni::capability::{Bandwidth, HardwareAddress, PortMapping, RequestedIp};
 use cni::name::IfName;
 use cni::object::Object;
 
 use crate::metadata::NetworkReference;
 use crate::refusal::{Fault, Reason, Refusal, Warning};
-use crate::request::{Bandwidth, DefaultRoute, Guid, HardwareAddress, PortMapping, RequestedIp};
+use crate::request::DefaultRoute;
 
 /// Longest annotation read, in bytes: Kubernetes' limit for all annotations of an object together.
 pub const ANNOTATION_MAX: usize = 256 * 1024;
@@ -64,14 +65,14 @@ pub struct Element {
     /// Requested hardware address.
     pub mac: Option<HardwareAddress>,
     /// Requested InfiniBand GUID.
-    pub guid: Option<Guid>,
+    pub guid: Option<HardwareAddress>,
     /// Requested interface name.
     pub interface: Option<IfName>,
     /// What goes to the plugins under `args.cni`, untouched.
     pub cni_args: Object,
-    /// Requested port mappings.
+    /// Requested port mappings; the protocol is in lower case.
     pub port_mappings: Vec<PortMapping>,
-    /// Requested bandwidth limits.
+    /// Requested bandwidth limits; each rate has a burst.
     pub bandwidth: Option<Bandwidth>,
     /// What it says about the default route.
     pub default_route: DefaultRoute,

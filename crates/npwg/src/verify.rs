@@ -40,7 +40,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     // The result has no field for a GUID. Where it shows one, in the lower half of an IPoIB address, it counts.
     let lower = shown.as_deref().filter(|bytes| bytes.len() >= 8).and_then(|bytes| bytes.last_chunk::<8>());
     if let (Some(guid), Some(lower)) = (guid, lower)
-        && guid.0 != *lower
+        && guid.bytes() != lower
     {
         let fault = Fault::new("V12-4.1.2.1.10-1", &subject, missing("GUID", &format_mac(lower)));
         return Err(Refusal::failed(fault.showing(&format!("\"{guid}\"")).cure(CURE)));

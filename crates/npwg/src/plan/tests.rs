@@ -332,7 +332,7 @@ fn v11_4_1_2_1_8_2_1_v11_4_1_2_1_8_2_2_bandwidth_needs_the_capability() {
     let plan = asked(r#""bandwidth":{"egressRate":8000,"egressBurst":200}"#).plan();
     assert_eq!(
         runtime_config(&plan.delegates[1]),
-        json!({"bandwidth": {"egressRate": 8000, "egressBurst": 200}})
+        json!({"bandwidth": {"ingressRate": 0, "ingressBurst": 0, "egressRate": 8000, "egressBurst": 200}})
     );
     assert_eq!(asked_plain(r#""bandwidth":{"egressRate":8000}"#).fails().requirement, "V11-4.1.2.1.8.2-2");
 }

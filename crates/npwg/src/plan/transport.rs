@@ -17,6 +17,7 @@
 
 use std::collections::BTreeSet;
 
+use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::object::Object;
 use serde::Serialize;
 use serde_json::Value;
@@ -27,7 +28,7 @@ use super::{Decision, DeviceInfoFile, Request, Role, Verify};
 use crate::configuration::IpRequestPolicy;
 use crate::device;
 use crate::refusal::{Fault, Reason, Refusal, Warning, quote};
-use crate::request::{HardwareAddress, RequestedIp};
+use crate::request::{ETHERNET_LENGTH, guid_of};
 
 /// What goes into each channel.
 #[derive(Default)]
@@ -75,14 +76,14 @@ impl Channels {
     ) -> Option<DeviceInfoFile> {
         if let Some(Taken { id, resource: _, why }) = device {
             self.because.push(Decision::new("device", id, why.clone()));
-            self.declare("deviceID", id);
+            self.declare(capability::DEVICE_ID, id);
         }
         let from = device.and_then(|taken| device::plugin_file(taken.resource.as_deref()?, &taken.id));
-        if from.is_none() && !self.declared.contains(device::CAPABILITY) {
+        if from.is_none() && !self.declared.contains(capability::DEVICE_INFO_FILE) {
             return None;
         }
         let path = file?;
-        self.declare(device::CAPABILITY, &path);
+        self.declare(capability::DEVICE_INFO_FILE, &path);
         Some(DeviceInfoFile { copy_from: from, path })
     }
 
@@ -126,19 +127,19 @@ impl Requests<'_> {
         if !element.ips.is_empty() {
             self.ips(&element.ips)?;
         }
-        if let Some(mac) = element.mac {
+        if let Some(mac) = &element.mac {
             self.mac(mac)?;
         }
-        if let Some(guid) = element.guid {
-            self.demand("infiniband-guid", "infinibandGUID", &guid, "V12-4.1.2.1.10.2-2")?;
-            self.channels.verify.guid = (self.policy != IpRequestPolicy::Permissive).then_some(guid);
+        if let Some(guid) = &element.guid {
+            self.demand("infiniband-guid", capability::INFINIBAND_GUID, guid, "V12-4.1.2.1.10.2-2")?;
+            self.channels.verify.guid = (self.policy != IpRequestPolicy::Permissive).then(|| guid.clone());
             self.note("infiniband-guid", guid.to_string(), false);
         }
         if !element.port_mappings.is_empty() {
             self.port_mappings()?;
         }
         if let Some(bandwidth) = element.bandwidth {
-            self.demand("bandwidth", "bandwidth", &bandwidth, "V11-4.1.2.1.8.2-2")?;
+            self.demand("bandwidth", capability::BANDWIDTH, &bandwidth, "V11-4.1.2.1.8.2-2")?;
             self.note("bandwidth", serde_json::to_string(&bandwidth).unwrap_or_default(), false);
         }
         if let Some(claim) = &element.ipam_claim {
@@ -167,22 +168,24 @@ impl Requests<'_> {
         Ok(())
     }
 
-    fn mac(&mut self, mac: HardwareAddress) -> Result<(), Refusal> {
-        let same = |value: &Value| value.as_str().and_then(HardwareAddress::parse) == Some(mac);
-        self.agree("mac", &mac, same)?;
-        self.channels.arg("mac", &mac);
+    fn mac(&mut self, mac: &HardwareAddress) -> Result<(), Refusal> {
+        let same = |value: &Value| value.as_str().and_then(HardwareAddress::parse).as_ref() == Some(mac);
+        self.agree("mac", mac, same)?;
+        self.channels.arg("mac", mac);
         let declared = &self.channels.declared;
-        match mac.guid() {
+        match guid_of(mac) {
             // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half.
-            Some(guid) if !declared.contains("mac") && declared.contains("infinibandGUID") => {
-                self.channels.declare("infinibandGUID", &guid);
+            Some(guid)
+                if !declared.contains(capability::MAC) && declared.contains(capability::INFINIBAND_GUID) =>
+            {
+                self.channels.declare(capability::INFINIBAND_GUID, &guid);
             }
-            _ => self.enforce("mac", &mac, "V11-4.1.2.1.4.2-2")?,
+            _ => self.enforce("mac", mac, "V11-4.1.2.1.4.2-2")?,
         }
-        if matches!(mac, HardwareAddress::Ethernet(_)) {
+        if mac.bytes().len() == ETHERNET_LENGTH {
             self.channels.args.push(("MAC".to_owned(), mac.to_string()));
         }
-        self.channels.verify.mac = self.policy.demands_result().then_some(mac);
+        self.channels.verify.mac = self.policy.demands_result().then(|| mac.clone());
         self.note("mac", mac.to_string(), self.policy.demands_result());
         Ok(())
     }
@@ -194,7 +197,7 @@ impl Requests<'_> {
             self.channels.runtime_config.read("portMappings").ok().flatten().unwrap_or_default();
         let added = own.iter().filter_map(|mapping| serde_json::to_value(mapping).ok());
         let all: Vec<Value> = given.into_iter().chain(added).collect();
-        self.demand("portMappings", "portMappings", &all, "V11-4.1.2.1.7.2-2")?;
+        self.demand("portMappings", capability::PORT_MAPPINGS, &all, "V11-4.1.2.1.7.2-2")?;
         self.note("portMappings", serde_json::to_string(own).unwrap_or_default(), false);
         Ok(())
     }

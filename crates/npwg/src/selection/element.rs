@@ -21,7 +21,7 @@ use super::{Annotation, Element, Reader};
 use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason};
-use crate::request::DefaultRoute;
+use crate::request::{DefaultRoute, guid_of};
 
 /// Every key an element may have.
 const KEYS: &[&str] = &[
@@ -237,7 +237,7 @@ impl Keys<'_> {
     /// Conflict C11: a hardware address and a GUID may stand together only if the one holds the other.
     fn compare(&mut self, element: &Element) {
         if let (Some(mac), Some(guid)) = (&element.mac, &element.guid)
-            && mac.guid() != Some(*guid)
+            && guid_of(mac).as_ref() != Some(guid)
         {
             let fault = self.reader.fault("C11", format!("mac asks for {mac}, whose lower 8 bytes differ"));
             let fault = fault.at(self.path.key("infiniband-guid")).showing(&value::shown(&guid.to_string()));

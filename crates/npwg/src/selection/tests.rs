@@ -141,7 +141,7 @@ fn v11_4_1_2_1_3_1_an_address_may_carry_a_prefix_length() {
 
 #[test]
 fn npwg1_4_1_2_1_4_1_npwg1_4_1_2_1_4_2_conflict_c2_a_mac_has_6_or_20_bytes() {
-    let mac = |text: &str| select(&with(text))[0].mac.map(|mac| mac.to_string());
+    let mac = |text: &str| select(&with(text))[0].mac.as_ref().map(|mac| mac.to_string());
     assert_eq!(mac(r#""mac":"AA-BB-CC-dd-ee-ff""#).as_deref(), Some("aa:bb:cc:dd:ee:ff"));
     let long = "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22";
     assert_eq!(mac(&format!(r#""mac":"{long}""#)).as_deref(), Some(long));
@@ -155,10 +155,8 @@ fn npwg1_4_1_2_1_4_1_npwg1_4_1_2_1_4_2_conflict_c2_a_mac_has_6_or_20_bytes() {
 #[test]
 fn v12_4_1_2_1_4_1_the_short_form_of_v1_2_is_a_subset() {
     // v1.2 takes 20-byte addresses out; by C2 both are read, so what is valid there is valid here.
-    assert!(matches!(
-        select(&with(r#""mac":"02:23:45:67:89:01""#))[0].mac,
-        Some(HardwareAddress::Ethernet(_))
-    ));
+    let element = &select(&with(r#""mac":"02:23:45:67:89:01""#))[0];
+    assert_eq!(element.mac.as_ref().map(|mac| mac.bytes().len()), Some(6));
 }
 
 #[test]
@@ -224,7 +222,7 @@ fn v11_4_1_2_1_7_1_port_mappings() {
 }
 
 #[test]
-fn v11_4_1_2_1_8_1_bandwidth() {
+fn v11_4_1_2_1_8_1_v11_4_1_2_1_8_2_1_bandwidth() {
     let element =
         &select(&with(r#""bandwidth":{"ingressRate":2048,"ingressBurst":1600,"egressRate":4096}"#))[0];
     let json = serde_json::to_string(&element.bandwidth).unwrap();
@@ -278,7 +276,10 @@ fn conflict_c14_several_gateways_of_one_family_are_taken_in_their_order() {
 #[test]
 fn v12_4_1_2_1_10_1_a_guid_has_8_bytes() {
     let element = &select(&with(r#""infiniband-guid":"24:8A:07:03:00:8d:ae:2f""#))[0];
-    assert_eq!(element.guid.map(|guid| guid.to_string()).as_deref(), Some("24:8a:07:03:00:8d:ae:2f"));
+    assert_eq!(
+        element.guid.as_ref().map(|guid| guid.to_string()).as_deref(),
+        Some("24:8a:07:03:00:8d:ae:2f")
+    );
     for bad in ["24:8a:07:03:00:8d", "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22", "", "x"] {
         invalid(&with(&format!(r#""infiniband-guid":"{bad}""#)), "V12-4.1.2.1.10-1", "[0].infiniband-guid");
     }

@@ -5,11 +5,12 @@
 use std::net::IpAddr;
 
 use cni::address::parse_ip;
+use cni::capability::{Bandwidth, HardwareAddress, PortMapping, RequestedIp};
 use cni::name::{IfName, ifname_fault};
 use serde_json::{Map, Value};
 
 use crate::refusal::{KeyPath, quote};
-use crate::request::{Bandwidth, Guid, HardwareAddress, Limit, PortMapping, Protocol, RequestedIp};
+use crate::request::{DEFAULT_BURST, ETHERNET_LENGTH, GUID_LENGTH, INFINIBAND_LENGTH};
 
 /// Why a value is not what its key demands.
 pub(super) struct Wrong {
@@ -71,15 +72,16 @@ pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
 
 /// Six or twenty bytes.
 pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
-    match HardwareAddress::parse(text(path, value)?) {
+    let lengths = [ETHERNET_LENGTH, INFINIBAND_LENGTH];
+    match HardwareAddress::parse(text(path, value)?).filter(|mac| lengths.contains(&mac.bytes().len())) {
         Some(mac) => Ok(mac),
         None => wrong(path, value, "is no Ethernet address of 6 bytes and no IPoIB address of 20"),
     }
 }
 
 /// Eight bytes.
-pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<Guid> {
-    match Guid::parse(text(path, value)?) {
+pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
+    match HardwareAddress::parse(text(path, value)?).filter(|guid| guid.bytes().len() == GUID_LENGTH) {
         Some(guid) => Ok(guid),
         None => wrong(path, value, "is no InfiniBand GUID of 8 bytes"),
     }
@@ -118,10 +120,10 @@ fn port_mapping(path: &KeyPath, value: &Value) -> Read<PortMapping> {
     };
     let (host_port, container_port) = (port("hostPort")?, port("containerPort")?);
     let protocol = match find(map, path, "protocol") {
-        None => Protocol::Tcp,
-        Some((at, value)) => match Protocol::parse(text(&at, value)?) {
-            Some(protocol) => protocol,
-            None => return wrong(&at, value, "must be TCP, UDP or SCTP"),
+        None => "tcp".to_owned(),
+        Some((at, value)) => match text(&at, value)?.to_ascii_lowercase() {
+            known if ["tcp", "udp", "sctp"].contains(&known.as_str()) => known,
+            _ => return wrong(&at, value, "must be TCP, UDP or SCTP"),
         },
     };
     let host_ip = match find(map, path, "hostIP") {
@@ -147,16 +149,17 @@ pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
             None => wrong(&at, value, "must be a whole number above 0"),
         },
     };
+    // Rate and burst of one direction; 0 is what plugins take for «no limit».
     let limit = |rate_key: &str, burst_key: &str| match (number(rate_key)?, number(burst_key)?) {
-        (Some(rate), burst) => Ok(Some(Limit { rate, burst })),
-        (None, None) => Ok(None),
+        (Some(rate), burst) => Ok((rate, burst.unwrap_or(DEFAULT_BURST))),
+        (None, None) => Ok((0, 0)),
         (None, Some(_)) => wrong(path, value, format!("{burst_key} needs {rate_key} beside it")),
     };
-    let ingress = limit("ingressRate", "ingressBurst")?;
-    let egress = limit("egressRate", "egressBurst")?;
-    match (ingress, egress) {
-        (None, None) => wrong(path, value, "must hold ingressRate or egressRate"),
-        (ingress, egress) => Ok(Bandwidth { ingress, egress }),
+    let (ingress_rate, ingress_burst) = limit("ingressRate", "ingressBurst")?;
+    let (egress_rate, egress_burst) = limit("egressRate", "egressBurst")?;
+    match ingress_rate == 0 && egress_rate == 0 {
+        true => wrong(path, value, "must hold ingressRate or egressRate"),
+        false => Ok(Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst }),
     }
 }
 

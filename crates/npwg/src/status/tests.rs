@@ -1,1 +1,280 @@
+//! Statuses, by requirement.
 
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixture::World;
+
+fn outcome(text: &str) -> Outcome {
+    let (version, success) = Success::read(text.as_bytes(), Version::V1_0_0).unwrap();
+    Outcome { version: Some(version), result: Some(success) }
+}
+
+/// The status of `world` when its networks answer these, as JSON.
+fn status(world: &World, results: &[&str]) -> Vec<Value> {
+    let plan = world.plan();
+    let outcomes: Vec<Outcome> =
+        results.iter().map(|text| if text.is_empty() { Outcome::default() } else { outcome(text) }).collect();
+    let attachments: Vec<Attachment<'_>> = plan
+        .delegates
+        .iter()
+        .zip(&outcomes)
+        .map(|(delegate, outcome)| Attachment {
+            delegate,
+            outcome,
+            device_info: None,
+            added_by: String::new(),
+        })
+        .collect();
+    assert_eq!(attachments.len(), plan.delegates.len());
+    let entries = entries(&plan, &attachments);
+    entries.iter().map(|entry| serde_json::to_value(entry).unwrap()).collect()
+}
+
+fn one(result: &str) -> Value {
+    status(&World::new(), &[result]).remove(0)
+}
+
+const BRIDGE: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:aa"},{"name":"veth1","mac":"02:00:00:00:00:bb"},{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1450,"sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":2,"address":"10.0.0.5/24","gateway":"10.0.0.1"},{"interface":2,"address":"2001:db8::5/64"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","gw":"2001:db8::1"},{"dst":"10.1.0.0/16","gw":"10.0.0.9"}],"dns":{"nameservers":["9.9.9.9"],"domain":"d","search":["s"],"options":["ndots:5"]}}"#;
+
+#[test]
+fn npwg1_5_2_the_annotation_is_a_list_of_maps_under_its_key() {
+    assert_eq!(NETWORK_STATUS, "k8s.v1.cni.cncf.io/network-status");
+    let text = render(&[Entry { name: "n".into(), ..Entry::default() }]).unwrap();
+    assert_eq!(text, "[\n    {\n        \"name\": \"n\",\n        \"default\": false\n    }\n]");
+    assert_eq!(render(&[]).unwrap(), "[]");
+}
+
+#[test]
+fn npwg1_5_1_1_1_npwg1_5_3_2_1_1_npwg1_5_3_4_1_1_the_first_interface_in_the_sandbox_counts() {
+    let entry = one(BRIDGE);
+    assert_eq!((&entry["interface"], &entry["mac"]), (&json!("eth0"), &json!("02:00:00:00:00:01")));
+}
+
+#[test]
+fn npwg1_5_1_1_npwg1_5_1_1_3_the_content_comes_from_the_result() {
+    assert_eq!(
+        one(BRIDGE),
+        json!({
+            "name": "base", "interface": "eth0", "ips": ["10.0.0.5", "2001:db8::5"], "mac": "02:00:00:00:00:01",
+            "dns": {"nameservers": ["9.9.9.9"], "domain": "d", "search": ["s"]}, "default": true
+        })
+    );
+}
+
+#[test]
+fn npwg1_5_1_1_2_without_a_result_there_is_a_minimal_entry() {
+    let entries = status(&World::new().networks("plain"), &[BRIDGE, ""]);
+    assert_eq!(entries[1], json!({"name": "home/plain", "default": false}));
+}
+
+#[test]
+fn npwg1_2_3_1_zero_interfaces_and_zero_addresses_are_no_error() {
+    assert_eq!(one(r#"{"cniVersion":"1.0.0"}"#), json!({"name": "base", "default": true}));
+    let layer2 = one(r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/n"}]}"#);
+    assert_eq!(layer2, json!({"name": "base", "interface": "eth0", "default": true}));
+}
+
+#[test]
+fn npwg1_5_1_1_4_npwg1_5_3_2_1_2_npwg1_5_3_3_1_4_results_before_0_3_0_give_what_they_have() {
+    let old = r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.5/24"},"ip6":{"ip":"2001:db8::5/64"},"dns":{"nameservers":["9.9.9.9"]}}"#;
+    assert_eq!(
+        one(old),
+        json!({"name": "base", "interface": "eth0", "ips": ["10.0.0.5", "2001:db8::5"], "dns": {"nameservers": ["9.9.9.9"]}, "default": true})
+    );
+}
+
+#[test]
+fn npwg1_5_2_1_npwg1_5_3_5_1_npwg1_5_3_5_2_conflict_c5_default_is_everywhere_and_true_once() {
+    let two_inside = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/n"},{"name":"udn1","sandbox":"/n"}]}"#;
+    let entries =
+        status(&World::new().networks("plain,plain"), &[two_inside, "", r#"{"cniVersion":"1.0.0"}"#]);
+    let defaults: Vec<&Value> = entries.iter().map(|entry| &entry["default"]).collect();
+    assert_eq!(defaults, [&json!(true), &json!(false), &json!(false), &json!(false)]);
+}
+
+#[test]
+fn npwg1_5_3_1_v12_5_3_1_1_names_carry_the_namespace_and_the_default_its_own_name() {
+    let entries = status(&World::new().networks("plain,other/plain"), &["", "", ""]);
+    let names: Vec<&str> = entries.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["base", "home/plain", "other/plain"]);
+}
+
+#[test]
+fn npwg1_4_2_1_the_same_network_twice_has_two_entries() {
+    let net =
+        |name: &str| format!(r#"{{"cniVersion":"1.0.0","interfaces":[{{"name":"{name}","sandbox":"/n"}}]}}"#);
+    let entries = status(&World::new().networks("plain,plain"), &["", &net("net1"), &net("net2")]);
+    let pairs: Vec<(&Value, &Value)> =
+        entries[1..].iter().map(|entry| (&entry["name"], &entry["interface"])).collect();
+    assert_eq!(pairs, [(&json!("home/plain"), &json!("net1")), (&json!("home/plain"), &json!("net2"))]);
+}
+
+#[test]
+fn npwg1_5_3_1_undotted_keys_are_the_standards_alone() {
+    let known = ["name", "interface", "ips", "mac", "default-route", "dns", "device-info", "default"];
+    let world = World::new().networks(r#"[{"name":"plain","mac":"broken"}]"#);
+    for entry in status(&world, &[BRIDGE]) {
+        for key in entry.as_object().unwrap().keys() {
+            assert!(known.contains(&key.as_str()) || key.contains('.'), "{key}");
+        }
+    }
+}
+
+#[test]
+fn npwg1_5_3_3_1_rule1_the_addresses_of_that_interface_in_both_families() {
+    assert_eq!(one(BRIDGE)["ips"], json!(["10.0.0.5", "2001:db8::5"]));
+}
+
+#[test]
+fn npwg1_5_3_3_1_rule2_without_a_sandbox_the_first_address_of_no_interface() {
+    let none = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24"},{"address":"10.0.0.6/24"}]}"#;
+    assert_eq!(one(none), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+    let host_only = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:01"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":-1,"address":"10.0.0.5/24"}]}"#;
+    assert_eq!(one(host_only), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+}
+
+#[test]
+fn npwg1_5_3_3_1_rule3_m16_host_addresses_never_show() {
+    let host = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"address":"10.0.0.7/24"}]}"#;
+    assert_eq!(one(host), json!({"name": "base", "interface": "eth0", "default": true}));
+    let only_host = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0"}],"ips":[{"interface":0,"address":"10.0.0.1/24"}]}"#;
+    assert_eq!(one(only_host), json!({"name": "base", "default": true}));
+}
+
+#[test]
+fn npwg1_5_3_4_1_a_hardware_address_never_stands_without_its_interface() {
+    let nameless =
+        r#"{"cniVersion":"1.0.0","interfaces":[{"name":"","mac":"02:00:00:00:00:01","sandbox":"/n"}]}"#;
+    assert_eq!(one(nameless), json!({"name": "base", "default": true}));
+}
+
+#[test]
+fn npwg1_5_3_3_addresses_are_bare_or_with_prefix_as_configured() {
+    let cidr = status(&World::new().node(r#""statusAddresses":"cidr""#), &[BRIDGE]).remove(0);
+    assert_eq!(cidr["ips"], json!(["10.0.0.5/24", "2001:db8::5/64"]));
+}
+
+#[test]
+fn npwg1_5_3_6_1_npwg1_5_3_6_3_dns_is_there_when_it_says_something() {
+    assert_eq!(one(BRIDGE)["dns"], json!({"nameservers": ["9.9.9.9"], "domain": "d", "search": ["s"]}));
+    assert!(one(r#"{"cniVersion":"0.4.0","dns":{}}"#).get("dns").is_none());
+}
+
+#[test]
+fn m16_further_interfaces_in_the_sandbox_are_entries_of_the_same_name() {
+    let two = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/n"},{"name":"veth"},{"name":"udn1","mac":"02:00:00:00:00:02","sandbox":"/n"}],"ips":[{"interface":2,"address":"10.9.0.1/24"},{"interface":0,"address":"10.0.0.5/24"}],"dns":{"domain":"d"}}"#;
+    assert_eq!(
+        status(&World::new(), &[two]),
+        [
+            json!({"name": "base", "interface": "eth0", "ips": ["10.0.0.5"], "mac": "02:00:00:00:00:01", "dns": {"domain": "d"}, "default": true}),
+            json!({"name": "base", "interface": "udn1", "ips": ["10.9.0.1"], "mac": "02:00:00:00:00:02", "default": false}),
+        ]
+    );
+}
+
+#[test]
+fn multus_keys_are_added_on_request() {
+    let entry = status(&World::new().node(r#""statusKeys":"multus""#), &[BRIDGE]).remove(0);
+    assert_eq!((&entry["gateway"], &entry["mtu"]), (&json!(["10.0.0.1", "2001:db8::1"]), &json!(1450)));
+    assert_eq!(entry["dns"]["options"], json!(["ndots:5"]));
+}
+
+#[test]
+fn v11_5_3_6_4_1_conflict_c6_default_route_is_on_top_where_it_was_asked_for() {
+    let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24","gateway":"10.9.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}"#;
+    let given = World::new().networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#);
+    let entries = status(&given, &[BRIDGE, net]);
+    assert_eq!(entries[1]["default-route"], json!(["10.9.0.254"]));
+    assert!(entries[0].get("default-route").is_none());
+    // C12: the plugins' own gateway, where the pod left it to them.
+    let left = World::new().networks(r#"[{"name":"plain","default-route":[]}]"#);
+    assert_eq!(status(&left, &[BRIDGE, net])[1]["default-route"], json!(["10.9.0.1"]));
+}
+
+#[test]
+fn m16_gateway_and_default_route_agree() {
+    let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.9.0.1"},{"dst":"::/0","gw":"fd00::9"}]}"#;
+    let gateways = |networks: &str| -> Vec<Value> {
+        let world = World::new().networks(networks).node(r#""statusKeys":"multus""#);
+        status(&world, &[BRIDGE, net]).iter().map(|entry| entry["gateway"].clone()).collect()
+    };
+    assert_eq!(gateways("plain"), [json!(["10.0.0.1", "2001:db8::1"]), json!(["10.9.0.1", "fd00::9"])]);
+    // The default network has given up IPv4 only; the other has its own gateway for IPv4 and keeps its IPv6.
+    let v4 = gateways(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#);
+    assert_eq!(v4, [json!(["2001:db8::1"]), json!(["10.9.0.254", "fd00::9"])]);
+    let left = gateways(r#"[{"name":"plain","default-route":[]}]"#);
+    assert_eq!(left, [Value::Null, json!(["10.9.0.1", "fd00::9"])]);
+}
+
+#[test]
+fn v12_5_3_7_1_di_4_device_information_is_shown() {
+    let plan = World::new().plan();
+    let info = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:18:02.5"}}"#;
+    let attachment = Attachment {
+        delegate: &plan.delegates[0],
+        outcome: &Outcome::default(),
+        device_info: Some(DeviceInfo::read(info.as_bytes()).unwrap()),
+        added_by: String::new(),
+    };
+    let text = serde_json::to_string(&entries(&plan, &[attachment])).unwrap();
+    assert_eq!(text, format!(r#"[{{"name":"base","device-info":{info},"default":true}}]"#));
+}
+
+#[test]
+fn v12_5_4_1_the_slips_of_the_examples_are_not_copied() {
+    let ib = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"ib0","mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22","sandbox":"/n"}]}"#;
+    let entry = one(ib);
+    assert_eq!(entry["mac"], json!("80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22"));
+    assert!(entry.get("infiniband-guid").is_none() && entry.get("device").is_none());
+}
+
+#[test]
+fn v11_5_4_1_false_is_written_out() {
+    assert_eq!(status(&World::new().networks("plain"), &["", ""])[1]["default"], json!(false));
+}
+
+#[test]
+fn v13_5_1_1_what_was_added_later_says_by_whom() {
+    let plan = World::new().plan();
+    let outcome = outcome(
+        r#"{"cniVersion":"1.0.0","interfaces":[{"name":"a","sandbox":"/n"},{"name":"b","sandbox":"/n"}]}"#,
+    );
+    let attachment = Attachment {
+        delegate: &plan.delegates[0],
+        outcome: &outcome,
+        device_info: None,
+        added_by: "weft hands".into(),
+    };
+    for entry in entries(&plan, &[attachment]) {
+        assert_eq!(serde_json::to_value(entry).unwrap()["dev.weft.added-by"], json!("weft hands"));
+    }
+}
+
+#[test]
+fn conflict_c3_an_ignored_annotation_is_said_in_the_status() {
+    let world = World::new().networks(r#"[{"name":"plain","ips":[]}]"#);
+    let entry = status(&world, &[""]).remove(0);
+    let why = entry["dev.weft.annotation-ignored"].as_str().unwrap();
+    assert!(why.contains("[0].ips"), "{why}");
+}
+
+#[test]
+fn npwg1_5_4_keys_stand_in_the_order_of_the_examples() {
+    let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mac":"02:00:00:00:00:02","mtu":9000,"sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24"}],"dns":{"domain":"d"}}"#;
+    let world = World::new()
+        .networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#)
+        .node(r#""statusKeys":"multus""#);
+    let entries = status(&world, &[BRIDGE, net]);
+    let keys: Vec<&String> = entries[1].as_object().unwrap().keys().collect();
+    assert_eq!(
+        keys,
+        ["name", "interface", "ips", "mac", "default-route", "dns", "default", "gateway", "mtu"]
+    );
+}
+
+#[test]
+fn a_status_can_be_read_back() {
+    let entries: Vec<Entry> = serde_json::from_value(Value::from(status(&World::new(), &[BRIDGE]))).unwrap();
+    assert_eq!(entries[0].ips, ["10.0.0.5", "2001:db8::5"]);
+}
