@@ -20,7 +20,7 @@ use cni::name::IfName;
 use cni::object::Object;
 
 use crate::metadata::NetworkReference;
-use crate::refusal::{Fault, Reason, Refusal, Warning};
+use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
 use crate::request::DefaultRoute;
 
 /// Longest annotation read, in bytes: Kubernetes' limit for all annotations of an object together.
@@ -187,12 +187,27 @@ impl Reader {
             .map(|element| element.index)
             .collect();
         if let [first, second, ..] = routes.as_slice() {
-            let path = crate::refusal::KeyPath::root().index(*second).key("default-route");
+            let path = KeyPath::root().index(*second).key("default-route");
             let fault = self
                 .fault("V11-4.1.2.1.9-1", format!("element [{first}] asks for the default route already"))
                 .at(path)
                 .cure("leave default-route on one element only");
             self.invalid(fault);
+        }
+        let mut names: Vec<&IfName> = Vec::new();
+        let mut twice = Vec::new();
+        for element in &self.reading.elements {
+            let Some(name) = &element.interface else { continue };
+            match names.contains(&name) {
+                true => twice.push((name.clone(), element.index)),
+                false => names.push(name),
+            }
+        }
+        for (name, index) in twice {
+            let fault = self.fault("NPWG1-4.1.2.1.5-3", "is the name of an earlier attachment");
+            let fault =
+                fault.at(KeyPath::root().index(index).key("interface")).showing(&quote(name.as_str()));
+            self.fails(fault.cure("choose another name, or leave it out"));
         }
         let count = self.reading.elements.len();
         if self.annotation == Annotation::DefaultNetwork && count != 1 && self.reading.refusals.is_empty() {

@@ -1,0 +1,326 @@
+//! YAML text to trees: one for each document, or why not.
+//!
+//! Total on hostile text: its size, the depth of a document, the number of nodes and the bytes of texts (aliases
+//! counted each time they are used) are bounded, so neither nesting nor aliases of aliases can exhaust anything.
+//!
+//! Two things are read as Kubernetes' readers do, where the parser is stricter:
+//! - a file is divided at lines that begin with `---` before anything is parsed, so one broken document does not hide
+//!   the others;
+//! - the lines of a quoted text need no indentation: `config: '{` … `}'` with the end at the margin is common.
+//!   Such lines are indented in a copy, which changes nothing in the text, and positions are reckoned back.
+//!
+//! Source: YAML 1.2.2; `k8s.io/apimachinery/pkg/util/yaml`; `sigs.k8s.io/yaml`.
+
+use std::collections::BTreeMap;
+
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag, options};
+
+use super::indentation::Copy;
+use super::node::{Key, Node, Value, plain};
+use super::source::{Source, Span};
+
+/// Largest file read, in bytes.
+pub const MANIFEST_MAX: usize = 4 << 20;
+/// Deepest nesting of a document.
+pub const DEPTH_MAX: usize = 64;
+/// Most nodes of a file, aliases counted at each use.
+pub const NODES_MAX: usize = 200_000;
+/// Most bytes of texts of a file, aliases counted at each use.
+const TEXT_MAX: usize = 2 * MANIFEST_MAX;
+/// Most quoted texts of one document whose lines are indented in a copy.
+const REPAIRS_MAX: usize = 64;
+
+/// Why a document could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    /// Where, in bytes of the file.
+    pub(super) at: usize,
+    /// Why.
+    pub(super) reason: String,
+}
+
+/// What is left of the bounds of a file.
+struct Budget {
+    nodes: usize,
+    text: usize,
+}
+
+/// Every document of a file, or why it is none.
+pub(super) fn documents(source: &Source) -> Vec<Result<Node, Broken>> {
+    let text = source.text();
+    if text.len() > MANIFEST_MAX {
+        return vec![Err(Broken { at: 0, reason: format!("larger than {MANIFEST_MAX} bytes") })];
+    }
+    let mut budget = Budget { nodes: NODES_MAX, text: TEXT_MAX };
+    let mut found = Vec::new();
+    for (start, piece) in pieces(text) {
+        match read(piece, start, &mut budget) {
+            Ok(nodes) => found.extend(nodes.into_iter().filter(|node| node.value != Value::Null).map(Ok)),
+            Err(broken) => found.push(Err(broken)),
+        }
+        if budget.nodes == 0 || budget.text == 0 {
+            break;
+        }
+    }
+    found
+}
+
+/// The pieces between lines that begin with `---`; such a line begins a piece.
+fn pieces(text: &str) -> Vec<(usize, &str)> {
+    let separates = |line: &str| {
+        line.strip_prefix("---")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
+    };
+    let mut starts = vec![0];
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        if at > 0 && separates(line) {
+            starts.push(at);
+        }
+        at += line.len();
+    }
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    starts.iter().zip(ends).map(|(start, end)| (*start, text.get(*start..end).unwrap_or_default())).collect()
+}
+
+/// Reads a piece; where a quoted text is not indented, reads it again with those lines indented.
+fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Broken> {
+    let mut copy = Copy::of(piece);
+    for _ in 0..REPAIRS_MAX {
+        let mut trial = Budget { nodes: budget.nodes, text: budget.text };
+        let mut builder = Builder { copy: &copy, start, budget: &mut trial, last: 0 };
+        match builder.build() {
+            Ok(nodes) => {
+                *budget = trial;
+                return Ok(nodes);
+            }
+            Err(Stop::Parser(error)) if *error.kind() == ErrorKind::InvalidQuotedScalarIndent => {
+                let last = builder.last;
+                match copy.indent_quoted(last) {
+                    Some(repaired) => copy = repaired,
+                    None => return Err(broken(&error, &copy, start)),
+                }
+            }
+            Err(Stop::Parser(error)) => return Err(broken(&error, &copy, start)),
+            Err(Stop::Bound(at, reason)) => {
+                budget.nodes = trial.nodes;
+                budget.text = trial.text;
+                return Err(Broken { at, reason });
+            }
+        }
+    }
+    Err(Broken { at: start, reason: format!("more than {REPAIRS_MAX} quoted texts are not indented") })
+}
+
+fn broken(error: &ScanError, copy: &Copy, start: usize) -> Broken {
+    let at = error.marker().byte_offset().map_or(0, |offset| copy.original(offset));
+    Broken { at: start + at, reason: format!("not YAML: {}", error.info()) }
+}
+
+/// Why building stopped.
+enum Stop {
+    Parser(ScanError),
+    Bound(usize, String),
+}
+
+/// Builds trees from the parser's events.
+struct Builder<'a> {
+    copy: &'a Copy,
+    start: usize,
+    budget: &'a mut Budget,
+    /// The byte of the copy where the last event ended.
+    last: usize,
+}
+
+/// A collection being read.
+struct Open {
+    start: usize,
+    anchor: usize,
+    /// A map's key that waits for its value.
+    key: Option<Key>,
+    value: Value,
+}
+
+impl Builder<'_> {
+    fn build(&mut self) -> Result<Vec<Node>, Stop> {
+        let options = options! {
+            emit_comments: false,
+            flow_nesting_limit: DEPTH_MAX,
+            block_nesting_limit: DEPTH_MAX,
+        };
+        let copy = self.copy;
+        let mut done = Vec::new();
+        let mut open: Vec<Open> = Vec::new();
+        let mut anchors: BTreeMap<usize, Node> = BTreeMap::new();
+        for next in Parser::new_from_str_with_options(&copy.text, options) {
+            let (event, span) = next.map_err(Stop::Parser)?;
+            let range = span.byte_range().unwrap_or(self.last..self.last);
+            let span = self.span(range.start, range.end);
+            self.last = range.end.max(self.last);
+            let complete = match event {
+                Event::Scalar(text, style, anchor, tag) => {
+                    let node = self.scalar(&text, style, tag.as_deref(), span)?;
+                    Some((node, anchor))
+                }
+                Event::Alias(anchor) => Some((self.alias(anchors.get(&anchor), span, open.len())?, 0)),
+                Event::SequenceStart(_, anchor, _) => {
+                    self.descend(&mut open, span, anchor, Value::List(Vec::new()))?;
+                    None
+                }
+                Event::MappingStart(_, anchor, _) => {
+                    self.descend(&mut open, span, anchor, Value::Map(Vec::new()))?;
+                    None
+                }
+                Event::SequenceEnd | Event::MappingEnd => open.pop().map(|closed| {
+                    let span = Span { start: closed.start, end: span.end };
+                    (Node { value: closed.value, span }, closed.anchor)
+                }),
+                _ => None,
+            };
+            let Some((node, anchor)) = complete else { continue };
+            if anchor > 0 {
+                anchors.insert(anchor, node.clone());
+            }
+            match open.last_mut() {
+                None => done.push(node),
+                Some(parent) => self.put(parent, node)?,
+            }
+        }
+        Ok(done)
+    }
+
+    fn span(&self, start: usize, end: usize) -> Span {
+        Span { start: self.start + self.copy.original(start), end: self.start + self.copy.original(end) }
+    }
+
+    fn spend(&mut self, nodes: usize, text: usize, at: usize) -> Result<(), Stop> {
+        match (self.budget.nodes.checked_sub(nodes), self.budget.text.checked_sub(text)) {
+            (Some(nodes), Some(text)) => {
+                (self.budget.nodes, self.budget.text) = (nodes, text);
+                Ok(())
+            }
+            _ => {
+                (self.budget.nodes, self.budget.text) = (0, 0);
+                Err(Stop::Bound(at, "too large, aliases counted at each use".to_owned()))
+            }
+        }
+    }
+
+    fn scalar(
+        &mut self,
+        text: &str,
+        style: ScalarStyle,
+        tag: Option<&Tag>,
+        span: Span,
+    ) -> Result<Node, Stop> {
+        self.spend(1, text.len(), span.start)?;
+        let value = match (tag.and_then(Tag::core_suffix), style) {
+            (Some("str"), _) => Value::Text(text.to_owned()),
+            (Some(_), _) | (None, ScalarStyle::Plain) => plain(text),
+            (None, _) => Value::Text(text.to_owned()),
+        };
+        Ok(Node { value, span })
+    }
+
+    /// A copy of what the anchor named, standing where the alias stands, `depth` deep.
+    fn alias(&mut self, named: Option<&Node>, span: Span, depth: usize) -> Result<Node, Stop> {
+        let Some(named) = named else {
+            return Err(Stop::Bound(span.start, "an alias inside what it names".to_owned()));
+        };
+        let weight = Weight::of(named);
+        self.spend(weight.nodes, weight.text, span.start)?;
+        if depth + weight.depth > DEPTH_MAX {
+            return Err(Stop::Bound(span.start, format!("nested deeper than {DEPTH_MAX}")));
+        }
+        Ok(Node { value: named.value.clone(), span })
+    }
+
+    fn descend(&mut self, open: &mut Vec<Open>, span: Span, anchor: usize, value: Value) -> Result<(), Stop> {
+        self.spend(1, 0, span.start)?;
+        if open.len() >= DEPTH_MAX {
+            return Err(Stop::Bound(span.start, format!("nested deeper than {DEPTH_MAX}")));
+        }
+        open.push(Open { start: span.start, anchor, key: None, value });
+        Ok(())
+    }
+
+    fn put(&mut self, parent: &mut Open, node: Node) -> Result<(), Stop> {
+        let entries = match &mut parent.value {
+            Value::List(items) => {
+                items.push(node);
+                return Ok(());
+            }
+            Value::Map(entries) => entries,
+            _ => return Ok(()),
+        };
+        match parent.key.take() {
+            None => parent.key = Some(key(&node)?),
+            Some(key) if key.text == "<<" => merge(entries, node)?,
+            Some(key) => entries.push((key, node)),
+        }
+        Ok(())
+    }
+}
+
+/// The size of a tree.
+#[derive(Clone, Copy, Default)]
+struct Weight {
+    nodes: usize,
+    /// Bytes of texts.
+    text: usize,
+    /// Collections inside each other.
+    depth: usize,
+}
+
+impl Weight {
+    fn of(node: &Node) -> Weight {
+        let around = |all: Weight, inner: Weight| Weight {
+            nodes: all.nodes + inner.nodes,
+            text: all.text + inner.text,
+            depth: all.depth.max(inner.depth + 1),
+        };
+        let own = Weight { nodes: 1, text: 0, depth: 0 };
+        match &node.value {
+            Value::Null | Value::Bool(_) => own,
+            Value::Number(text) | Value::Text(text) => Weight { text: text.len(), ..own },
+            Value::List(items) => items.iter().map(Weight::of).fold(Weight { depth: 1, ..own }, around),
+            Value::Map(entries) => {
+                let inner = entries.iter().map(|(key, node)| {
+                    let Weight { nodes, text, depth } = Weight::of(node);
+                    Weight { nodes: nodes + 1, text: text + key.text.len(), depth }
+                });
+                inner.fold(Weight { depth: 1, ..own }, around)
+            }
+        }
+    }
+}
+
+fn key(node: &Node) -> Result<Key, Stop> {
+    let text = match &node.value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(text) | Value::Text(text) => text.clone(),
+        Value::List(_) | Value::Map(_) => {
+            let reason = format!("a key must be a text, this is {}", node.kind());
+            return Err(Stop::Bound(node.span.start, reason));
+        }
+    };
+    Ok(Key { text, span: node.span })
+}
+
+/// `<<`: the entries of a map, or of a list of maps, come before those written, so that these win.
+fn merge(entries: &mut Vec<(Key, Node)>, node: Node) -> Result<(), Stop> {
+    let at = node.span.start;
+    let maps = match node.value {
+        Value::List(items) => items,
+        value => vec![Node { value, span: node.span }],
+    };
+    for map in maps {
+        let Value::Map(merged) = map.value else {
+            return Err(Stop::Bound(at, "<< needs a map".to_owned()));
+        };
+        // An earlier map of the list wins over a later one: each goes in front of those before it.
+        entries.splice(0..0, merged);
+    }
+    Ok(())
+}

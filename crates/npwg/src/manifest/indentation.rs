@@ -1,0 +1,93 @@
+//! A piece of YAML with the lines of its quoted texts indented.
+//!
+//! libyaml, which reads for Kubernetes, lets the lines of a quoted text begin anywhere; YAML does not, and the
+//! standard's own examples end at the margin: `config: '{` … `}'`. Blanks at the beginning of such a line do not belong to the
+//! text, so they can be put in; where they were put is remembered, and places are reckoned back.
+
+use super::document::MANIFEST_MAX;
+
+/// A piece whose quoted lines may have been indented.
+pub(super) struct Copy {
+    pub(super) text: String,
+    /// Where spaces were put in: byte of the copy after them, and how many so far.
+    added: Vec<(usize, usize)>,
+}
+
+impl Copy {
+    pub(super) fn of(piece: &str) -> Copy {
+        Copy { text: piece.to_owned(), added: Vec::new() }
+    }
+
+    /// The byte of the original that this byte of the copy is.
+    pub(super) fn original(&self, offset: usize) -> usize {
+        let before = self.added.partition_point(|(at, _)| *at <= offset);
+        offset - before.checked_sub(1).and_then(|last| self.added.get(last)).map_or(0, |(_, count)| *count)
+    }
+
+    /// The same with the lines of the next quoted text after `from` indented beyond its opening quote.
+    pub(super) fn indent_quoted(&self, from: usize) -> Option<Copy> {
+        let open = opening_quote(&self.text, from)?;
+        let close = closing_quote(&self.text, open)?;
+        let line = self.text.get(..open)?.rfind('\n').map_or(0, |at| at + 1);
+        let width = self.text.get(line..open)?.chars().count() + 1;
+        if width > 1024 {
+            return None;
+        }
+        let mut text = self.text.get(..open)?.to_owned();
+        let mut added: Vec<(usize, usize)> =
+            self.added.iter().filter(|(at, _)| *at <= open).copied().collect();
+        let mut total = added.last().map_or(0, |(_, count)| *count);
+        let mut rest = self.added.iter().filter(|(at, _)| *at > open);
+        let mut shift = 0;
+        for part in self.text.get(open..close)?.split_inclusive('\n') {
+            text.push_str(part);
+            if part.ends_with('\n') {
+                text.push_str(&" ".repeat(width));
+                total += width;
+                shift += width;
+                added.push((text.len(), total));
+            }
+        }
+        text.push_str(self.text.get(close..)?);
+        // What was indented further on moves along with it.
+        added.extend(rest.by_ref().map(|(at, count)| (at + shift, count + shift)));
+        (text.len() <= 2 * MANIFEST_MAX).then_some(Copy { text, added })
+    }
+}
+
+/// The quote that opens the next scalar after `from`: over indicators, blanks, comments, tags and anchors.
+fn opening_quote(text: &str, from: usize) -> Option<usize> {
+    let mut comment = false;
+    let mut before = ' ';
+    for (at, c) in text.get(from..)?.char_indices() {
+        match c {
+            '\n' => comment = false,
+            _ if comment => {}
+            '#' if before.is_whitespace() => comment = true,
+            '\'' | '"' => return Some(from + at),
+            _ => {}
+        }
+        before = c;
+    }
+    None
+}
+
+/// The end of the quoted text that opens at `open`.
+fn closing_quote(text: &str, open: usize) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let quote = *bytes.get(open)?;
+    let mut at = open + 1;
+    while let Some(byte) = bytes.get(at) {
+        if *byte == b'\\' && quote == b'"' {
+            at += 1;
+        } else if *byte == quote {
+            if quote == b'\'' && bytes.get(at + 1) == Some(&quote) {
+                at += 1;
+            } else {
+                return Some(at);
+            }
+        }
+        at += 1;
+    }
+    None
+}
