@@ -14,6 +14,7 @@
 
 pub mod address;
 pub mod conntrack;
+pub mod echo;
 pub mod error;
 pub mod link;
 mod netfilter;

@@ -4,7 +4,9 @@
 pub mod configuration;
 pub mod definition;
 pub mod device;
+pub mod exchange;
 pub mod explain;
+pub mod journal;
 pub mod lint;
 pub mod manifest;
 pub mod metadata;

@@ -54,7 +54,7 @@ pub struct Plan {
 }
 
 /// A pod's identity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
     /// Its namespace.
     pub namespace: String,

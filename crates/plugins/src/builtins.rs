@@ -2,15 +2,31 @@
 
 use cni::plugin::Plugin;
 use cni::plugin::process::Table;
+use npwg::configuration::Flavour;
 
 use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
+use crate::weft::Weft;
 
 /// Every name this binary answers to, and the plugin behind it.
-pub const TABLE: &Table<'static> =
-    &[("bridge", &Bridge), ("loopback", &Loopback), ("macvlan", &Macvlan), ("ptp", &Ptp)];
+pub const TABLE: &Table<'static> = &[
+    ("weft", &Weft(Flavour::Weft)),
+    ("multus", &Weft(Flavour::Multus)),
+    ("bridge", &Bridge),
+    ("loopback", &Loopback),
+    ("macvlan", &Macvlan),
+    ("ptp", &Ptp),
+];
+
+/// The plugins whose attachment is one link in the container that they made and that DEL removes.
+const MAKE_A_LINK: &[&str] = &["bridge", "macvlan", "ptp"];
+
+/// Does this plugin make the container's link, and would its DEL remove it?
+pub fn makes_link(name: &str) -> bool {
+    MAKE_A_LINK.contains(&name)
+}
 
 /// The built-in plugin of this name.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {

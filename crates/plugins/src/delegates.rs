@@ -1,7 +1,7 @@
 //! Running a delegate: in this process if it is one of ours, else as a program.
 //!
-//! Which of the two is decided by what CNI_PATH holds first under that name: ourselves (or nothing)
-//! means in process, a foreign program is run. The bytes are the same either way.
+//! Which of the two is decided by what CNI_PATH comes to first: this binary (or nothing) means in process, a
+//! foreign program of the name in an earlier directory is run. The bytes are the same either way.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
@@ -16,22 +16,13 @@ use cni::invoke::Invoke;
 use cni::name::PluginType;
 use cni::plugin::respond;
 use cni::runtime::exec::Exec;
+use npwg::configuration::Builtin;
 
 use crate::builtins;
+use crate::install::BINARY;
 
 /// How long a delegate of a plain plugin may take: shorter than the kubelet waits for the whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
-
-/// When a built-in plugin is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Builtin {
-    /// Unless a foreign program of that name stands in CNI_PATH before us.
-    Auto,
-    /// Always.
-    Always,
-    /// Never: only programs.
-    Never,
-}
 
 /// What runs delegates.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +65,22 @@ impl Invoke for Delegates {
     }
 }
 
-/// Does CNI_PATH lead to another program than this one under the plugin's name?
+/// Does CNI_PATH lead to another program under the plugin's name before it comes to us?
+///
+/// We are in a directory if this program is in it under any of its usual names; beside us, we come first.
 fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
-    let directories = path.split(':').filter(|directory| !directory.is_empty());
-    let mut candidates = directories.map(|directory| Path::new(directory).join(plugin.as_str()));
-    let found = candidates.find_map(|file| fs::metadata(file).ok().filter(fs::Metadata::is_file));
-    let Some(found) = found else { return false };
-    match fs::metadata("/proc/self/exe") {
-        Ok(own) => (own.dev(), own.ino()) != (found.dev(), found.ino()),
-        Err(_) => true,
+    let identity =
+        |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|m| (m.dev(), m.ino()));
+    let own = identity(Path::new("/proc/self/exe"));
+    for directory in path.split(':').filter(|directory| !directory.is_empty()).map(Path::new) {
+        let found = identity(&directory.join(plugin.as_str()));
+        let ours = |name: &str| own.is_some() && identity(&directory.join(name)) == own;
+        if (found.is_some() && found == own) || ours(BINARY) || ours("weft") || ours("multus") {
+            return false;
+        }
+        if found.is_some() {
+            return true;
+        }
     }
+    false
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 /// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
 ///
 /// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
     let temporary = path.with_file_name(format!(".{name}.new"));
     let written = OpenOptions::new()

@@ -11,14 +11,29 @@
 #![forbid(unsafe_code)]
 
 pub mod builtins;
+pub mod command;
 pub mod delegates;
 pub mod failure;
+mod file;
 pub mod fingerprint;
+pub mod install;
 pub mod interface;
+pub mod inventory;
+pub mod weft;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Answers one call: of a plugin, by the name the program was called as.
+use cni::plugin::process;
+
+/// Answers one call: of a plugin, by the name the program was called as, or of a person.
 pub fn run() -> ExitCode {
-    cni::plugin::process::main(builtins::TABLE, &delegates::Delegates::of_process())
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let delegates = delegates::Delegates::of_process();
+    if process::called_as(builtins::TABLE, arguments.iter().cloned()).is_none()
+        && let Some(code) = command::run(&arguments)
+    {
+        return code;
+    }
+    process::main(builtins::TABLE, &delegates)
 }

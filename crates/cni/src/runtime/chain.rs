@@ -112,7 +112,7 @@ pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> R
     previous.ok_or_else(|| Error::config("plugins: []: no plugins in list"))
 }
 
-/// Detaches: every plugin in reverse order, also those an ADD never came to.
+/// Detaches: every plugin in reverse order, also those an ADD never came to; the first failure ends it.
 ///
 /// `last` is the result of the ADD, if it is known; plugins before 0.4.0 do not get it.
 pub fn del(
@@ -121,14 +121,36 @@ pub fn del(
     parameters: &Parameters,
     last: Option<&Attached>,
 ) -> Result<(), Error> {
+    detach(invoke, network, parameters, last).try_for_each(|outcome| outcome)
+}
+
+/// Detaches like [`del`], but no failure keeps the other plugins from their part; all failures are returned.
+///
+/// For a caller that keeps what failed and comes again: the plugins that succeeded are asked again then.
+pub fn del_all(
+    invoke: &dyn Invoke,
+    network: &Network,
+    parameters: &Parameters,
+    last: Option<&Attached>,
+) -> Vec<Error> {
+    detach(invoke, network, parameters, last).filter_map(Result::err).collect()
+}
+
+/// DEL of one plugin after the other, each when it is asked for.
+fn detach<'a>(
+    invoke: &'a dyn Invoke,
+    network: &'a Network,
+    parameters: &'a Parameters,
+    last: Option<&'a Attached>,
+) -> impl Iterator<Item = Result<(), Error>> {
     let environment = parameters.environment(Verb::Del);
     let last = last.filter(|_| network.version >= Version::V0_4_0).map(|attached| &*attached.raw);
-    for plugin in network.plugins.iter().rev() {
+    network.plugins.iter().rev().map(move |plugin| {
         derive(network, plugin, last, Some(parameters))
             .and_then(|config| run(invoke, plugin, &environment, &config))
-            .context(failed(plugin, "delete"))?;
-    }
-    Ok(())
+            .map(|_| ())
+            .context(failed(plugin, "delete"))
+    })
 }
 
 /// Checks: every plugin in order, each with the final result of the ADD.

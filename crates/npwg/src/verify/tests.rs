@@ -34,7 +34,7 @@ fn npwg1_4_1_2_1_3_2_2_every_requested_address_is_on_the_attachments_interface()
     let given = r#"{"interface":2,"address":"10.2.2.42/24"},{"interface":2,"address":"2001:DB8::5/120"}"#;
     assert_eq!(requirement(&asked, &bridge("", given)), None);
     let fails = |ips: &str| {
-        assert_eq!(requirement(&asked, &bridge("", ips)).as_deref(), Some("NPWG1-4.1.2.1.3.2-2"), "{ips}")
+        assert_eq!(requirement(&asked, &bridge("", ips)).as_deref(), Some("NPWG1-4.1.2.1.3.2-2"), "{ips}");
     };
     fails(r#"{"interface":2,"address":"10.2.2.42/24"}"#);
     fails(r#"{"interface":0,"address":"10.2.2.42/24"},{"interface":2,"address":"2001:db8::5/64"}"#);

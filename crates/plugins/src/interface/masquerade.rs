@@ -66,3 +66,8 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
         None => Ok(()),
     }
 }
+
+/// The marks of everything that is masqueraded in the calling thread's namespace by nftables.
+pub fn marks() -> Result<Vec<String>, Error> {
+    nftables::marks()
+}

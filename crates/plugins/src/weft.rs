@@ -1,0 +1,237 @@
+//! `weft`: the meta-plugin. The container runtime calls it for a pod; it attaches the default network and
+//! every network the pod asks for.
+//!
+//! ```text
+//!   ADD    lock ─► plan (pure) ─► journal ─► each delegate's chain ─► verify ─► default routes ─► status
+//!   DEL    lock ─► journal ─► each delegate's chain, last first ─► entry removed
+//!   CHECK  journal ─► each delegate's chain        GC  journal less what is valid ─► DEL; then delegates
+//!   STATUS is the default network ready, could it serve?
+//! ```
+//!
+//! It also answers to the name `multus`; some defaults differ then (DEVIATIONS.md).
+//!
+//! Source: the multi-network standard v1.0–v1.3, CNI 1.1.0; Multus for the configuration.
+
+mod agent;
+mod attach;
+mod collection;
+mod detach;
+mod devices;
+mod journal;
+mod lock;
+mod planning;
+mod readiness;
+mod routes;
+
+use std::path::Path;
+
+use cni::args::Args;
+use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::network::Network;
+use cni::object::Object;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use cni::runtime::chain::{self, Parameters};
+use cni::{Context, Error, code};
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::journal::{self as record, Entry};
+use npwg::plan::{Delegate, Role, Sandbox};
+
+use crate::delegates::Delegates;
+use journal::Journal;
+use lock::Lock;
+
+/// The meta-plugin, under one of its names.
+pub struct Weft(pub Flavour);
+
+/// What every verb starts from.
+struct Node {
+    configuration: NodeConfiguration,
+    journal: Journal,
+    hands: Delegates,
+    /// `binDir`, then the runtime's `CNI_PATH`.
+    path: String,
+}
+
+impl Weft {
+    fn node(&self, call: &Call) -> Result<Node, Error> {
+        let configuration = NodeConfiguration::read(call.config.bytes(), self.0)?;
+        for warning in &configuration.warnings {
+            eprintln!("weft: {}", warning.fault);
+        }
+        let directory = configuration.cni_dir.as_deref().unwrap_or(record::DIRECTORY);
+        let journal = Journal::open(Path::new(directory))?;
+        let hands = Delegates::new(configuration.builtin, configuration.delegate_timeout);
+        let path = join_path(&configuration.bin_dir, &call.environment.path);
+        Ok(Node { configuration, journal, hands, path })
+    }
+}
+
+/// `binDir` before what the runtime says, unless it says it already.
+fn join_path(bin_dir: &str, path: &str) -> String {
+    let mut directories: Vec<&str> = vec![bin_dir];
+    directories.extend(path.split(':').filter(|directory| *directory != bin_dir));
+    directories.retain(|directory| !directory.is_empty());
+    directories.join(":")
+}
+
+// === impl Plugin ===
+
+impl Plugin for Weft {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Flavour::Weft => "weft",
+            Flavour::Multus => "multus",
+        }
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        let node = self.node(call)?;
+        readiness::wait(&node.configuration)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        clear_remains(&node, who)?;
+        let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
+        let plan = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        for warning in &plan.warnings {
+            eprintln!("weft: {}", warning.fault);
+        }
+        let mut entry = Entry {
+            version: record::VERSION,
+            network: call.config.name.to_string(),
+            container_id: who.container.clone(),
+            netns: netns.display().to_string(),
+            ifname: who.ifname.clone(),
+            args: call.args().to_owned(),
+            path: node.path.clone(),
+            attachments: vec![record::Attachment::default(); plan.delegates.len()],
+            plan,
+            network_status: Vec::new(),
+            complete: false,
+        };
+        let attached = attach::attach(&node.journal, &node.hands, &mut entry);
+        if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
+            lock.retire();
+        }
+        attached
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let Detach { who, netns, call } = request;
+        let node = self.node(call)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let Some(mut entry) = node.journal.read(&who.container)? else {
+            // Nothing was begun for it: the entry comes before the first effect.
+            lock.retire();
+            return Ok(());
+        };
+        readiness::look(&node.configuration);
+        if let Some(netns) = netns {
+            entry.netns = netns.display().to_string();
+        }
+        entry.path = node.path;
+        detach::take_down(&node.journal, &node.hands, &mut entry)?;
+        lock.retire();
+        Ok(())
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let Attach { who, netns, call } = request;
+        let node = self.node(call)?;
+        let _lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let Some(mut entry) = node.journal.read(&who.container)? else {
+            return Err(Error::new(
+                code::UNKNOWN_CONTAINER,
+                format!("sandbox {} is not attached", who.container),
+            ));
+        };
+        if !entry.complete {
+            return Err(Error::internal(format!("sandbox {} is only partly attached", who.container)));
+        }
+        entry.netns = netns.display().to_string();
+        entry.path.clone_from(&node.path);
+        let mut errors = Vec::new();
+        for (index, delegate) in entry.plan.delegates.iter().enumerate() {
+            let step = format!("check {} ({})", delegate.ifname, delegate.network);
+            errors.extend(check_one(&node.hands, &entry, index, delegate).context(step).err());
+        }
+        crate::interface::collected(errors)
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        let node = self.node(&request.call)?;
+        collection::collect(&node, request, self.0)
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        let node = self.node(&request.call)?;
+        readiness::now(&node.configuration)?;
+        let default = planning::default_network(&node.configuration, &request.call, self.0)?;
+        readiness::plugins_are_there(&node.hands, &default, &node.path)?;
+        chain::status(&node.hands, &default, &node.path)
+    }
+}
+
+/// Takes down what an ADD that was killed has left; an attached sandbox is not attached again (S18, S25).
+fn clear_remains(node: &Node, who: &Attachment) -> Result<(), Error> {
+    let Some(mut entry) = node.journal.read(&who.container)? else { return Ok(()) };
+    if entry.complete {
+        let why = format!("sandbox {} is attached already: DEL comes first", who.container);
+        return Err(Error::new(code::INVALID_ENVIRONMENT, why));
+    }
+    detach::take_down(&node.journal, &node.hands, &mut entry).context("remains of an earlier attempt")
+}
+
+fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    if network.disable_check || network.version < cni::Verb::Check.since() {
+        return Ok(());
+    }
+    let last = detach::last_result(entry, index, &network)?;
+    chain::check(hands, &network, &parameters(entry, delegate), last.as_ref())
+}
+
+/// What a delegate's plugins are called with.
+fn parameters(entry: &Entry, delegate: &Delegate) -> Parameters {
+    Parameters {
+        who: Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() },
+        netns: entry.netns.clone(),
+        args: delegate_args(&entry.args, delegate),
+        capability_args: delegate.runtime_config.clone(),
+        args_cni: Object::default(),
+        path: entry.path.clone(),
+    }
+}
+
+/// The keys of `CNI_ARGS` by which a runtime asks something of the default network's plugins.
+const REQUESTS: &[&str] = &["IP", "MAC", "GATEWAY"];
+
+/// The runtime's `CNI_ARGS` and the delegate's own, `IgnoreUnknown=1` first (V16).
+///
+/// What the runtime asks of the default network is not asked of the others.
+fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
+    let runtime = Args::scan(runtime);
+    let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);
+    let passed = runtime.pairs().filter(|(key, _)| {
+        *key != "IgnoreUnknown" && !own(key) && (delegate.role == Role::Default || !REQUESTS.contains(key))
+    });
+    let mut text = "IgnoreUnknown=1".to_owned();
+    for (key, value) in passed.chain(delegate.args.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+    {
+        text.push_str(&format!(";{key}={value}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bin_dir_comes_first_and_once() {
+        assert_eq!(join_path("/opt/cni/bin", "/usr/lib/cni:/opt/cni/bin"), "/opt/cni/bin:/usr/lib/cni");
+        assert_eq!(join_path("/opt/cni/bin", ""), "/opt/cni/bin");
+        assert_eq!(join_path("", "/a::/b"), "/a:/b");
+    }
+}

@@ -1,0 +1,81 @@
+//! Asking for a plan: the agent on its socket, else `weft plan --once`.
+//!
+//! Rules: a deadline holds for the whole question; an agent that is there and refuses is believed, one
+//! that is not there is replaced by a short-lived process that does the same.
+
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cni::{Context, Error, code};
+use npwg::configuration::NodeConfiguration;
+use npwg::exchange::{self, Answer, Question};
+use npwg::plan::Plan;
+
+/// How long the agent may think: shorter than the kubelet waits for a sandbox.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Name of the other binary.
+const BRAIN: &str = "weft";
+
+/// Asks for a plan.
+pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Plan, Error> {
+    let socket = Path::new(&node.agent_socket);
+    let answer = match UnixStream::connect(socket) {
+        Ok(stream) => ask_agent(stream, question).context(format_args!("agent {}", socket.display()))?,
+        Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            ask_once(question)?
+        }
+        Err(cause) => return Err(Error::io(format_args!("agent {}", socket.display()), cause)),
+    };
+    match answer {
+        Answer::Plan(plan) => Ok(*plan),
+        Answer::Refused(error) => Err(error),
+    }
+}
+
+fn ask_agent(mut stream: UnixStream, question: &Question) -> Result<Answer, Error> {
+    let bounded =
+        stream.set_read_timeout(Some(DEADLINE)).and_then(|()| stream.set_write_timeout(Some(DEADLINE)));
+    bounded.map_err(|cause| Error::io("set a time limit", cause))?;
+    exchange::send(&mut stream, question)?;
+    match exchange::receive(&mut stream) {
+        // The agent is there but slow: the same call may succeed later.
+        Err(error) if error.code == code::IO_FAILURE => Err(Error { code: code::TRY_AGAIN_LATER, ..error }),
+        other => other,
+    }
+}
+
+/// Runs `weft plan --once`, which reads a question and writes an answer.
+fn ask_once(question: &Question) -> Result<Answer, Error> {
+    let program = find_brain();
+    let step = format!("{} plan --once", program.display());
+    let mut child = Command::new(&program)
+        .args(["plan", "--once"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|cause| absent(&step, &cause))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        exchange::send(&mut pipe, question).context(&step)?;
+        pipe.flush().map_err(|cause| Error::io(&step, cause))?;
+    }
+    let output = child.wait_with_output().map_err(|cause| Error::io(&step, cause))?;
+    if !output.status.success() {
+        return Err(Error::new(code::IO_FAILURE, format!("{step}: {}", output.status)));
+    }
+    exchange::receive(&mut output.stdout.as_slice()).context(&step)
+}
+
+/// Beside the file this program really is, else wherever PATH says.
+fn find_brain() -> PathBuf {
+    let beside = std::fs::canonicalize("/proc/self/exe").ok().map(|own| own.with_file_name(BRAIN));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(BRAIN))
+}
+
+fn absent(step: &str, cause: &std::io::Error) -> Error {
+    let why = format!("{step}: {cause}");
+    let cure = "there is no agent and no manifestDir: start the agent, install weft beside weft-cni, or set manifestDir";
+    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+}

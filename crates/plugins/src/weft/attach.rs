@@ -1,0 +1,139 @@
+//! Carrying out a plan: one network after the other, each result recorded as it comes.
+//!
+//! Rules:
+//! - the entry is on the disk before the first effect;
+//! - the first failure ends it: nothing later is attempted, what was attempted is taken down, last first,
+//!   and only what could not be taken down stays in the journal for the next DEL;
+//! - what a pod asked for is looked for in the result; a result is never invented.
+//!
+//! Source: the standard 6.2, 7.1–7.3 (NPWG1-7.2-1…3); SPEC 1.1.0 §3 "Add".
+
+use std::path::Path;
+use std::time::Instant;
+
+use cni::network::Network;
+use cni::result::Success;
+use cni::runtime::chain::{self, Attached};
+use cni::{Context, Error, code};
+use npwg::journal::{Entry, State};
+use npwg::outcome::Outcome;
+use npwg::plan::{Delegate, Plan, Role};
+use npwg::{status, verify};
+
+use super::journal::Journal;
+use crate::delegates::Delegates;
+
+use super::{detach, devices, parameters, readiness, routes};
+
+/// Attaches every network of the entry's plan; returns the default network's result.
+///
+/// # Errors
+/// The first failure, after everything was undone; what could not be undone is in its details.
+pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
+    all_plugins_are_there(hands, entry)?;
+    journal.begin(entry)?;
+    let carried = carry_out(journal, hands, entry);
+    let Err(error) = carried else { return carried };
+    let undone = detach::take_down(journal, hands, entry);
+    Err(match undone {
+        Ok(()) => error,
+        Err(left) => {
+            let details = format!("not undone, for the next DEL to do: {left}");
+            let earlier = error.details.clone();
+            error.details(if earlier.is_empty() { details } else { format!("{earlier}; {details}") })
+        }
+    })
+}
+
+/// Refuses a plan whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
+/// the plugin of that name could remove.
+fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> {
+    for delegate in &entry.plan.delegates {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+        readiness::plugins_are_there(hands, &network, &entry.path)
+            .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
+            .context(&delegate.network)?;
+    }
+    Ok(())
+}
+
+fn carry_out(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
+    let Plan { pod, delegates, .. } = entry.plan.clone();
+    let mut results = Vec::with_capacity(delegates.len());
+    for (index, delegate) in delegates.iter().enumerate() {
+        let started = Instant::now();
+        let step = || match pod.name.as_str() {
+            "" => format!("attach {}", delegate.ifname),
+            name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
+        };
+        let (network, attached) =
+            attach_one(hands, entry, delegate).map_err(|error| error.context(step()))?;
+        let attachment = &mut entry.attachments[index];
+        attachment.state = State::Attached;
+        attachment.microseconds = u64::try_from(started.elapsed().as_micros()).ok();
+        attachment.result = Some(attached.raw);
+        results.push((network, attached.success));
+        if index + 1 < delegates.len() {
+            journal.update(entry)?;
+        }
+    }
+    settle_routes(entry, &delegates, &mut results)?;
+    entry.network_status = statuses(&entry.plan, &results);
+    entry.complete = true;
+    journal.update(entry)?;
+    let default = delegates.iter().position(|delegate| delegate.role == Role::Default).unwrap_or(0);
+    match results.into_iter().nth(default) {
+        Some((_, success)) => Ok(success),
+        None => Err(Error::internal("the plan holds no network")),
+    }
+}
+
+/// One network: its device, its plugins, and whether they did as asked.
+fn attach_one(hands: &Delegates, entry: &Entry, delegate: &Delegate) -> Result<(Network, Attached), Error> {
+    if let Some(file) = &delegate.device_info {
+        devices::publish(file)?;
+    }
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    let attached = chain::add(hands, &network, &parameters(entry, delegate))?;
+    verify::verify(delegate, &attached.success).map_err(Error::from)?;
+    Ok((network, attached))
+}
+
+/// Default routes, and the results that say what is now there.
+fn settle_routes(
+    entry: &mut Entry,
+    delegates: &[Delegate],
+    results: &mut [(Network, Success)],
+) -> Result<(), Error> {
+    let parties = delegates.iter().zip(results.iter_mut());
+    let mut parties: Vec<routes::Party<'_>> =
+        parties.map(|(delegate, (_, result))| routes::Party { delegate, result, changed: false }).collect();
+    routes::settle(Path::new(&entry.netns), &mut parties)?;
+    let changed: Vec<bool> = parties.iter().map(|party| party.changed).collect();
+    for (index, (network, result)) in results.iter().enumerate().filter(|(index, _)| changed[*index]) {
+        let value = result.to_value(network.version).context(&delegates[index].network)?;
+        let raw = serde_json::value::to_raw_value(&value);
+        let raw = raw.map_err(|cause| Error::internal(format!("encode a result: {cause}")))?;
+        entry.attachments[index].result = Some(raw);
+    }
+    Ok(())
+}
+
+fn statuses(plan: &Plan, results: &[(Network, Success)]) -> Vec<status::Entry> {
+    let outcomes: Vec<Outcome> = results
+        .iter()
+        .map(|(network, result)| Outcome { version: Some(network.version), result: Some(result.clone()) })
+        .collect();
+    let attachments: Vec<status::Attachment<'_>> = plan
+        .delegates
+        .iter()
+        .zip(&outcomes)
+        .map(|(delegate, outcome)| status::Attachment {
+            delegate,
+            outcome,
+            device_info: delegate.device_info.as_ref().and_then(devices::collect),
+            added_by: String::new(),
+        })
+        .collect();
+    status::entries(plan, &attachments)
+}

@@ -1,0 +1,118 @@
+//! Taking a sandbox down: from the journal alone, last network first.
+//!
+//! Rules:
+//! - every attachment that may have been begun is taken down, also the one whose ADD failed;
+//! - a failure stops none of the others; it is kept, and what is left is tried again by the next DEL;
+//! - the kernel's grace period for removing interfaces is paid once for the sandbox: links that our
+//!   own plugins made are removed together first, and their DEL finds nothing left to remove.
+//!
+//! Source: the standard 7.2 (NPWG1-7.2-3…5); SPEC 1.1.0 §3 "Delete".
+
+use std::path::Path;
+
+use cni::network::{Network, plugin_type};
+use cni::runtime::chain::{self, Attached};
+use cni::{Context, Error, code};
+use linux::Netns;
+use npwg::journal::{Entry, State};
+use npwg::plan::Delegate;
+
+use super::journal::Journal;
+use super::{devices, parameters};
+use crate::builtins;
+use crate::delegates::Delegates;
+use crate::failure::OrRefused;
+
+/// Takes down what the entry says may be there, and removes the entry when nothing is left.
+///
+/// # Errors
+/// All failures in one; the entry then holds what is left.
+pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    let delegates = entry.plan.delegates.clone();
+    errors.extend(unregister(hands, entry, &delegates).err());
+    for (index, delegate) in delegates.iter().enumerate().rev() {
+        if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
+            continue;
+        }
+        let outcome = detach_one(hands, entry, index, delegate);
+        let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
+        let attachment = &mut entry.attachments[index];
+        match outcome {
+            Ok(()) => attachment.state = State::Detached,
+            Err(error) => {
+                attachment.failure = Some(error.clone());
+                errors.push(error);
+            }
+        }
+    }
+    entry.complete = false;
+    let recorded = match errors.is_empty() {
+        true => journal.remove(&entry.container_id),
+        false => journal.update(entry),
+    };
+    errors.extend(recorded.err());
+    crate::interface::collected(errors)
+}
+
+fn detach_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    let last = last_result(entry, index, &network)?;
+    let mut errors = chain::del_all(hands, &network, &parameters(entry, delegate), last.as_ref());
+    if entry.attachments[index].state == State::Planned {
+        // A plugin that refuses the version of a configuration has never done anything for it.
+        errors.retain(|error| error.code != code::INCOMPATIBLE_VERSION);
+    }
+    if let Some(file) = &delegate.device_info {
+        errors.extend(devices::withdraw(file).err());
+    }
+    crate::interface::collected(errors)
+}
+
+/// The result an attachment had, if its ADD got so far.
+pub(super) fn last_result(entry: &Entry, index: usize, network: &Network) -> Result<Option<Attached>, Error> {
+    let raw = entry.attachments.get(index).and_then(|attachment| attachment.result.as_ref());
+    match raw {
+        None => Ok(None),
+        Some(raw) => {
+            Attached::read(raw.get().as_bytes(), network.version).map(Some).context("recorded result")
+        }
+    }
+}
+
+/// Removes, in one request, the links that DEL of the built-in plugins would remove one by one.
+fn unregister(hands: &Delegates, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
+    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
+    let pending = delegates.iter().zip(&entry.attachments);
+    let names: Vec<&str> = pending
+        .filter(|(delegate, attachment)| {
+            attachment.state != State::Detached && owns_its_link(hands, delegate, &entry.path)
+        })
+        .map(|(delegate, _)| delegate.ifname.as_str())
+        .collect();
+    // One link alone is removed by its own plugin, for the same price.
+    if names.len() < 2 {
+        return Ok(());
+    }
+    let mut net = netns.rtnl().or_refused()?;
+    let mut indexes = Vec::with_capacity(names.len());
+    for name in names {
+        indexes.extend(net.find_link(name).or_refused()?.map(|link| link.index));
+    }
+    net.delete_links(&indexes, GROUP).or_refused()
+}
+
+/// The group that links are gathered in to be removed; theirs is a namespace that is going away.
+const GROUP: u32 = 0x7765_6674;
+
+/// Is the attachment nothing but links that our own plugins made and would remove?
+///
+/// A foreign plugin in the chain may want to see the interface before it goes.
+fn owns_its_link(hands: &Delegates, delegate: &Delegate, path: &str) -> bool {
+    let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return false };
+    let Ok(types) = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>() else {
+        return false;
+    };
+    types.first().is_some_and(|first| builtins::makes_link(first.as_str()))
+        && types.iter().all(|plugin| hands.in_process(plugin, path))
+}

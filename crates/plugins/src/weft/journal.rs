@@ -1,0 +1,135 @@
+//! The journal of this node's sandboxes on disk; what an entry holds is in [`npwg::journal`].
+//!
+//! One file a sandbox, `<directory>/sandboxes/<container id>.json`. It is written durably before the first
+//! effect, then replaced by rename as results come; it goes when everything it names is gone.
+//!
+//! Rules:
+//! - DEL, CHECK and GC read nothing else: no API server, no pod, no definition, no configuration of today;
+//! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed;
+//! - who crashes leaves either the old file or the new one, and at worst a temporary file that the
+//!   next writer replaces.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cni::name::ContainerId;
+use cni::{Context, Error};
+use npwg::journal::{ENTRIES, ENTRY_MAX, Entry};
+
+/// The entries of this node.
+#[derive(Clone, Debug)]
+pub(super) struct Journal {
+    directory: PathBuf,
+}
+
+impl Journal {
+    /// The journal below `directory` (`/var/lib/weft`, or `cniDir`), made if it is not there.
+    pub(super) fn open(directory: &Path) -> Result<Journal, Error> {
+        let directory = directory.join(ENTRIES);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|cause| Error::io(format_args!("journal: create {}", directory.display()), cause))?;
+        Ok(Journal { directory })
+    }
+
+    /// Where entries and locks are.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The entry of a sandbox, if there is one.
+    ///
+    /// # Errors
+    /// An entry that is there and cannot be used; the message says what to do.
+    pub(super) fn read(&self, container: &ContainerId) -> Result<Option<Entry>, Error> {
+        let path = self.file(container);
+        let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
+        Entry::read(&bytes).map(Some).context(format_args!("journal: {}", path.display()))
+    }
+
+    /// Writes an entry so that it survives whatever comes: file and directory are on the disk on return.
+    pub(super) fn begin(&self, entry: &Entry) -> Result<(), Error> {
+        let file = self.replace(entry)?;
+        let synced = file
+            .sync_all()
+            .and_then(|()| self.publish(entry))
+            .and_then(|()| File::open(&self.directory).and_then(|directory| directory.sync_all()));
+        synced.map_err(|cause| self.failed("write", entry, &cause))
+    }
+
+    /// Replaces an entry. A machine that loses power has lost its namespaces too, so this one does not wait
+    /// for the disk.
+    pub(super) fn update(&self, entry: &Entry) -> Result<(), Error> {
+        self.replace(entry)?;
+        self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
+    }
+
+    /// Removes the entry of a sandbox that has nothing any more.
+    pub(super) fn remove(&self, container: &ContainerId) -> Result<(), Error> {
+        let path = self.file(container);
+        match fs::remove_file(&path) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                Err(Error::io(format_args!("journal: remove {}", path.display()), cause))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The sandboxes that have an entry, in order of their ids.
+    pub(super) fn containers(&self) -> Result<Vec<ContainerId>, Error> {
+        let failed = |cause| Error::io(format_args!("journal: read {}", self.directory.display()), cause);
+        let mut containers = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
+            containers.extend(ContainerId::new(id));
+        }
+        containers.sort();
+        Ok(containers)
+    }
+
+    /// Writes the temporary file; its name is fixed, so a crash leaves at most one.
+    fn replace(&self, entry: &Entry) -> Result<File, Error> {
+        let bytes = serde_json::to_vec(entry)
+            .map_err(|cause| Error::internal(format!("journal: encode {}: {cause}", entry.container_id)))?;
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(self.temporary(entry));
+        opened
+            .and_then(|mut file| file.write_all(&bytes).map(|()| file))
+            .map_err(|cause| self.failed("write", entry, &cause))
+    }
+
+    fn publish(&self, entry: &Entry) -> std::io::Result<()> {
+        fs::rename(self.temporary(entry), self.file(&entry.container_id))
+    }
+
+    fn failed(&self, what: &str, entry: &Entry, cause: &std::io::Error) -> Error {
+        // Half a temporary file helps nobody; on a full disk its room does.
+        let _ = fs::remove_file(self.temporary(entry));
+        Error::io(format_args!("journal: {what} {}", self.file(&entry.container_id).display()), cause)
+    }
+
+    fn file(&self, container: &ContainerId) -> PathBuf {
+        self.directory.join(format!("{container}.json"))
+    }
+
+    fn temporary(&self, entry: &Entry) -> PathBuf {
+        self.directory.join(format!(".{}.new", entry.container_id))
+    }
+}
+
+fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |cause| Error::io(format_args!("journal: read {}", path.display()), cause);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(failed(cause)),
+    };
+    let mut bytes = Vec::new();
+    file.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Some(bytes))
+}

@@ -1,0 +1,85 @@
+//! One operation at a time on one sandbox.
+//!
+//! Rules: the lock is a file beside the sandbox's journal entry; whoever removes the entry removes the
+//! lock file too, while holding it, so a lock just obtained is only good if the file is still the one
+//! of that name. Waiting is bounded: a runtime that is told «try again» does.
+//!
+//! Source: SPEC 1.1.0 §2 (S18); the standard 7.3 (NPWG1-7.3-1).
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cni::name::ContainerId;
+use cni::{Error, code};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// How long to wait for another operation on the same sandbox.
+const WAIT_MAX: Duration = Duration::from_secs(90);
+/// Longest pause between two looks.
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// A held lock on a sandbox.
+#[must_use = "dropping it unlocks"]
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Waits for its turn.
+    ///
+    /// # Errors
+    /// Code 11 if another operation does not end in time.
+    pub(super) fn acquire(directory: &Path, container: &ContainerId) -> Result<Lock, Error> {
+        let started = Instant::now();
+        let mut pause = Duration::from_micros(500);
+        loop {
+            if let Some(lock) = Lock::attempt(directory, container)? {
+                return Ok(lock);
+            }
+            if started.elapsed() >= WAIT_MAX {
+                let why = format!("another operation has been running for {} s", WAIT_MAX.as_secs());
+                return Err(Error::new(code::TRY_AGAIN_LATER, format!("sandbox {container}: {why}")));
+            }
+            sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Takes the lock if it is free.
+    pub(super) fn attempt(directory: &Path, container: &ContainerId) -> Result<Option<Lock>, Error> {
+        let path = directory.join(format!("{container}.lock"));
+        loop {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).mode(0o600).open(&path);
+            let file = file.map_err(|cause| Error::io(format_args!("lock {}", path.display()), cause))?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(Error::io(format_args!("lock {}", path.display()), errno)),
+            }
+            if is_current(&file, &path) {
+                return Ok(Some(Lock { path, _file: file }));
+            }
+        }
+    }
+
+    /// Ends with the sandbox: removes the file, then unlocks.
+    pub(super) fn retire(self) {
+        // A leftover lock file is harmless: the next one who comes takes it over.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Is the locked file still the one that others would open?
+fn is_current(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
