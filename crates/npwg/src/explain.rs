@@ -61,3 +61,46 @@ fn chain(config: &str) -> Vec<String> {
     });
     names.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::World;
+
+    #[test]
+    fn a_row_says_what_and_why() {
+        let selection = r#"[{"name":"capable","interface":"data0","ips":["10.0.0.1"],"default-route":["10.0.0.254"]},{"name":"plain"}]"#;
+        let rows = rows(&World::new().networks(selection).plan());
+        let first: Vec<&str> = rows.iter().map(|row| row.network.as_str()).collect();
+        assert_eq!(first, ["base", "home/capable", "home/plain"]);
+        let row = &rows[1];
+        assert_eq!(
+            (row.interface.as_str(), row.config_name.as_str(), row.role),
+            ("data0", "capable", Role::Selected)
+        );
+        assert_eq!(row.chain, ["maker", "tuning"]);
+        let because: Vec<(&str, &str)> =
+            row.because.iter().map(|d| (d.what.as_str(), d.why.as_str())).collect();
+        assert_eq!(
+            because,
+            [
+                ("network", "annotation k8s.v1.cni.cncf.io/networks: [0]"),
+                ("interface", "asked for"),
+                ("config", "spec.config of home/capable"),
+            ]
+        );
+        let requests: Vec<(&str, &str)> =
+            row.requests.iter().map(|d| (d.what.as_str(), d.value.as_str())).collect();
+        assert_eq!(requests, [("ips", "10.0.0.1"), ("default-route", "10.0.0.254")]);
+        assert_eq!(rows[0].requests[0].value, "given up (v4)");
+        assert_eq!(rows[0].because[1].why, "asked for by the runtime (CNI_IFNAME)");
+        assert_eq!(rows[2].because[1].why, "generated from its place");
+    }
+
+    #[test]
+    fn address_management_is_part_of_the_chain() {
+        let mut world = World::new().networks("managed");
+        world.define("home/managed", r#"{"name":"m","type":"bridge","ipam":{"type":"host-local"}}"#);
+        assert_eq!(rows(&world.plan())[1].chain, ["bridge+host-local"]);
+    }
+}

@@ -128,7 +128,7 @@ fn what_is_no_json_is_found_where_it_breaks() {
 }
 
 #[test]
-fn npwg1_3_4_3_1_v11_3_4_2_names_are_compared() {
+fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
     let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
     assert_eq!(short(&other), ["7:34 Warning NPWG1-3.4.3-1"]);
     let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));

@@ -621,7 +621,7 @@ fn a_device_is_put_where_plugins_look_for_it() {
 }
 
 #[test]
-fn di_1_di_2_the_device_information_file_is_named_and_told() {
+fn di_1_di_2_di_3_the_device_information_file_is_named_and_told() {
     let plan = sriov("device").plan();
     let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1";
     let from = "/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:01:00.1-device.json";

@@ -46,7 +46,7 @@ fn npwg1_5_2_the_annotation_is_a_list_of_maps_under_its_key() {
 }
 
 #[test]
-fn npwg1_5_1_1_1_npwg1_5_3_2_1_1_npwg1_5_3_4_1_1_the_first_interface_in_the_sandbox_counts() {
+fn npwg1_5_1_1_1_npwg1_5_3_2_1_npwg1_5_3_2_1_1_npwg1_5_3_4_1_1_the_first_interface_in_the_sandbox_counts() {
     let entry = one(BRIDGE);
     assert_eq!((&entry["interface"], &entry["mac"]), (&json!("eth0"), &json!("02:00:00:00:00:01")));
 }
@@ -94,7 +94,7 @@ fn npwg1_5_2_1_npwg1_5_3_5_1_npwg1_5_3_5_2_conflict_c5_default_is_everywhere_and
 }
 
 #[test]
-fn npwg1_5_3_1_v12_5_3_1_1_names_carry_the_namespace_and_the_default_its_own_name() {
+fn npwg1_5_3_1_1_v12_5_3_1_1_names_carry_the_namespace_and_the_default_its_own_name() {
     let entries = status(&World::new().networks("plain,other/plain"), &["", "", ""]);
     let names: Vec<&str> = entries.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["base", "home/plain", "other/plain"]);
@@ -150,13 +150,13 @@ fn npwg1_5_3_4_1_a_hardware_address_never_stands_without_its_interface() {
 }
 
 #[test]
-fn npwg1_5_3_3_addresses_are_bare_or_with_prefix_as_configured() {
+fn npwg1_5_3_3_1_addresses_are_bare_or_with_prefix_as_configured() {
     let cidr = status(&World::new().node(r#""statusAddresses":"cidr""#), &[BRIDGE]).remove(0);
     assert_eq!(cidr["ips"], json!(["10.0.0.5/24", "2001:db8::5/64"]));
 }
 
 #[test]
-fn npwg1_5_3_6_1_npwg1_5_3_6_3_dns_is_there_when_it_says_something() {
+fn npwg1_5_3_6_1_npwg1_5_3_6_2_npwg1_5_3_6_3_dns_is_there_when_it_says_something() {
     assert_eq!(one(BRIDGE)["dns"], json!({"nameservers": ["9.9.9.9"], "domain": "d", "search": ["s"]}));
     assert!(one(r#"{"cniVersion":"0.4.0","dns":{}}"#).get("dns").is_none());
 }
@@ -260,7 +260,7 @@ fn conflict_c3_an_ignored_annotation_is_said_in_the_status() {
 }
 
 #[test]
-fn npwg1_5_4_keys_stand_in_the_order_of_the_examples() {
+fn npwg1_5_2_keys_stand_in_the_order_of_the_examples() {
     let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mac":"02:00:00:00:00:02","mtu":9000,"sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24"}],"dns":{"domain":"d"}}"#;
     let world = World::new()
         .networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#)
