@@ -1,1 +1,24 @@
-//! Placeholder
+//! Which address is next: ranges, sets of ranges, what is held, and the choice.
+//!
+//! ```text
+//!   subnet, first, last, gateway ──► Range ──► RangeSet ──► after(last given) ──► candidates, in order
+//!                                                  │
+//!                    addresses in use ──► Held ────┴──► choose ──► Assignment
+//! ```
+//!
+//! Rules of this crate:
+//! - it is pure: no files, no clock, no configuration; who holds what is the caller's knowledge;
+//! - nothing here takes time in proportion to a range, only to what is held in it: a /64 is as quick as a /24;
+//! - an address that is given lies in a range and is no gateway of its set; every free one is given at last;
+//! - a refusal says which part is wrong, its value and why; the caller knows the key it was written under.
+
+#![forbid(unsafe_code)]
+
+mod held;
+mod number;
+mod range;
+mod set;
+
+pub use held::Held;
+pub use range::{Part, Range, Refusal};
+pub use set::{Assignment, Candidates, RangeSet, SetRefusal};

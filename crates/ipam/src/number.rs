@@ -1,0 +1,45 @@
+//! Addresses as numbers, so that «next» is an addition in both families.
+//!
+//! An IPv4 address is its 32 bits; which family a number belongs to, its owner knows.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The two families; IPv4 sorts first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) fn of(ip: IpAddr) -> Family {
+        match ip {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(_) => Family::V6,
+        }
+    }
+
+    /// Bits of an address.
+    pub(crate) fn bits(self) -> u8 {
+        match self {
+            Family::V4 => 32,
+            Family::V6 => 128,
+        }
+    }
+
+    /// The address of this number, of which an IPv4 address has the low 32 bits.
+    pub(crate) fn address(self, number: u128) -> IpAddr {
+        match self {
+            Family::V4 => Ipv4Addr::from_bits(number as u32).into(),
+            Family::V6 => Ipv6Addr::from_bits(number).into(),
+        }
+    }
+}
+
+/// The number of an address.
+pub(crate) fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
