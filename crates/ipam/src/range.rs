@@ -110,6 +110,11 @@ impl Range {
         self.subnet
     }
 
+    /// The address after the network's own: the usual gateway.
+    pub fn first_host(&self) -> IpAddr {
+        self.family().address(number(self.subnet.network()) + 1)
+    }
+
     /// The first address.
     pub fn first(&self) -> IpAddr {
         self.family().address(self.first)
@@ -167,6 +172,7 @@ mod tests {
             assert_eq!(range(subnet, "", "").unwrap().to_string(), expected);
         }
         let given = range("10.1.2.0/24", "10.1.2.0", "10.1.2.255").unwrap();
+        assert_eq!(given.first_host().to_string(), "10.1.2.1");
         assert_eq!(given.to_string(), "10.1.2.0-10.1.2.255", "what is asked for is taken");
     }
 

@@ -8,6 +8,8 @@ use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
+use crate::ipam::host_local::HostLocal;
+use crate::ipam::static_address::Static;
 use crate::weft::Weft;
 
 /// Every name this binary answers to, and the plugin behind it.
@@ -15,9 +17,11 @@ pub const TABLE: &Table<'static> = &[
     ("weft", &Weft(Flavour::Weft)),
     ("multus", &Weft(Flavour::Multus)),
     ("bridge", &Bridge),
+    ("host-local", &HostLocal),
     ("loopback", &Loopback),
     ("macvlan", &Macvlan),
     ("ptp", &Ptp),
+    ("static", &Static),
 ];
 
 /// The plugins whose attachment is one link in the container that they made and that DEL removes.

@@ -19,6 +19,7 @@ pub mod fingerprint;
 pub mod install;
 pub mod interface;
 pub mod inventory;
+pub mod ipam;
 pub mod weft;
 
 use std::ffi::OsString;

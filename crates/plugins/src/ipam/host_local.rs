@@ -1,0 +1,321 @@
+//! `host-local`: addresses out of ranges, written down in files on this host.
+//!
+//! The files are those of the reference plugin, in both directions; see [`store`]. One attachment gets one
+//! address of each range set.
+//!
+//! Rules beyond the reference plugin's:
+//! - GC and STATUS do something;
+//! - one lock for a whole call, so two sets are given together or not at all; a failed ADD gives back what
+//!   it took, and nothing that the attachment held before;
+//! - an address whose file was never finished is free; one of an earlier boot is, if an ADD would fail
+//!   otherwise ([`boot`] says on what evidence);
+//! - DEL reads nothing of the configuration but where the files are.
+//!
+//! As there, a second ADD of an attachment that holds an address is refused, not repeated (plugins#328).
+//!
+//! Source: containernetworking/plugins `plugins/ipam/host-local` v1.9.1.
+
+pub mod boot;
+pub mod index;
+pub mod network;
+pub mod owner;
+pub mod resolv_conf;
+pub mod store;
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::{Dns, IpConfig, Success};
+use cni::{Error, code};
+use ipam::{Assignment, RangeSet};
+use rustix::fs::{Access, access};
+
+use self::network::{Network, Place};
+use self::owner::{Content, Owner};
+use self::store::{Reservation, Store};
+use super::Request;
+
+/// The plugin.
+pub struct HostLocal;
+
+const NAME: &str = "host-local";
+
+/// So many addresses are tried one by one before the directory is read for what is free.
+const TRIES: usize = 16;
+
+// === impl Plugin ===
+
+impl Plugin for HostLocal {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let network = Network::read(&request.call)?;
+        let dns = match &network.resolv_conf {
+            Some(path) => resolv_conf::read(path)?,
+            None => Dns::default(),
+        };
+        let mut store = Store::create(&network.place)?;
+        let given = give(&mut store, &network, &request.who);
+        store.settle();
+        let ips = given?.into_iter().map(|Assignment { address, gateway }| IpConfig {
+            interface: None,
+            address,
+            gateway,
+        });
+        Ok(Success { interfaces: Vec::new(), ips: ips.collect(), routes: network.routes, dns })
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let Some(mut store) = Store::find(&Place::read(&request.call)?)? else { return Ok(()) };
+        let released = release(&mut store, &request.who);
+        store.settle();
+        released
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let Network { place, sets: _, requests: _, routes: _, resolv_conf: _ } =
+            Network::read(&request.call)?;
+        if let Some(mut store) = Store::find(&place)? {
+            for owner in owners(&request.who) {
+                if !store.held_by(&owner)?.is_empty() {
+                    return Ok(());
+                }
+            }
+        }
+        let Attachment { container, ifname } = &request.who;
+        let place = place.directory.display();
+        Err(Error::internal(format!("container {container} holds no address for {ifname} in {place}")))
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        let Some(valid) = request.valid()? else { return Ok(()) };
+        let Some(mut store) = Store::find(&Place::read(&request.call)?)? else { return Ok(()) };
+        let swept = store.sweep(|content| match content {
+            Content::Owned(owner) => !owner.is_among(&valid),
+            Content::Unfinished => true,
+            Content::Foreign => false,
+        });
+        store.settle();
+        swept
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        let unavailable = |error: Error| Error { code: code::NOT_AVAILABLE, ..error };
+        if let Some(path) = &network.resolv_conf {
+            resolv_conf::read(path).map_err(unavailable)?;
+        }
+        inspect(&network).map_err(unavailable)
+    }
+}
+
+// === ADD ===
+
+/// One address of each set, or none at all.
+fn give(store: &mut Store, network: &Network, who: &Attachment) -> Result<Vec<Assignment>, Error> {
+    let mut given = Vec::with_capacity(network.sets.len());
+    let outcome = give_each(store, network, who, &mut given);
+    let Err(error) = outcome else { return Ok(given) };
+    let undone = given.iter().filter_map(|assignment| {
+        let reservation = Reservation::of(assignment.address.addr());
+        store.release(&reservation).err()
+    });
+    Err(error.also(undone))
+}
+
+fn give_each(
+    store: &mut Store,
+    network: &Network,
+    who: &Attachment,
+    given: &mut Vec<Assignment>,
+) -> Result<(), Error> {
+    let mut requests: Vec<&Request> = network.requests.iter().collect();
+    for (index, set) in network.sets.iter().enumerate() {
+        let wanted = requests.iter().position(|request| set.contains(request.ip));
+        let assignment = match wanted.map(|at| requests.remove(at)) {
+            Some(request) => give_requested(store, set, request, who)?,
+            None => give_next(store, index, set, who)?,
+        };
+        given.push(assignment);
+        store.remember(index, assignment.address.addr())?;
+    }
+    match requests.first() {
+        None => Ok(()),
+        Some(Request { key, ip, prefixed: _ }) => {
+            let sets: Vec<String> = network.sets.iter().map(RangeSet::to_string).collect();
+            let why = format!("in none of the ranges that are left for it: {}", sets.join("; "));
+            Err(Error::key(key, ip, why))
+        }
+    }
+}
+
+/// The address that is asked for, if it is free.
+fn give_requested(
+    store: &mut Store,
+    set: &RangeSet,
+    request: &Request,
+    who: &Attachment,
+) -> Result<Assignment, Error> {
+    let Request { key, ip, prefixed: _ } = request;
+    let Some(assignment) = set.assign(*ip) else {
+        return Err(Error::key(key, ip, "the gateway's address"));
+    };
+    let owner = Owner::of(who);
+    if store.reserve(*ip, &owner)? {
+        return Ok(assignment);
+    }
+    if reclaim(store, |held| held == *ip)? > 0 && store.reserve(*ip, &owner)? {
+        return Ok(assignment);
+    }
+    let own = store.held_by(&owner)?.iter().any(|reservation| reservation.ip == *ip);
+    match own {
+        true => Err(duplicate(*ip, who)),
+        false => {
+            let why = format!("not available in range set {set}: it is held by another attachment");
+            Err(Error::new(code::TRY_AGAIN_LATER, format!("{key}: {ip}: {why}")))
+        }
+    }
+}
+
+/// The next address of a set.
+fn give_next(store: &mut Store, index: usize, set: &RangeSet, who: &Attachment) -> Result<Assignment, Error> {
+    refuse_second(store, set, who)?;
+    let owner = Owner::of(who);
+    let last = store.last_reserved(index);
+    for assignment in set.after(last).take(TRIES) {
+        let ip = assignment.address.addr();
+        if store.reserve(ip, &owner)? {
+            return Ok(assignment);
+        }
+        if store.is_empty(ip) {
+            store.release(&Reservation::of(ip))?;
+            if store.reserve(ip, &owner)? {
+                return Ok(assignment);
+            }
+        }
+    }
+    if let Some(assignment) = give_free(store, set, last, &owner)? {
+        return Ok(assignment);
+    }
+    if reclaim(store, |ip| set.contains(ip))? > 0
+        && let Some(assignment) = give_free(store, set, last, &owner)?
+    {
+        return Ok(assignment);
+    }
+    Err(exhausted(set))
+}
+
+/// The first address that has no file.
+fn give_free(
+    store: &mut Store,
+    set: &RangeSet,
+    last: Option<IpAddr>,
+    owner: &Owner,
+) -> Result<Option<Assignment>, Error> {
+    let held = store.held()?;
+    match set.choose(last, &held) {
+        Some(assignment) if store.reserve(assignment.address.addr(), owner)? => Ok(Some(assignment)),
+        _ => Ok(None),
+    }
+}
+
+/// An attachment has one address of a set.
+///
+/// What it holds since an earlier boot it has lost with its interface, and gives back here.
+fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<(), Error> {
+    for owner in owners(who) {
+        let mut own = store.held_by(&owner)?;
+        own.retain(|reservation| set.contains(reservation.ip));
+        if own.is_empty() {
+            continue;
+        }
+        let lost = store.abandoned(|ip| own.iter().any(|reservation| reservation.ip == ip))?;
+        for reservation in own {
+            match lost.contains(&reservation) {
+                true => store.release(&reservation)?,
+                false => return Err(duplicate(reservation.ip, who)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what nobody can hold; how much that was.
+fn reclaim(store: &mut Store, among: impl Fn(IpAddr) -> bool) -> Result<usize, Error> {
+    let abandoned = store.abandoned(among)?;
+    for reservation in &abandoned {
+        store.release(reservation)?;
+    }
+    Ok(abandoned.len())
+}
+
+fn duplicate(ip: IpAddr, who: &Attachment) -> Error {
+    let Attachment { container, ifname } = who;
+    Error::new(
+        code::INVALID_ENVIRONMENT,
+        format!(
+            "CNI_CONTAINERID: {container}: {ip} has been allocated to its {ifname}, duplicate allocation is \
+             not allowed; DEL gives it back"
+        ),
+    )
+}
+
+fn exhausted(set: &RangeSet) -> Error {
+    Error::new(code::TRY_AGAIN_LATER, format!("no IP addresses available in range set: {set}"))
+}
+
+// === DEL ===
+
+/// Gives back what the attachment holds; files of old versions only if there are no others.
+fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
+    for owner in owners(who) {
+        let own = store.held_by(&owner)?;
+        let errors: Vec<Error> =
+            own.iter().filter_map(|reservation| store.release(reservation).err()).collect();
+        if let Some(error) = Error::join(errors) {
+            return Err(error);
+        }
+        if !own.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The attachment as files name it, in the order in which to look.
+fn owners(who: &Attachment) -> [Owner; 2] {
+    [Owner::of(who), Owner::without_interface(who)]
+}
+
+// === STATUS ===
+
+/// Fails if an ADD would: the directory cannot be written, or a set has no address left.
+fn inspect(network: &Network) -> Result<(), Error> {
+    let Network { place, sets, requests: _, routes: _, resolv_conf: _ } = network;
+    usable(&place.directory)?;
+    let Some(store) = Store::find(place)? else { return Ok(()) };
+    let held = store.held()?;
+    for set in sets.iter().filter(|set| set.choose(None, &held).is_none()) {
+        if store.abandoned(|ip| set.contains(ip))?.is_empty() {
+            return Err(exhausted(set));
+        }
+    }
+    Ok(())
+}
+
+/// Can reservations be made in this directory, or the directory be made?
+fn usable(directory: &Path) -> Result<(), Error> {
+    let there = directory.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(directory);
+    let refused = |why: String| Error::key("ipam.dataDir", format!("{:?}", there.display().to_string()), why);
+    match there.metadata() {
+        Err(error) => Err(refused(linux::Error::io("look at it", &error).to_string())),
+        Ok(meta) if !meta.is_dir() => Err(refused("not a directory".to_owned())),
+        Ok(_) => access(there, Access::WRITE_OK | Access::EXEC_OK)
+            .map_err(|errno| refused(linux::Error::kernel("write to it", errno).to_string())),
+    }
+}

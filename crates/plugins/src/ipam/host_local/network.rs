@@ -1,0 +1,227 @@
+//! What a configuration says about addresses: where they are kept, which may be given, which are wanted.
+//!
+//! The order of range sets is that of the reference plugin, because it numbers the files of round robin:
+//! `runtimeConfig.ipRanges`, the flat range of old configurations, `ipam.ranges`.
+//!
+//! Source: plugins `plugins/ipam/host-local/backend/allocator/config.go`; CONVENTIONS.md `ipRanges` (V2).
+
+use std::path::{Path, PathBuf};
+
+use cni::Error;
+use cni::args::Args;
+use cni::invocation::Call;
+use cni::name::NetworkName;
+use cni::result::Route;
+use cni::version::Version;
+use ipam::{Part, Range, RangeSet, SetRefusal};
+use serde::Deserialize;
+
+use super::super::{self as addresses, Request, RequestConf, Requests, RouteConf};
+
+/// Where the reference plugin keeps reservations unless told otherwise.
+const DATA_DIRECTORY: &str = "/var/lib/cni/networks";
+/// Where our copies of what is in there are; a file system that forgets them with the boot.
+const COPIES: &str = "/run/weft/host-local";
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    ipam: Option<IpamConf>,
+    #[serde(rename = "runtimeConfig")]
+    runtime_config: RuntimeConf,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConf {
+    #[serde(rename = "ipRanges")]
+    ip_ranges: Vec<Vec<RangeConf>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct IpamConf {
+    subnet: String,
+    range_start: String,
+    range_end: String,
+    gateway: String,
+    ranges: Vec<Vec<RangeConf>>,
+    routes: Vec<RouteConf>,
+    resolv_conf: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RangeConf {
+    subnet: String,
+    range_start: String,
+    range_end: String,
+    gateway: String,
+}
+
+/// The one key that every verb needs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PlaceConf {
+    ipam: PlaceIpamConf,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PlaceIpamConf {
+    #[serde(rename = "dataDir")]
+    data_dir: String,
+}
+
+/// Where the reservations of one network are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The directory: `dataDir` and the network's name, which cannot lead out of it.
+    pub directory: PathBuf,
+    /// The directory of copies; see [`super::index`].
+    pub copies: PathBuf,
+}
+
+/// The addresses of a network, checked.
+#[derive(Debug)]
+pub struct Network {
+    /// Where reservations are kept.
+    pub place: Place,
+    /// One address is given from each.
+    pub sets: Vec<RangeSet>,
+    /// Addresses that must be among those given; none twice.
+    pub requests: Vec<Request>,
+    /// Routes of the result.
+    pub routes: Vec<Route>,
+    /// The file that the result's DNS settings are read from.
+    pub resolv_conf: Option<PathBuf>,
+}
+
+impl Place {
+    /// Reads nothing but `ipam.dataDir`: DEL must work with ranges that have become wrong.
+    pub fn read(call: &Call) -> Result<Place, Error> {
+        let PlaceConf { ipam: PlaceIpamConf { data_dir } } = call.config.decode()?;
+        Place::new(&data_dir, &call.config.name)
+    }
+
+    fn new(data_directory: &str, network: &NetworkName) -> Result<Place, Error> {
+        let base = match data_directory {
+            "" => Path::new(DATA_DIRECTORY),
+            text if text.starts_with('/') && !text.contains('\0') => Path::new(text),
+            text => return Err(Error::key("ipam.dataDir", format!("{text:?}"), "not an absolute path")),
+        };
+        Ok(Place { directory: base.join(network.as_str()), copies: PathBuf::from(COPIES) })
+    }
+}
+
+impl Network {
+    /// Reads and checks everything.
+    pub fn read(call: &Call) -> Result<Network, Error> {
+        let place = Place::read(call)?;
+        let arguments = Args::parse(call.args())?;
+        arguments.only(&["IP"])?;
+        let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
+        let Conf { ipam, runtime_config: RuntimeConf { ip_ranges } } = call.config.decode()?;
+        let Some(ipam) = ipam else { return Err(Error::config("ipam: missing")) };
+        let IpamConf { subnet, range_start, range_end, gateway, ranges, routes, resolv_conf } = ipam;
+
+        let mut written = Vec::new();
+        written.extend(listed("runtimeConfig.ipRanges", ip_ranges));
+        // Without a subnet the others mean nothing, as ever.
+        if !subnet.is_empty() {
+            let flat = RangeConf { subnet, range_start, range_end, gateway };
+            written.push(("ipam".to_owned(), vec![("ipam".to_owned(), flat)]));
+        }
+        written.extend(listed("ipam.ranges", ranges));
+        if resolv_conf.contains('\0') {
+            return Err(Error::key("ipam.resolvConf", format!("{resolv_conf:?}"), "not a path"));
+        }
+        Ok(Network {
+            place,
+            sets: sets(written, call.config.version)?,
+            requests: distinct(requests),
+            routes: addresses::routes(routes)?,
+            resolv_conf: (!resolv_conf.is_empty()).then(|| PathBuf::from(resolv_conf)),
+        })
+    }
+}
+
+/// A range set as written: its key, and each range with its own.
+type Written = (String, Vec<(String, RangeConf)>);
+
+fn listed(key: &str, sets: Vec<Vec<RangeConf>>) -> impl Iterator<Item = Written> {
+    sets.into_iter().enumerate().map(move |(index, set)| {
+        let key = format!("{key}[{index}]");
+        let ranges = set.into_iter().enumerate().map(|(at, range)| (format!("{key}[{at}]"), range)).collect();
+        (key, ranges)
+    })
+}
+
+fn sets(written: Vec<Written>, version: Version) -> Result<Vec<RangeSet>, Error> {
+    if written.is_empty() {
+        return Err(Error::config("ipam.ranges: missing: there is no range to give addresses from"));
+    }
+    let mut keys = Vec::with_capacity(written.len());
+    let mut sets = Vec::with_capacity(written.len());
+    for (key, list) in written {
+        let (inner, ranges): (Vec<String>, Vec<RangeConf>) = list.into_iter().unzip();
+        let ranges = inner.iter().zip(ranges).map(|(key, conf)| range(key, &conf));
+        let ranges = ranges.collect::<Result<Vec<_>, Error>>()?;
+        let texts: Vec<String> = ranges.iter().map(Range::to_string).collect();
+        let set = RangeSet::new(ranges).map_err(|refusal| match refusal {
+            SetRefusal::Empty => Error::key(&key, "[]", "an empty range set"),
+            SetRefusal::MixedFamilies(at) => {
+                Error::key(&inner[at], &texts[at], format!("not of the family of {} {}", inner[0], texts[0]))
+            }
+            SetRefusal::Overlap(a, b) => {
+                Error::key(&inner[b], &texts[b], format!("overlaps {} {}", inner[a], texts[a]))
+            }
+        })?;
+        keys.push(key);
+        sets.push(set);
+    }
+    if let Some((a, b)) = RangeSet::overlap(&sets) {
+        return Err(Error::key(&keys[b], &sets[b], format!("overlaps {} {}", keys[a], sets[a])));
+    }
+    let families = sets.iter().filter_map(|set| set.ranges().first()).map(Range::first);
+    addresses::one_of_each_family(version, families, "ipam.ranges")?;
+    Ok(sets)
+}
+
+fn range(key: &str, conf: &RangeConf) -> Result<Range, Error> {
+    let RangeConf { subnet, range_start, range_end, gateway } = conf;
+    let within = |name: &str| format!("{key}.{name}");
+    let network = addresses::prefix(&within("subnet"), subnet)?;
+    let first = addresses::address(&within("rangeStart"), range_start)?;
+    let last = addresses::address(&within("rangeEnd"), range_end)?;
+    let gateway = addresses::address(&within("gateway"), gateway)?;
+    let made = Range::between(network, first, last).and_then(|range| {
+        let gateway = gateway.unwrap_or(range.first_host());
+        range.with_gateway(gateway)
+    });
+    made.map_err(|ipam::Refusal { part, value, why }| {
+        let name = match part {
+            Part::Subnet => "subnet",
+            Part::First => "rangeStart",
+            Part::Last => "rangeEnd",
+            Part::Gateway => "gateway",
+        };
+        Error::key(within(name), value, why)
+    })
+}
+
+/// All requests together: the same address is usually sent by more than one channel.
+fn distinct(requests: Requests) -> Vec<Request> {
+    let Requests { environment, args, runtime } = requests;
+    let mut all: Vec<Request> = Vec::new();
+    for request in environment.into_iter().chain(args).chain(runtime) {
+        if !all.iter().any(|known| known.ip == request.ip) {
+            all.push(request);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

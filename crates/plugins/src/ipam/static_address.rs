@@ -1,0 +1,309 @@
+//! `static`: the addresses that the configuration, or the caller, names.
+//!
+//! Nothing is kept, so nothing is given back. Whether an address is free is the caller's to know.
+//!
+//! Rules beyond the reference plugin's: a requested address without prefix length takes that, and the
+//! gateway, of the configured subnet it lies in, and is only refused where there is none; CHECK finds an
+//! address that is missing from prevResult.
+//!
+//! Source: containernetworking/plugins `plugins/ipam/static` v1.9.1; NPWG v1.1 4.1.2.1.3 `ips`.
+
+use std::net::IpAddr;
+
+use cni::Error;
+use cni::args::Args;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::{Dns, IpConfig, Route, Success};
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use super::{Request, RequestConf, Requests, RouteConf};
+
+/// The plugin.
+pub struct Static;
+
+const NAME: &str = "static";
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    ipam: Option<IpamConf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct IpamConf {
+    addresses: Vec<AddressConf>,
+    routes: Vec<RouteConf>,
+    dns: Dns,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AddressConf {
+    address: String,
+    gateway: String,
+}
+
+/// One address to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Address {
+    address: IpNet,
+    gateway: Option<IpAddr>,
+}
+
+/// What is given, checked.
+#[derive(Debug)]
+struct Network {
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+    dns: Dns,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let arguments = Args::parse(call.args())?;
+        arguments.only(&["IP", "GATEWAY"])?;
+        let Conf { ipam } = call.config.decode()?;
+        let Some(ipam) = ipam else { return Err(Error::config("ipam: missing")) };
+        let IpamConf { addresses, routes, dns } = ipam;
+        let written = addresses.iter().enumerate().map(|(index, conf)| Address::read(index, conf));
+        let configured = written.collect::<Result<Vec<_>, Error>>()?;
+        let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
+        let addresses = chosen(&configured, requests, arguments.get("GATEWAY").unwrap_or_default())?;
+        let families = addresses.iter().map(|address| address.address.addr());
+        super::one_of_each_family(call.config.version, families, "ipam.addresses")?;
+        Ok(Network { addresses, routes: super::routes(routes)?, dns })
+    }
+}
+
+impl Address {
+    fn read(index: usize, conf: &AddressConf) -> Result<Address, Error> {
+        let AddressConf { address, gateway } = conf;
+        let address = super::prefix(&format!("ipam.addresses[{index}].address"), address)?;
+        let key = format!("ipam.addresses[{index}].gateway");
+        let gateway = super::address(&key, gateway)?;
+        match gateway {
+            Some(other) if other.is_ipv4() != address.addr().is_ipv4() => {
+                Err(Error::key(key, other, format!("not of the family of address {address}")))
+            }
+            gateway => Ok(Address { address, gateway }),
+        }
+    }
+
+    /// A requested address; without prefix length, as the configured one that its subnet is of.
+    fn requested(request: &Request, configured: &[Address]) -> Result<Address, Error> {
+        let Request { key, ip, prefixed } = request;
+        if let Some(address) = *prefixed {
+            return Ok(Address { address, gateway: None });
+        }
+        let like = configured.iter().find(|address| address.address.contains(ip));
+        let made = like.and_then(|like| {
+            let address = IpNet::new(*ip, like.address.prefix_len()).ok()?;
+            Some(Address { address, gateway: like.gateway.filter(|gateway| gateway != ip) })
+        });
+        let why = "it needs a prefix length: no configured address is of its subnet";
+        made.ok_or_else(|| Error::key(key, ip, why))
+    }
+}
+
+/// What the runtime asks for replaces what `args` asks for, and that what is configured; `CNI_ARGS` adds to
+/// what is configured, and its gateways go to the addresses whose subnets they are in (V14).
+fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<Vec<Address>, Error> {
+    let Requests { environment, args, runtime } = requests;
+    let all = |requests: &[Request]| {
+        requests
+            .iter()
+            .map(|request| Address::requested(request, configured))
+            .collect::<Result<Vec<_>, Error>>()
+    };
+    let mut addresses = configured.to_vec();
+    addresses.extend(all(&environment)?);
+    for text in gateways.split(',').map(str::trim).filter(|_| !gateways.is_empty()) {
+        let Some(gateway) = cni::address::parse_ip(text) else {
+            return Err(Error::key("CNI_ARGS GATEWAY", format!("{text:?}"), "not an IP address"));
+        };
+        for address in addresses.iter_mut().filter(|address| address.address.contains(&gateway)) {
+            address.gateway = Some(gateway);
+        }
+    }
+    match (runtime.as_slice(), args.as_slice()) {
+        ([], []) => Ok(addresses),
+        ([], args) => all(args),
+        (runtime, _) => all(runtime),
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Static {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let Network { addresses, routes, dns } = Network::read(&request.call)?;
+        let ips = addresses.into_iter().map(|Address { address, gateway }| IpConfig {
+            interface: None,
+            address,
+            gateway,
+        });
+        Ok(Success { interfaces: Vec::new(), ips: ips.collect(), routes, dns })
+    }
+
+    // Nothing was reserved.
+    fn del(&self, _: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let Network { addresses, routes: _, dns: _ } = Network::read(&request.call)?;
+        let result = request.call.config.require_prev_result()?;
+        for Address { address, gateway } in addresses {
+            let Some(found) = result.ips.iter().find(|ip| ip.address.addr() == address.addr()) else {
+                return Err(Error::internal(format!("prevResult lacks address {address}")));
+            };
+            if gateway.is_some() && gateway != found.gateway {
+                let text = |gateway: Option<IpAddr>| gateway.map_or("none".to_owned(), |ip| ip.to_string());
+                let (is, wanted) = (text(found.gateway), text(gateway));
+                return Err(Error::internal(format!(
+                    "prevResult: gateway of address {address} is {is}, not {wanted}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    // Nothing was reserved.
+    fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::config::Config;
+    use cni::environment::Environment;
+    use cni::version::Version;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(conf: &Value, args: &str) -> Result<Vec<String>, Error> {
+        let mut whole = json!({ "cniVersion": "1.1.0", "name": "net" });
+        for (key, value) in conf.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        let config = Config::read(whole.to_string().into_bytes(), Version::ALL)?;
+        let environment = Environment { args: args.to_owned(), ..Environment::default() };
+        let network = Network::read(&Call { config, environment })?;
+        let text = |address: &Address| match address.gateway {
+            Some(gateway) => format!("{} via {gateway}", address.address),
+            None => address.address.to_string(),
+        };
+        Ok(network.addresses.iter().map(text).collect())
+    }
+
+    /// Two families with gateways, and what else is given.
+    fn conf(more: &Value) -> Value {
+        let mut conf = json!({ "ipam": { "type": "static", "addresses": [
+            { "address": "10.1.0.5/24", "gateway": "10.1.0.1" }, { "Address": "fd00::5/64", "gateway": "" },
+        ] } });
+        for (key, value) in more.as_object().unwrap() {
+            conf[key] = value.clone();
+        }
+        conf
+    }
+
+    #[test]
+    fn v14_the_runtime_replaces_args_and_args_what_is_configured_while_cni_args_adds() {
+        let own = ["10.1.0.5/24 via 10.1.0.1", "fd00::5/64"];
+        let args = json!({ "args": { "cni": { "ips": ["10.2.0.9/16"] } } });
+        let both = json!({ "args": { "cni": { "ips": ["10.2.0.9/16"] } }, "runtimeConfig": { "ips": ["10.3.0.9/16", "fd03::9/64"] } });
+        let cases: [(&Value, &str, &[&str]); 6] = [
+            (&json!({}), "", &own),
+            (&json!({ "args": { "cni": { "ips": [] } }, "runtimeConfig": {} }), "", &own),
+            (
+                &json!({}),
+                "IP=10.4.0.9/16, 10.1.0.7/24;GATEWAY=10.4.0.1,fd00::1",
+                &[
+                    "10.1.0.5/24 via 10.1.0.1",
+                    "fd00::5/64 via fd00::1",
+                    "10.4.0.9/16 via 10.4.0.1",
+                    "10.1.0.7/24",
+                ],
+            ),
+            (&json!({}), "GATEWAY=10.1.0.254", &["10.1.0.5/24 via 10.1.0.254", "fd00::5/64"]),
+            (&args, "IP=10.4.0.9/16", &["10.2.0.9/16"]),
+            (&both, "IP=10.4.0.9/16", &["10.3.0.9/16", "fd03::9/64"]),
+        ];
+        for (more, environment, expected) in cases {
+            assert_eq!(read(&conf(more), environment).unwrap(), expected, "{more} {environment}");
+        }
+        assert_eq!(read(&json!({ "ipam": {} }), "").unwrap(), [""; 0], "no address is the caller's matter");
+    }
+
+    #[test]
+    fn v11_4_1_2_1_3_a_request_without_prefix_takes_that_of_the_configured_subnet() {
+        let ask = |ips: &[&str]| conf(&json!({ "runtimeConfig": { "ips": ips } }));
+        assert_eq!(
+            read(&ask(&["10.1.0.77", "fd00::77"]), "").unwrap(),
+            ["10.1.0.77/24 via 10.1.0.1", "fd00::77/64"]
+        );
+        assert_eq!(read(&ask(&["10.1.0.77/16"]), "").unwrap(), ["10.1.0.77/16"], "as it was asked for");
+        assert_eq!(read(&ask(&["10.1.0.1"]), "").unwrap(), ["10.1.0.1/24"], "nobody is his own gateway");
+        assert_eq!(read(&conf(&json!({})), "IP=10.1.0.77").unwrap()[2], "10.1.0.77/24 via 10.1.0.1");
+        let error = read(&ask(&["10.1.0.77", "10.9.0.77"]), "").unwrap_err();
+        assert!(error.code == 7 && error.msg.starts_with("runtimeConfig.ips[1]: 10.9.0.77: "), "{error}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_key_and_value() {
+        let address = |address: Value| json!({ "ipam": { "addresses": [address] } });
+        let cases = [
+            (json!({}), "", "ipam: missing"),
+            (json!({ "ipam": "static" }), "", "ipam: \"static\""),
+            (json!({ "ipam": { "addresses": {} } }), "", "ipam.addresses: {}"),
+            (address(json!("10.0.0.1/24")), "", "ipam.addresses[0]: \"10.0.0.1/24\""),
+            (address(json!({})), "", "ipam.addresses[0].address: \"\""),
+            (address(json!({ "address": "10.0.0.1" })), "", "ipam.addresses[0].address: \"10.0.0.1\""),
+            (address(json!({ "address": "10.0.0.1/33" })), "", "ipam.addresses[0].address: \"10.0.0.1/33\""),
+            (
+                address(json!({ "address": "10.0.0.1/24", "gateway": "x" })),
+                "",
+                "ipam.addresses[0].gateway: \"x\"",
+            ),
+            (
+                address(json!({ "address": "10.0.0.1/24", "gateway": "fd00::1" })),
+                "",
+                "ipam.addresses[0].gateway: fd00::1",
+            ),
+            (json!({ "ipam": { "routes": [{}] } }), "", "ipam.routes[0].dst: \"\""),
+            (json!({ "ipam": { "dns": { "nameservers": "x" } } }), "", "ipam.dns.nameservers: \"x\""),
+            (
+                json!({ "ipam": {}, "args": { "cni": { "ips": ["10.0.0.1"] } } }),
+                "",
+                "args.cni.ips[0]: 10.0.0.1",
+            ),
+            (json!({ "ipam": {} }), "IP=10.0.0.1", "CNI_ARGS IP: 10.0.0.1"),
+            (json!({ "ipam": {} }), "GATEWAY=10.0.0.1,x", "CNI_ARGS GATEWAY: \"x\""),
+            (
+                json!({ "cniVersion": "0.2.0", "ipam": { "addresses": [{ "address": "10.0.0.1/24" }, { "address": "10.0.0.2/24" }] } }),
+                "",
+                "ipam.addresses: 2 addresses",
+            ),
+        ];
+        for (conf, args, expected) in cases {
+            let error = read(&conf, args).unwrap_err();
+            assert!(error.code == 7 && error.msg.contains(expected), "{conf}: {error}");
+        }
+        assert_eq!(read(&json!({ "ipam": {} }), "MAC=x").unwrap_err().code, 4);
+    }
+}
