@@ -52,9 +52,13 @@ impl Index {
     /// The copy of this directory, if it counts; copies are kept in `copies`.
     pub fn load(directory: &File, copies: &Path) -> Option<Index> {
         let path = path_for(directory, copies)?;
-        let mut bytes = Vec::new();
-        let limit = HEADER + RECORDS_MAX * RECORD;
-        File::open(&path).ok()?.take(limit as u64 + 1).read_to_end(&mut bytes).ok()?;
+        let mut file = File::open(&path).ok()?;
+        let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
+        if length > HEADER + RECORDS_MAX * RECORD {
+            return None;
+        }
+        let mut bytes = vec![0; length];
+        file.read_exact(&mut bytes).ok()?;
         let (header, records) = bytes.split_at_checked(HEADER)?;
         let (records, rest) = records.as_chunks::<RECORD>();
         let present = header_of(stamp_of(directory)?, records.len())?;
@@ -166,8 +170,7 @@ fn stamp_of(directory: &File) -> Option<SystemTime> {
 /// Magic, boot, time of the directory, number of records.
 fn header_of(stamp: SystemTime, records: usize) -> Option<[u8; HEADER]> {
     let since = stamp.duration_since(UNIX_EPOCH).ok()?;
-    let boot = boot::id()?;
-    let boot: &[u8; 36] = boot.as_bytes().try_into().ok()?;
+    let boot: &[u8; 36] = boot::id()?.as_bytes().try_into().ok()?;
     let mut header = [0; HEADER];
     header[..8].copy_from_slice(MAGIC);
     header[8..44].copy_from_slice(boot);

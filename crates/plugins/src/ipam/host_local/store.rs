@@ -19,13 +19,14 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use cni::{Error, code};
 use ipam::Held;
-use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::io::Errno;
 
 use super::boot::Boot;
 use super::index::Index;
@@ -162,21 +163,26 @@ impl Store {
 
     /// The file of this name and what it says; `None` if there is none.
     fn read(&self, name: &str) -> Result<Option<(Content, Option<File>)>, Error> {
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-        let opened = OpenOptions::new().read(true).custom_flags(flags).open(self.place.directory.join(name));
-        let file = match opened {
-            Ok(file) if file.metadata().is_ok_and(|meta| meta.is_file()) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut file = match openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
             // It passes; taken for somebody else's, the reservation would never be given back.
-            Err(error) if is_shortage(&error) => return Err(self.failed("read", name, &error)),
-            // A directory, a link, a pipe, a socket, a bad sector: one such file must not stop every DEL.
-            _ => return Ok(Some((Content::Foreign, None))),
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+                return Err(self.failed("read", name, &errno.into()));
+            }
+            // A link, a socket, a bad sector: one such file must not stop every DEL.
+            Err(_) => return Ok(Some((Content::Foreign, None))),
         };
-        let mut bytes = Vec::with_capacity(128);
-        match (&file).take(CONTENT_MAX as u64 + 1).read_to_end(&mut bytes) {
-            Ok(_) => Ok(Some((Content::read(&bytes), Some(file)))),
-            Err(_) => Ok(Some((Content::Foreign, None))),
-        }
+        // One read is enough for what can be ours, and this is done for thousands of files.
+        let mut bytes = [0; CONTENT_MAX + 1];
+        let content = match file.read(&mut bytes) {
+            // An empty file, or a pipe.
+            Ok(0) if !file.metadata().is_ok_and(|meta| meta.is_file()) => Content::Foreign,
+            Ok(length) => Content::read(&bytes[..length]),
+            Err(_) => Content::Foreign,
+        };
+        Ok(Some((content, Some(file))))
     }
 
     /// The reservations of this very owner.
@@ -285,7 +291,7 @@ impl Store {
         let source = format!("/proc/self/fd/{}", draft.as_raw_fd());
         match linkat(CWD, source, &self.directory, name, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Some(true),
-            Err(rustix::io::Errno::EXIST) => {
+            Err(Errno::EXIST) => {
                 self.draft = Some(draft);
                 Some(false)
             }
@@ -311,15 +317,24 @@ impl Store {
     }
 
     /// Writes down where round robin goes on.
+    ///
+    /// In place, and cut only where the old text was longer: ext4 takes a file that is cut to nothing and
+    /// written anew for one that is being replaced, and brings it to the disk at once.
     pub fn remember(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
         let name = format!("{LAST_RESERVED}{set}");
+        let text = ip.to_string();
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
+        options.write(true).create(true).truncate(false).mode(0o600);
         options.custom_flags(OFlags::NONBLOCK.bits() as i32);
-        let written = options
-            .open(self.place.directory.join(&name))
-            .and_then(|mut file| file.write_all(ip.to_string().as_bytes()));
-        written.map_err(|error| self.failed("write", &name, &error))
+        let write = || {
+            let file = options.open(self.place.directory.join(&name))?;
+            file.write_all_at(text.as_bytes(), 0)?;
+            match file.metadata()?.len() > text.len() as u64 {
+                true => file.set_len(text.len() as u64),
+                false => Ok(()),
+            }
+        };
+        write().map_err(|error| self.failed("write", &name, &error))
     }
 
     /// Gives a reservation back; one that is gone is given back already.
@@ -373,12 +388,6 @@ fn note_boot(file: &File) {
     if let Some(boot) = Boot::current() {
         boot.mark(file);
     }
-}
-
-/// No descriptors or no memory left.
-fn is_shortage(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
 }
 
 fn io_error(operation: &str, error: &io::Error) -> Error {

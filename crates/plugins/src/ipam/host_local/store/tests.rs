@@ -68,6 +68,7 @@ fn a_reservation_is_a_file_as_the_reference_plugin_writes_it() {
     assert!(store.reserve(ip("10.1.2.3"), &owner("id", "eth0")).unwrap());
     assert!(!store.reserve(ip("10.1.2.3"), &owner("other", "eth0")).unwrap());
     assert!(store.reserve(ip("2001:DB8:0:0::5"), &owner("id", "eth0")).unwrap());
+    store.remember(0, ip("10.1.2.254")).unwrap();
     store.remember(0, ip("10.1.2.3")).unwrap();
     assert_eq!(store.last_reserved(0), Some(ip("10.1.2.3")));
     assert_eq!(store.last_reserved(1), None);
