@@ -4,6 +4,7 @@ use cni::plugin::Plugin;
 use cni::plugin::process::Table;
 use npwg::configuration::Flavour;
 
+use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
@@ -22,6 +23,7 @@ pub const TABLE: &Table<'static> = &[
     ("macvlan", &Macvlan),
     ("ptp", &Ptp),
     ("static", &Static),
+    ("tuning", &Tuning),
 ];
 
 /// The plugins whose attachment is one link in the container that they made and that DEL removes.

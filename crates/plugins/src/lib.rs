@@ -11,8 +11,10 @@
 #![forbid(unsafe_code)]
 
 pub mod builtins;
+pub mod chained;
 pub mod command;
 pub mod delegates;
+pub mod directory;
 pub mod failure;
 mod file;
 pub mod fingerprint;

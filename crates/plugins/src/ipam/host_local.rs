@@ -23,7 +23,6 @@ pub mod resolv_conf;
 pub mod store;
 
 use std::net::IpAddr;
-use std::path::Path;
 
 use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
@@ -31,12 +30,12 @@ use cni::plugin::Plugin;
 use cni::result::{Dns, IpConfig, Success};
 use cni::{Error, code};
 use ipam::{Assignment, RangeSet};
-use rustix::fs::{Access, access};
 
 use self::network::{Network, Place};
 use self::owner::{Content, Owner};
 use self::store::{Reservation, Store};
 use super::Request;
+use crate::directory;
 
 /// The plugin.
 pub struct HostLocal;
@@ -297,7 +296,7 @@ fn owners(who: &Attachment) -> [Owner; 2] {
 /// Fails if an ADD would: the directory cannot be written, or a set has no address left.
 fn inspect(network: &Network) -> Result<(), Error> {
     let Network { place, sets, requests: _, routes: _, resolv_conf: _ } = network;
-    usable(&place.directory)?;
+    directory::usable("ipam.dataDir", &place.directory)?;
     let Some(store) = Store::find(place)? else { return Ok(()) };
     let held = store.held()?;
     for set in sets.iter().filter(|set| set.choose(None, &held).is_none()) {
@@ -306,16 +305,4 @@ fn inspect(network: &Network) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Can reservations be made in this directory, or the directory be made?
-fn usable(directory: &Path) -> Result<(), Error> {
-    let there = directory.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(directory);
-    let refused = |why: String| Error::key("ipam.dataDir", format!("{:?}", there.display().to_string()), why);
-    match there.metadata() {
-        Err(error) => Err(refused(linux::Error::io("look at it", &error).to_string())),
-        Ok(meta) if !meta.is_dir() => Err(refused("not a directory".to_owned())),
-        Ok(_) => access(there, Access::WRITE_OK | Access::EXEC_OK)
-            .map_err(|errno| refused(linux::Error::kernel("write to it", errno).to_string())),
-    }
 }

@@ -1,0 +1,303 @@
+//! `tuning`: kernel parameters of the container's network, and attributes of its interface.
+//!
+//! Rules beyond the reference plugin's:
+//! - a failed ADD restores what it changed; DEL restores kernel parameters, too, and says what it could not;
+//! - a container, namespace or interface that is gone is success, and its backup goes;
+//! - only interfaces in the container get the new hardware address in the result;
+//! - nothing but `net.*` of the container's own namespace is ever written.
+//!
+//! Source: containernetworking/plugins `plugins/meta/tuning` v1.9.1.
+
+pub mod allowlist;
+pub mod backup;
+pub mod settings;
+
+use cni::address::parse_mac;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use cni::{Error, code};
+use linux::link::{Change, Link, mac_text};
+use linux::sysctl;
+use linux::{Kind, Netns, Rtnl};
+use rustix::io::Errno;
+
+use self::backup::{Backup, BackupFile};
+use self::settings::{PLACEHOLDER, Settings, Sysctl, data_directory, restorable};
+use crate::directory;
+use crate::failure::{OrRefused, refused};
+use crate::interface::inspection::differs;
+use crate::interface::{collected, open_netns};
+
+/// The plugin.
+pub struct Tuning;
+
+const NAME: &str = "tuning";
+
+// === impl Plugin ===
+
+impl Plugin for Tuning {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns: path, call } = request;
+        let ifname = who.ifname.as_str();
+        let settings = Settings::read(call, ifname)?;
+        let file = BackupFile::of_attachment(&data_directory(call)?, who);
+        let mut result = call.config.require_prev_result()?;
+        let network = call.config.name.as_str();
+        open_netns(path)?.run(|| tune(&settings, ifname, network, file)).or_refused()??;
+        record(&settings, ifname, &mut result);
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let Detach { who, netns, call } = request;
+        let file = BackupFile::of_attachment(&data_directory(call)?, who);
+        let Some(backup) = file.load()? else { return file.remove() };
+        let netns = match netns {
+            Some(path) => Netns::find(path).or_refused()?,
+            None => None,
+        };
+        if let Some(netns) = netns {
+            netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
+        }
+        file.remove()
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let ifname = request.who.ifname.as_str();
+        let settings = Settings::read(&request.call, ifname)?;
+        request.call.config.require_prev_result()?;
+        open_netns(&request.netns)?.run(|| inspect(&settings, ifname)).or_refused()?
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        let Some(valid) = request.valid()? else { return Ok(()) };
+        let directory = data_directory(&request.call)?;
+        let kept = valid.iter().map(|one| BackupFile::of(&directory, &one.container_id, &one.ifname));
+        let kept: Vec<BackupFile> = kept.collect();
+        let network = request.call.config.name.as_str();
+        let errors =
+            BackupFile::all(&directory)?.into_iter().filter(|file| !kept.contains(file)).map(|file| {
+                match file.load() {
+                    // All networks share the directory: what does not say that it is ours may be anybody's.
+                    Ok(Some(backup)) if backup.network == network => file.remove(),
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            });
+        collected(errors.filter_map(Result::err).collect())
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        let unavailable = |error: Error| match error.code {
+            code::IO_FAILURE => Error { code: code::NOT_AVAILABLE, ..error },
+            _ => error,
+        };
+        // Without an interface, its name stands for itself.
+        Settings::read(&request.call, PLACEHOLDER).map_err(unavailable)?;
+        directory::usable("dataDir", &data_directory(&request.call)?)
+    }
+}
+
+/// The result as it is now: interfaces of this name in the container have what was set.
+fn record(settings: &Settings, ifname: &str, result: &mut Success) {
+    let inside =
+        |interface: &&mut cni::result::Interface| interface.name == ifname && !interface.sandbox.is_empty();
+    for interface in result.interfaces.iter_mut().filter(inside) {
+        if let Some(mac) = &settings.mac {
+            interface.mac = mac_text(mac);
+        }
+        if let (Some(recorded), Some(mtu)) = (&mut interface.mtu, settings.mtu) {
+            *recorded = mtu;
+        }
+    }
+}
+
+// === ADD, inside the namespace ===
+
+/// Writes down what is there, changes it, and on a failure changes it back.
+fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> Result<(), Error> {
+    let link = match settings.changes_link() {
+        true => Some(Rtnl::open().and_then(|mut net| net.link(ifname)).or_refused()?),
+        false => None,
+    };
+    let values = Backup { network: network.to_owned(), ..present(settings, link.as_ref())? };
+    if values.is_empty() {
+        return apply(settings, link.as_ref());
+    }
+    let before = file.keep(values.clone())?;
+    apply(settings, link.as_ref()).map_err(|error| {
+        let undone = [restore(&values, ifname), before.restore()];
+        error.also(undone.into_iter().filter_map(Result::err))
+    })
+}
+
+/// The present values of what is to be changed.
+fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
+    let mut backup = Backup::default();
+    for Sysctl { written, key, value } in &settings.sysctls {
+        match sysctl::read(key) {
+            Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
+            Err(error) if error.kind() == Kind::Absent => return Err(blame_sysctl(written, value, &error)),
+            // What can be written but not read (or was never set) cannot be restored either.
+            Err(_) => {}
+        }
+    }
+    let Settings { sysctls: _, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
+    if let Some(link) = link {
+        backup.mac = mac.as_ref().map(|_| mac_text(&link.mac)).unwrap_or_default();
+        backup.promisc = promiscuous.then_some(link.promiscuous);
+        backup.mtu = mtu.map_or(0, |_| link.mtu);
+        backup.allmulti = all_multicast.map(|_| link.all_multicast);
+        backup.tx_queue_length = tx_queue_length.map(|_| link.tx_queue_length);
+    }
+    Ok(backup)
+}
+
+fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
+    let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
+    for Sysctl { written, key, value } in sysctls {
+        sysctl::write(key, value).map_err(|error| blame_sysctl(written, value, &error))?;
+    }
+    let Some(link) = link else { return Ok(()) };
+    let mut net = Rtnl::open().or_refused()?;
+    let wanted = Wanted {
+        mac: mac.as_deref(),
+        promiscuous: promiscuous.then_some(true),
+        mtu: *mtu,
+        all_multicast: *all_multicast,
+        tx_queue_length: *tx_queue_length,
+    };
+    for (key, value, change) in wanted.changes() {
+        net.change_link(link.index, &link.name, &change).map_err(|error| blame(key, &value, &error))?;
+    }
+    Ok(())
+}
+
+/// Attributes to set.
+struct Wanted<'a> {
+    mac: Option<&'a [u8]>,
+    promiscuous: Option<bool>,
+    mtu: Option<u32>,
+    all_multicast: Option<bool>,
+    tx_queue_length: Option<u32>,
+}
+
+impl<'a> Wanted<'a> {
+    /// One change for each attribute, with its key and value: a refusal then says which it was.
+    fn changes(&self) -> Vec<(&'static str, String, Change<'a>)> {
+        let Wanted { mac, promiscuous, mtu, all_multicast, tx_queue_length } = *self;
+        let nothing = Change::default;
+        let changes = [
+            mtu.map(|mtu| ("mtu", mtu.to_string(), Change { mtu: Some(mtu), ..nothing() })),
+            mac.map(|mac| ("mac", mac_text(mac), Change { mac: Some(mac), ..nothing() })),
+            promiscuous.map(|on| ("promisc", on.to_string(), Change { promiscuous: Some(on), ..nothing() })),
+            all_multicast
+                .map(|on| ("allmulti", on.to_string(), Change { all_multicast: Some(on), ..nothing() })),
+            tx_queue_length.map(|length| {
+                ("txQLen", length.to_string(), Change { tx_queue_length: Some(length), ..nothing() })
+            }),
+        ];
+        changes.into_iter().flatten().collect()
+    }
+}
+
+/// A refusal of a value is a fault of the configuration; anything else is the system's.
+fn blame(key: &str, value: &str, error: &linux::Error) -> Error {
+    match error.errno() {
+        Some(Errno::INVAL | Errno::RANGE | Errno::ADDRNOTAVAIL | Errno::OPNOTSUPP) => {
+            Error::key(key, value, error)
+        }
+        _ => refused(error).context(format_args!("{key}: {value}")),
+    }
+}
+
+fn blame_sysctl(written: &str, value: &str, error: &linux::Error) -> Error {
+    let (key, value) = (format!("sysctl.{written}"), format!("{value:?}"));
+    match error.errno() {
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::ACCESS) => Error::key(key, value, error),
+        _ => blame(&key, &value, error),
+    }
+}
+
+// === DEL, inside the namespace ===
+
+/// Sets everything back; what is gone needs nothing, everything is tried.
+fn restore(backup: &Backup, ifname: &str) -> Result<(), Error> {
+    let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = backup;
+    let mut errors = Vec::new();
+    let mac = parse_mac(mac);
+    let wanted = Wanted {
+        mac: mac.as_deref(),
+        promiscuous: *promisc,
+        mtu: Some(*mtu).filter(|mtu| *mtu > 0),
+        all_multicast: *allmulti,
+        tx_queue_length: *tx_queue_length,
+    };
+    let changes = wanted.changes();
+    if !changes.is_empty() {
+        let mut net = Rtnl::open().or_refused()?;
+        if let Some(link) = net.find_link(ifname).or_refused()? {
+            for (key, value, change) in changes {
+                match net.change_link(link.index, ifname, &change) {
+                    Err(error) if error.errno() != Some(Errno::NODEV) => {
+                        errors.push(refused(&error).context(format_args!("restore {key}: {value}")));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    // After the link: a small MTU takes the interface's IPv6 parameters away.
+    for (path, value) in sysctl {
+        let Some(key) = restorable(path) else { continue };
+        match sysctl::write(&key, value) {
+            Err(error) if error.kind() != Kind::Absent => {
+                errors.push(refused(&error).context(format_args!("restore sysctl {path}")));
+            }
+            _ => {}
+        }
+    }
+    collected(errors)
+}
+
+// === CHECK, inside the namespace ===
+
+fn inspect(settings: &Settings, ifname: &str) -> Result<(), Error> {
+    let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
+    for Sysctl { written, key, value } in sysctls {
+        let present = sysctl::read(key).map_err(|error| blame_sysctl(written, value, &error))?;
+        // The kernel prints several numbers with tabs between them, whatever was written.
+        if !present.split_whitespace().eq(value.split_whitespace()) {
+            return Err(Error::internal(format!("sysctl {}: is {present:?}, not {value:?}", key.as_path())));
+        }
+    }
+    let link = Rtnl::open().and_then(|mut net| net.link(ifname)).or_refused()?;
+    let differ = |what: &str, is: &dyn ToString, wanted: &dyn ToString| {
+        Err(differs(ifname, what, &is.to_string(), &wanted.to_string()))
+    };
+    match mac {
+        Some(mac) if *mac != link.mac => differ("address", &mac_text(&link.mac), &mac_text(mac))?,
+        _ => {}
+    }
+    if *promiscuous != link.promiscuous {
+        differ("promisc", &link.promiscuous, promiscuous)?;
+    }
+    match mtu {
+        Some(mtu) if *mtu != link.mtu => differ("mtu", &link.mtu, mtu)?,
+        _ => {}
+    }
+    match all_multicast {
+        Some(on) if *on != link.all_multicast => differ("allmulti", &link.all_multicast, on)?,
+        _ => {}
+    }
+    match tx_queue_length {
+        Some(length) if *length != link.tx_queue_length => differ("txQLen", &link.tx_queue_length, length),
+        _ => Ok(()),
+    }
+}
