@@ -2,16 +2,34 @@
 //!
 //! Source: rtnetlink(7) RTM_NEWADDR/GETADDR/DELADDR; ip-address(8).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use crate::attributes::{address_of, ne32_of};
 use crate::error::Error;
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
+use crate::rtnl::message::{DELETE_ADDRESS, GET_ADDRESS, Message, NEW_ADDRESS, UNSPEC, family};
+
+/// `IFA_ADDRESS`: the other end's on a point-to-point link, else the same as the local one.
+const ADDRESS: u16 = 1;
+/// `IFA_LOCAL`
+const LOCAL: u16 = 2;
+/// `IFA_BROADCAST`
+const BROADCAST: u16 = 4;
+/// `IFA_FLAGS`
+const FLAGS: u16 = 8;
+
+/// `IFA_F_NODAD`
+const NO_DETECTION: u32 = 0x02;
+/// `IFA_F_DADFAILED`
+const DETECTION_FAILED: u32 = 0x08;
+/// `IFA_F_TENTATIVE`
+const TENTATIVE: u32 = 0x40;
+/// `IFA_F_PERMANENT`
+const PERMANENT: u32 = 0x80;
 
 /// One address as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +52,7 @@ impl Rtnl {
     /// # Errors
     /// [`crate::Kind::Exists`] if the interface has it already.
     pub fn add_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::NewAddress(message(link, address));
+        let message = message(NEW_ADDRESS, link, address);
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
@@ -42,11 +60,10 @@ impl Rtnl {
     ///
     /// `ip address add ADDRESS/LENGTH dev NAME nodad`
     pub fn add_own_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
-        let mut message = message(link, address);
+        let mut message = message(NEW_ADDRESS, link, address);
         if address.addr().is_ipv6() {
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad | AddressFlags::Permanent));
+            message.attributes.ne32(FLAGS, NO_DETECTION | PERMANENT);
         }
-        let message = RouteNetlinkMessage::NewAddress(message);
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
@@ -54,7 +71,7 @@ impl Rtnl {
     pub fn add_addresses(&mut self, link: u32, name: &str, addresses: &[IpNet]) -> Result<(), Error> {
         let requests = addresses.iter().map(|address| Request {
             flags: NLM_F_CREATE | NLM_F_EXCL,
-            message: RouteNetlinkMessage::NewAddress(message(link, *address)),
+            message: message(NEW_ADDRESS, link, *address),
         });
         self.execute_all(requests.collect(), |at| match addresses.get(at) {
             Some(address) => format!("add address {address} to {name}"),
@@ -64,38 +81,33 @@ impl Rtnl {
 
     /// Removes an address. `ip address del ADDRESS/LENGTH dev NAME`
     pub fn delete_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::DelAddress(message(link, address));
+        let message = message(DELETE_ADDRESS, link, address);
         self.execute(0, message, || format!("remove address {address} from {name}"))
     }
 
     /// The addresses of one interface, both families. `ip address show dev NAME`
     pub fn addresses(&mut self, link: u32, name: &str) -> Result<Vec<Address>, Error> {
-        let mut query = AddressMessage::default();
-        query.header.index = link;
-        let answers =
-            self.dump(&RouteNetlinkMessage::GetAddress(query), || format!("list addresses of {name}"))?;
+        let query = Message::address(GET_ADDRESS, UNSPEC, 0, link);
+        let answers = self.dump(&query, || format!("list addresses of {name}"))?;
         // Kernels before 4.20 do not filter.
-        Ok(answers.into_iter().filter_map(only_address).filter(|address| address.link == link).collect())
+        Ok(answers.iter().filter_map(only_address).filter(|address| address.link == link).collect())
     }
 
     /// Every address of the namespace. `ip address show`
     pub fn all_addresses(&mut self) -> Result<Vec<Address>, Error> {
-        let query = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let query = Message::address(GET_ADDRESS, UNSPEC, 0, 0);
         let answers = self.dump(&query, || "list addresses".to_owned())?;
-        Ok(answers.into_iter().filter_map(only_address).collect())
+        Ok(answers.iter().filter_map(only_address).collect())
     }
 }
 
-fn message(link: u32, address: IpNet) -> AddressMessage {
-    let mut message = AddressMessage::default();
-    message.header.index = link;
-    message.header.prefix_len = address.prefix_len();
-    message.header.family = family(address.addr());
-    message.header.scope = AddressScope::Universe;
-    message.attributes.push(AddressAttribute::Local(address.addr()));
-    message.attributes.push(AddressAttribute::Address(address.addr()));
-    if let IpNet::V4(net) = address {
-        message.attributes.extend(broadcast(net).map(AddressAttribute::Broadcast));
+fn message(kind: u16, link: u32, address: IpNet) -> Message {
+    let mut message = Message::address(kind, family(address.addr()), address.prefix_len(), link);
+    message.attributes.address(LOCAL, address.addr()).address(ADDRESS, address.addr());
+    if let IpNet::V4(net) = address
+        && let Some(broadcast) = broadcast(net)
+    {
+        message.attributes.address(BROADCAST, broadcast.into());
     }
     message
 }
@@ -105,30 +117,20 @@ fn broadcast(net: Ipv4Net) -> Option<Ipv4Addr> {
     (net.prefix_len() < 31).then(|| net.broadcast())
 }
 
-pub(crate) fn family(address: IpAddr) -> AddressFamily {
-    match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
+fn only_address(message: &Message) -> Option<Address> {
+    if message.kind() != NEW_ADDRESS {
+        return None;
     }
-}
-
-fn only_address(message: RouteNetlinkMessage) -> Option<Address> {
-    let RouteNetlinkMessage::NewAddress(message) = message else { return None };
-    let (mut local, mut remote, mut flags) = (None, None, AddressFlags::empty());
-    for attribute in message.attributes {
-        match attribute {
-            AddressAttribute::Local(ip) => local = Some(ip),
-            AddressAttribute::Address(ip) => remote = Some(ip),
-            AddressAttribute::Flags(all) => flags = all,
-            _ => {}
-        }
-    }
-    let address = IpNet::new(local.or(remote)?, message.header.prefix_len).ok()?;
+    let find = |kind| message.attributes.find(kind).and_then(address_of);
+    let address = IpNet::new(find(LOCAL).or_else(|| find(ADDRESS))?, message.byte_at(1)).ok()?;
+    let flags = message.attributes.find(FLAGS).and_then(ne32_of);
+    // Kernels before 3.14 have no attribute, only the byte.
+    let flags = flags.unwrap_or_else(|| u32::from(message.byte_at(2)));
     Some(Address {
-        link: message.header.index,
+        link: message.word_at(4),
         address,
-        global: message.header.scope == AddressScope::Universe,
-        tentative: flags.contains(AddressFlags::Tentative),
-        duplicate: flags.contains(AddressFlags::Dadfailed),
+        global: message.byte_at(3) == 0,
+        tentative: flags & TENTATIVE != 0,
+        duplicate: flags & DETECTION_FAILED != 0,
     })
 }

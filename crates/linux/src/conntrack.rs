@@ -14,8 +14,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::io::Errno;
 
+use crate::attributes::{Attributes, find};
 use crate::error::Error;
-use crate::netfilter::{Attributes, Message, find};
+use crate::netfilter::Message;
 use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
 use crate::nft::Protocol;
 

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod attributes;
 pub mod conntrack;
 pub mod echo;
 pub mod error;

@@ -10,15 +10,64 @@ pub mod create;
 use std::os::fd::{AsFd, AsRawFd};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData, InfoVlan, InfoVrf,
-    LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
-};
 
+use crate::attributes::{find, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
+use crate::rtnl::message::{DELETE_LINK, GET_LINK, Message, NEW_LINK, SET_LINK};
+
+/// `IFLA_…`: attributes of a link.
+mod attribute {
+    pub(super) const ADDRESS: u16 = 1;
+    pub(super) const NAME: u16 = 3;
+    pub(super) const MTU: u16 = 4;
+    pub(super) const LINK: u16 = 5;
+    pub(super) const MASTER: u16 = 10;
+    pub(super) const TX_QUEUE_LENGTH: u16 = 13;
+    pub(super) const OPERATIONAL_STATE: u16 = 16;
+    pub(super) const INFO: u16 = 18;
+    pub(super) const ALIAS: u16 = 20;
+    pub(super) const PER_FAMILY: u16 = 26;
+    pub(super) const GROUP: u16 = 27;
+    pub(super) const NETNS_DESCRIPTOR: u16 = 28;
+    pub(super) const MASK: u16 = 29;
+    pub(super) const LINK_NETNS_ID: u16 = 37;
+}
+
+/// `IFLA_INFO_…`: what kind of link, and what only its kind has.
+mod info {
+    pub(super) const KIND: u16 = 1;
+    pub(super) const DATA: u16 = 2;
+    pub(super) const PORT_KIND: u16 = 4;
+    pub(super) const PORT_DATA: u16 = 5;
+}
+
+/// Attributes by kind of link: `IFLA_BR_…`, `IFLA_BRPORT_…`, `IFLA_MACVLAN_…` and so on.
+mod detail {
+    pub(super) const BRIDGE_VLAN_FILTERING: u16 = 7;
+    pub(super) const PORT_HAIRPIN: u16 = 4;
+    pub(super) const PORT_ISOLATED: u16 = 33;
+    pub(super) const VETH_PEER: u16 = 1;
+    pub(super) const MACVLAN_MODE: u16 = 1;
+    pub(super) const MACVLAN_BROADCAST_QUEUE: u16 = 7;
+    pub(super) const IPVLAN_MODE: u16 = 1;
+    pub(super) const VLAN_ID: u16 = 1;
+    pub(super) const VRF_TABLE: u16 = 1;
+}
+
+/// `RTEXT_FILTER_SKIP_STATS`: a link without its counters.
+const SKIP_STATS: u32 = 8;
+/// `IFF_UP`
+const UP: u32 = 1;
+/// `IFF_PROMISC`
+const PROMISCUOUS: u32 = 0x100;
+/// `IFF_ALLMULTI`
+const ALL_MULTICAST: u32 = 0x200;
+/// `ARPHRD_LOOPBACK`
+const LOOPBACK: u16 = 772;
+/// `IF_OPER_UNKNOWN` and `IF_OPER_UP`
+const OPERATIONAL: [u8; 2] = [0, 6];
 
 /// One interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,106 +178,76 @@ pub struct Change<'a> {
 }
 
 impl Link {
-    fn from_message(message: LinkMessage) -> Link {
-        let flags = message.header.flags;
+    fn from_message(message: &Message) -> Link {
+        let flags = message.word_at(8);
         let mut link = Link {
-            index: message.header.index,
-            up: flags.contains(LinkFlags::Up),
-            promiscuous: flags.contains(LinkFlags::Promisc),
-            all_multicast: flags.contains(LinkFlags::Allmulti),
-            loopback: message.header.link_layer_type == LinkLayerType::Loopback,
+            index: message.word_at(4),
+            up: flags & UP != 0,
+            promiscuous: flags & PROMISCUOUS != 0,
+            all_multicast: flags & ALL_MULTICAST != 0,
+            loopback: u16::from_ne_bytes([message.byte_at(2), message.byte_at(3)]) == LOOPBACK,
             ..Link::default()
         };
-        for attribute in message.attributes {
-            match attribute {
-                LinkAttribute::IfName(name) => link.name = name,
-                LinkAttribute::Address(mac) => link.mac = mac,
-                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-                LinkAttribute::OperState(state) => {
-                    link.running = matches!(state, State::Up | State::Unknown) && link.up;
+        for (kind, value) in message.attributes.items() {
+            let number = || ne32_of(value).unwrap_or_default();
+            match kind {
+                attribute::NAME => link.name = text(value),
+                attribute::ADDRESS => link.mac = value.to_vec(),
+                attribute::MTU => link.mtu = number(),
+                attribute::OPERATIONAL_STATE => {
+                    link.running = link.up && value.first().is_some_and(|state| OPERATIONAL.contains(state));
                 }
-                LinkAttribute::Controller(index) if index != 0 => link.master = Some(index),
-                LinkAttribute::Link(index) => link.link = Some(index),
-                LinkAttribute::LinkNetNsId(id) => link.link_netns_id = Some(id),
-                LinkAttribute::Group(group) => link.group = group,
-                LinkAttribute::IfAlias(alias) => link.alias = alias,
-                LinkAttribute::TxQueueLen(length) => link.tx_queue_length = length,
-                LinkAttribute::LinkInfo(infos) => link.read_infos(infos),
+                attribute::MASTER => link.master = ne32_of(value).filter(|index| *index != 0),
+                attribute::LINK => link.link = ne32_of(value),
+                attribute::LINK_NETNS_ID => link.link_netns_id = ne32_of(value).map(u32::cast_signed),
+                attribute::GROUP => link.group = number(),
+                attribute::ALIAS => link.alias = text(value),
+                attribute::TX_QUEUE_LENGTH => link.tx_queue_length = number(),
+                attribute::INFO => link.read_info(value),
                 _ => {}
             }
         }
         link
     }
 
-    fn read_infos(&mut self, infos: Vec<LinkInfo>) {
-        for info in infos {
-            match info {
-                LinkInfo::Kind(kind) => self.kind = kind_name(&kind),
-                LinkInfo::Data(data) => self.detail = Detail::from_data(data),
-                LinkInfo::PortData(InfoPortData::BridgePort(attributes)) => {
-                    let mut port = BridgePort::default();
-                    for attribute in attributes {
-                        match attribute {
-                            InfoBridgePort::HairpinMode(on) => port.hairpin = on,
-                            InfoBridgePort::Isolated(on) => port.isolated = on,
-                            _ => {}
-                        }
-                    }
-                    self.port = Some(port);
-                }
-                _ => {}
-            }
+    fn read_info(&mut self, info: &[u8]) {
+        self.kind = find(info, info::KIND).map(text).unwrap_or_default();
+        if let Some(data) = find(info, info::DATA) {
+            self.detail = Detail::read(&self.kind, data);
+        }
+        let is_port = find(info, info::PORT_KIND).map(text).as_deref() == Some("bridge");
+        if let Some(data) = find(info, info::PORT_DATA).filter(|_| is_port) {
+            let is_on = |kind| find(data, kind).and_then(|value| value.first()).is_some_and(|on| *on != 0);
+            self.port = Some(BridgePort {
+                hairpin: is_on(detail::PORT_HAIRPIN),
+                isolated: is_on(detail::PORT_ISOLATED),
+            });
         }
     }
 }
 
 impl Detail {
-    fn from_data(data: InfoData) -> Detail {
-        match data {
-            InfoData::Bridge(list) => Detail::Bridge {
-                vlan_filtering: list.iter().find_map(|info| match info {
-                    InfoBridge::VlanFiltering(on) => Some(*on),
-                    _ => None,
-                }),
+    fn read(kind: &str, data: &[u8]) -> Detail {
+        let number = |kind| find(data, kind).and_then(ne32_of);
+        match kind {
+            "bridge" => Detail::Bridge {
+                vlan_filtering: find(data, detail::BRIDGE_VLAN_FILTERING)
+                    .and_then(|value| value.first())
+                    .map(|on| *on != 0),
             },
-            InfoData::Vlan(list) => Detail::Vlan {
-                id: list
-                    .iter()
-                    .find_map(|info| match info {
-                        InfoVlan::Id(id) => Some(*id),
-                        _ => None,
-                    })
-                    .unwrap_or_default(),
+            "vlan" => Detail::Vlan { id: find(data, detail::VLAN_ID).and_then(ne16_of).unwrap_or_default() },
+            "macvlan" => Detail::Macvlan {
+                mode: number(detail::MACVLAN_MODE).and_then(create::MacvlanMode::from_kernel),
             },
-            InfoData::MacVlan(list) => Detail::Macvlan {
-                mode: list.iter().find_map(|info| match info {
-                    InfoMacVlan::Mode(mode) => create::MacvlanMode::from_kernel(mode),
-                    _ => None,
-                }),
+            "ipvlan" => Detail::Ipvlan {
+                mode: find(data, detail::IPVLAN_MODE)
+                    .and_then(ne16_of)
+                    .and_then(create::IpvlanMode::from_kernel),
             },
-            InfoData::IpVlan(list) => Detail::Ipvlan {
-                mode: list.iter().find_map(|info| match info {
-                    InfoIpVlan::Mode(mode) => create::IpvlanMode::from_kernel(mode),
-                    _ => None,
-                }),
-            },
-            InfoData::Vrf(list) => Detail::Vrf {
-                table: list
-                    .iter()
-                    .find_map(|info| match info {
-                        InfoVrf::TableId(table) => Some(*table),
-                        _ => None,
-                    })
-                    .unwrap_or_default(),
-            },
+            "vrf" => Detail::Vrf { table: number(detail::VRF_TABLE).unwrap_or_default() },
             _ => Detail::None,
         }
     }
-}
-
-/// The driver's name as `ip -d link` prints it.
-fn kind_name(kind: &InfoKind) -> String {
-    kind.to_string()
 }
 
 impl Rtnl {
@@ -237,28 +256,22 @@ impl Rtnl {
     /// # Errors
     /// [`Kind::Absent`] if there is none.
     pub fn link(&mut self, name: &str) -> Result<Link, Error> {
-        let mut message = query();
-        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        let mut message = query(0);
+        message.attributes.text(attribute::NAME, name);
         self.one_link(message, || format!("find link {name}"))
     }
 
     /// The link of this index.
     pub fn link_at(&mut self, index: u32) -> Result<Link, Error> {
-        let mut message = query();
-        message.header.index = index;
-        self.one_link(message, || format!("find link with index {index}"))
+        self.one_link(query(index), || format!("find link with index {index}"))
     }
 
     /// The links of these indexes, in one exchange.
     pub fn links_at<const N: usize>(&mut self, indexes: [u32; N]) -> Result<[Link; N], Error> {
         let operation = || format!("find links with indexes {indexes:?}");
-        let requests = indexes.iter().map(|index| {
-            let mut message = query();
-            message.header.index = *index;
-            Request { flags: 0, message: RouteNetlinkMessage::GetLink(message) }
-        });
+        let requests = indexes.iter().map(|index| Request { flags: 0, message: query(*index) });
         let answers = self.ask_all(requests.collect(), operation)?;
-        let links: Vec<Link> = answers.into_iter().filter_map(only_link).collect();
+        let links: Vec<Link> = answers.iter().filter_map(only_link).collect();
         links.try_into().map_err(|_| Error::protocol(operation(), "the kernel did not answer for each"))
     }
 
@@ -273,19 +286,19 @@ impl Rtnl {
 
     /// Every link. `ip -d link`
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
-        let answers = self.dump(&RouteNetlinkMessage::GetLink(query()), || "list links".to_owned())?;
-        Ok(answers.into_iter().filter_map(only_link).collect())
+        let answers = self.dump(&query(0), || "list links".to_owned())?;
+        Ok(answers.iter().filter_map(only_link).collect())
     }
 
-    fn one_link(&mut self, message: LinkMessage, operation: impl Fn() -> String) -> Result<Link, Error> {
-        let answers = self.ask(RouteNetlinkMessage::GetLink(message), &operation)?;
-        let found = answers.into_iter().find_map(only_link);
+    fn one_link(&mut self, message: Message, operation: impl Fn() -> String) -> Result<Link, Error> {
+        let answers = self.ask(message, &operation)?;
+        let found = answers.iter().find_map(only_link);
         found.ok_or_else(|| Error::protocol(operation(), "the kernel gave no answer"))
     }
 
     /// Changes a link. `ip link set dev NAME …`; `name` is for the error's text.
     pub fn change_link(&mut self, index: u32, name: &str, change: &Change<'_>) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::SetLink(change.message(index));
+        let message = change.message(index);
         self.execute(0, message, || format!("change link {name}{}", change.describe()))
     }
 
@@ -304,22 +317,19 @@ impl Rtnl {
         netns: &crate::Netns,
         new_name: Option<&str>,
     ) -> Result<(), Error> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        message.attributes.push(LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd()));
+        let mut message = Message::link(SET_LINK, index);
+        message.attributes.ne32(attribute::NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
         if let Some(new_name) = new_name {
-            message.attributes.push(LinkAttribute::IfName(new_name.to_owned()));
+            message.attributes.text(attribute::NAME, new_name);
         }
-        self.execute(0, RouteNetlinkMessage::SetLink(message), || format!("move link {name}"))
+        self.execute(0, message, || format!("move link {name}"))
     }
 
     /// Removes a link. `ip link del dev NAME`
     ///
     /// Waits for the kernel's grace period: about 20 ms, whatever the link.
     pub fn delete_link(&mut self, index: u32, name: &str) -> Result<(), Error> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        self.execute(0, RouteNetlinkMessage::DelLink(message), || format!("delete link {name}"))
+        self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
 
     /// Removes several links for one grace period: they are put in `group`, and the group is removed.
@@ -340,11 +350,9 @@ impl Rtnl {
         if grouped == 0 {
             return Ok(());
         }
-        let mut message = LinkMessage::default();
-        message.attributes.push(LinkAttribute::Group(group));
-        self.execute(0, RouteNetlinkMessage::DelLink(message), || {
-            format!("delete {grouped} links of group {group}")
-        })
+        let mut message = Message::link(DELETE_LINK, 0);
+        message.attributes.ne32(attribute::GROUP, group);
+        self.execute(0, message, || format!("delete {grouped} links of group {group}"))
     }
 
     /// Creates a link. `ip link add …`, see [`create::NewLink`].
@@ -353,24 +361,19 @@ impl Rtnl {
     /// [`Kind::Exists`] if the name is taken.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        let mut requests = vec![Request { flags, message: RouteNetlinkMessage::NewLink(link.message()) }];
+        let mut requests = vec![Request { flags, message: link.message() }];
         // The kernel takes an alias only for a link that exists: a second message of the same datagram.
         // The whole datagram is worked through within one system call, so nobody can be killed between.
         if let Some(alias) = link.alias.filter(|_| link.netns.is_none()) {
-            requests.push(Request {
-                flags: 0,
-                message: RouteNetlinkMessage::SetLink(alias_message(link.name, alias)),
-            });
+            requests.push(Request { flags: 0, message: alias_message(link.name, alias) });
         }
         self.execute_all(requests, |_| format!("create {link}"))
     }
 
     /// Several changes at once; on failure those after it have still been made.
     pub fn change_links(&mut self, changes: &[(u32, &str, Change<'_>)]) -> Result<(), Error> {
-        let requests = changes.iter().map(|(index, _, change)| Request {
-            flags: 0,
-            message: RouteNetlinkMessage::SetLink(change.message(*index)),
-        });
+        let requests =
+            changes.iter().map(|(index, _, change)| Request { flags: 0, message: change.message(*index) });
         self.execute_all(requests.collect(), |at| match changes.get(at) {
             Some((_, name, change)) => format!("change link {name}{}", change.describe()),
             None => "change links".to_owned(),
@@ -379,27 +382,38 @@ impl Rtnl {
 }
 
 impl Change<'_> {
-    fn message(&self, index: u32) -> LinkMessage {
+    fn message(&self, index: u32) -> Message {
         let Change { up, name, mtu, mac, promiscuous, all_multicast, tx_queue_length, master, group, alias } =
             self;
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        let flags =
-            [(up, LinkFlags::Up), (promiscuous, LinkFlags::Promisc), (all_multicast, LinkFlags::Allmulti)];
-        for (wanted, flag) in flags {
+        let (mut flags, mut mask) = (0, 0);
+        for (wanted, flag) in [(up, UP), (promiscuous, PROMISCUOUS), (all_multicast, ALL_MULTICAST)] {
             if let Some(on) = wanted {
-                message.header.change_mask |= flag;
-                message.header.flags.set(flag, *on);
+                mask |= flag;
+                flags |= if *on { flag } else { 0 };
             }
         }
+        let mut message = Message::link(SET_LINK, index);
+        set_flags(&mut message, flags, mask);
         let list = &mut message.attributes;
-        list.extend(name.map(|name| LinkAttribute::IfName(name.to_owned())));
-        list.extend(mtu.map(LinkAttribute::Mtu));
-        list.extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-        list.extend(tx_queue_length.map(LinkAttribute::TxQueueLen));
-        list.extend(master.map(LinkAttribute::Controller));
-        list.extend(group.map(LinkAttribute::Group));
-        list.extend(alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
+        for (kind, value) in [(attribute::NAME, name), (attribute::ALIAS, alias)] {
+            if let Some(value) = value {
+                list.text(kind, value);
+            }
+        }
+        if let Some(mac) = mac {
+            list.bytes(attribute::ADDRESS, mac);
+        }
+        let numbers = [
+            (attribute::MTU, mtu),
+            (attribute::TX_QUEUE_LENGTH, tx_queue_length),
+            (attribute::MASTER, master),
+            (attribute::GROUP, group),
+        ];
+        for (kind, value) in numbers {
+            if let Some(value) = value {
+                list.ne32(kind, *value);
+            }
+        }
         message
     }
 
@@ -435,24 +449,26 @@ pub fn mac_text(mac: &[u8]) -> String {
     parts.join(":")
 }
 
+/// Which flags are to change, and to what.
+fn set_flags(message: &mut Message, flags: u32, mask: u32) {
+    message.put(8, &flags.to_ne_bytes());
+    message.put(12, &mask.to_ne_bytes());
+}
+
 /// Sets the alias of the link of this name.
-fn alias_message(name: &str, alias: &str) -> LinkMessage {
-    let mut message = LinkMessage::default();
-    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
+fn alias_message(name: &str, alias: &str) -> Message {
+    let mut message = Message::link(SET_LINK, 0);
+    message.attributes.text(attribute::NAME, name).text(attribute::ALIAS, alias);
     message
 }
 
-/// Asks for a link without its counters.
-fn query() -> LinkMessage {
-    let mut message = LinkMessage::default();
-    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+/// Asks for a link without its counters; index 0 for all, or for the one that an attribute names.
+fn query(index: u32) -> Message {
+    let mut message = Message::link(GET_LINK, index);
+    message.attributes.ne32(attribute::MASK, SKIP_STATS);
     message
 }
 
-fn only_link(message: RouteNetlinkMessage) -> Option<Link> {
-    match message {
-        RouteNetlinkMessage::NewLink(message) => Some(Link::from_message(message)),
-        _ => None,
-    }
+fn only_link(message: &Message) -> Option<Link> {
+    (message.kind() == NEW_LINK).then(|| Link::from_message(message))
 }

@@ -4,20 +4,45 @@
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
-    RouteScope, RouteType,
-};
 
-use crate::address::family;
+use crate::attributes::{Attributes, address_of, find, items, ne16_of, ne32_of};
 use crate::error::Error;
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
+use crate::rtnl::message::{DELETE_ROUTE, GET_ROUTE, INET, INET6, Message, NEW_ROUTE, RouteFields, family};
+
+/// `RTA_DST`
+const DESTINATION: u16 = 1;
+/// `RTA_OIF`
+const LINK: u16 = 4;
+/// `RTA_GATEWAY`
+const GATEWAY: u16 = 5;
+/// `RTA_PRIORITY`
+const PRIORITY: u16 = 6;
+/// `RTA_PREFSRC`
+const PREFERRED_SOURCE: u16 = 7;
+/// `RTA_METRICS`
+const METRICS: u16 = 8;
+/// `RTA_MULTIPATH`
+const MULTIPATH: u16 = 9;
+/// `RTA_TABLE`
+const TABLE: u16 = 15;
+/// `RTAX_MTU`
+const METRIC_MTU: u16 = 2;
+/// `RTAX_ADVMSS`
+const METRIC_ADVMSS: u16 = 8;
+/// `RTN_UNICAST`
+const UNICAST: u8 = 1;
+/// `RT_SCOPE_NOWHERE`: in a request to remove, any scope.
+const ANY_SCOPE: u8 = 255;
+/// `RTNH_F_ONLINK`
+const ONLINK: u32 = 4;
+/// `RTM_F_CLONED`: a cache entry, not a route.
+const CLONED: u32 = 0x200;
 
 /// Who made a route: us. Not in any registry; 119 is `w`.
 pub const PROTOCOL: u8 = 119;
@@ -91,34 +116,46 @@ impl Route {
         self.dst.prefix_len() == 0
     }
 
-    fn message(&self) -> RouteMessage {
+    fn message(&self, kind: u16) -> Message {
         let Route { dst, gateway, link, source, priority, table, scope, protocol, mtu, advmss, onlink } =
             self;
-        let mut message = RouteMessage::default();
-        message.header = RouteHeader {
-            address_family: family(dst.addr()),
-            destination_prefix_length: dst.prefix_len(),
-            source_prefix_length: 0,
-            tos: 0,
+        let fields = RouteFields {
+            destination: dst.prefix_len(),
+            source: 0,
             table: u8::try_from(*table).unwrap_or(0),
-            protocol: RouteProtocol::from(*protocol),
-            scope: RouteScope::from(*scope),
-            kind: RouteType::Unicast,
-            flags: if *onlink { RouteFlags::Onlink } else { RouteFlags::empty() },
+            protocol: *protocol,
+            // What is removed may have any scope, and its flags do not matter.
+            scope: if kind == DELETE_ROUTE { ANY_SCOPE } else { *scope },
+            action: UNICAST,
+            flags: if *onlink && kind != DELETE_ROUTE { ONLINK } else { 0 },
         };
+        let mut message = Message::route(kind, family(dst.addr()), fields);
         let list = &mut message.attributes;
         if dst.prefix_len() > 0 {
-            list.push(RouteAttribute::Destination(RouteAddress::from(dst.network())));
+            list.address(DESTINATION, dst.network());
         }
-        list.extend(gateway.map(|ip| RouteAttribute::Gateway(RouteAddress::from(ip))));
-        list.extend((*link != 0).then_some(RouteAttribute::Oif(*link)));
-        list.extend(source.map(|ip| RouteAttribute::PrefSource(RouteAddress::from(ip))));
-        list.extend(priority.map(RouteAttribute::Priority));
-        list.push(RouteAttribute::Table(*table));
-        let metrics = mtu.map(RouteMetric::Mtu).into_iter().chain(advmss.map(RouteMetric::Advmss));
-        let metrics: Vec<RouteMetric> = metrics.collect();
-        if !metrics.is_empty() {
-            list.push(RouteAttribute::Metrics(metrics));
+        if let Some(gateway) = gateway {
+            list.address(GATEWAY, *gateway);
+        }
+        if *link != 0 {
+            list.ne32(LINK, *link);
+        }
+        if let Some(source) = source {
+            list.address(PREFERRED_SOURCE, *source);
+        }
+        if let Some(priority) = priority {
+            list.ne32(PRIORITY, *priority);
+        }
+        list.ne32(TABLE, *table);
+        let metrics = [(METRIC_MTU, mtu), (METRIC_ADVMSS, advmss)];
+        if kind != DELETE_ROUTE && metrics.iter().any(|(_, value)| value.is_some()) {
+            list.nested(METRICS, |inner: &mut Attributes| {
+                for (kind, value) in metrics {
+                    if let Some(value) = value {
+                        inner.ne32(kind, *value);
+                    }
+                }
+            });
         }
         message
     }
@@ -139,16 +176,14 @@ impl Rtnl {
     /// [`crate::Kind::Exists`] if `existing` is [`Existing::Refuse`] and there is one, or if exactly
     /// this one is there; "network is unreachable" if the gateway is not.
     pub fn add_route(&mut self, route: &Route, existing: Existing) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::NewRoute(route.message());
+        let message = route.message(NEW_ROUTE);
         self.execute(existing.flags(), message, || format!("add route {}", route.describe()))
     }
 
     /// Adds several routes in one datagram, in order; on failure those after it have still been tried.
     pub fn add_routes(&mut self, routes: &[Route], existing: Existing) -> Result<(), Error> {
-        let requests = routes.iter().map(|route| Request {
-            flags: existing.flags(),
-            message: RouteNetlinkMessage::NewRoute(route.message()),
-        });
+        let requests =
+            routes.iter().map(|route| Request { flags: existing.flags(), message: route.message(NEW_ROUTE) });
         self.execute_all(requests.collect(), |at| match routes.get(at) {
             Some(route) => format!("add route {}", route.describe()),
             None => "add routes".to_owned(),
@@ -157,24 +192,15 @@ impl Rtnl {
 
     /// Removes a route. `ip route del DST [via GATEWAY] dev NAME …`
     pub fn delete_route(&mut self, route: &Route) -> Result<(), Error> {
-        let mut message = route.message();
-        // "Nowhere" matches any scope.
-        message.header.scope = RouteScope::NoWhere;
-        message.header.flags = RouteFlags::empty();
-        message.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Metrics(_)));
-        let message = RouteNetlinkMessage::DelRoute(message);
+        let message = route.message(DELETE_ROUTE);
         self.execute(0, message, || format!("remove route {}", route.describe()))
     }
 
     /// Every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>, Error> {
-        let mut query = RouteMessage::default();
-        query.header.address_family = match family {
-            Family::V4 => netlink_packet_route::AddressFamily::Inet,
-            Family::V6 => netlink_packet_route::AddressFamily::Inet6,
-        };
-        let answers = self.dump(&RouteNetlinkMessage::GetRoute(query), || "list routes".to_owned())?;
-        Ok(answers.into_iter().flat_map(unicast).collect())
+        let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
+        let answers = self.dump(&query, || "list routes".to_owned())?;
+        Ok(answers.iter().flat_map(unicast).collect())
     }
 }
 
@@ -187,6 +213,23 @@ pub enum Family {
     V6,
 }
 
+impl Family {
+    /// `AF_INET` or `AF_INET6`.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Family::V4 => INET,
+            Family::V6 => INET6,
+        }
+    }
+
+    fn everywhere(self) -> IpNet {
+        match self {
+            Family::V4 => IpNet::V4(Ipv4Net::default()),
+            Family::V6 => IpNet::V6(Ipv6Net::default()),
+        }
+    }
+}
+
 impl Existing {
     fn flags(self) -> u16 {
         match self {
@@ -197,77 +240,66 @@ impl Existing {
     }
 }
 
-/// The table the kernel keeps for itself.
-const TABLE_LOCAL: u32 = 255;
-
 /// The route of an answer; a multipath route is one for each hop.
-fn unicast(message: RouteNetlinkMessage) -> Vec<Route> {
-    let RouteNetlinkMessage::NewRoute(message) = message else { return Vec::new() };
-    let header = &message.header;
-    if header.kind != RouteType::Unicast || header.flags.contains(RouteFlags::Cloned) {
-        return Vec::new();
-    }
-    let unspecified: IpAddr = match header.address_family {
-        netlink_packet_route::AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
-        netlink_packet_route::AddressFamily::Inet6 => Ipv6Addr::UNSPECIFIED.into(),
+fn unicast(message: &Message) -> Vec<Route> {
+    let family = match message.byte_at(0) {
+        INET => Family::V4,
+        INET6 => Family::V6,
         _ => return Vec::new(),
     };
-    let Ok(nowhere) = IpNet::new(unspecified, 0) else { return Vec::new() };
-    let mut route = Route::new(nowhere, 0, None);
-    route.table = u32::from(header.table);
-    route.scope = header.scope.into();
-    route.protocol = header.protocol.into();
-    route.onlink = header.flags.contains(RouteFlags::Onlink);
-    let mut hops = Vec::new();
-    for attribute in message.attributes {
-        match attribute {
-            RouteAttribute::Destination(to) => {
-                let net = ip(&to).and_then(|ip| IpNet::new(ip, header.destination_prefix_length).ok());
-                route.dst = net.unwrap_or(nowhere);
+    let flags = message.word_at(8);
+    if message.kind() != NEW_ROUTE || message.byte_at(7) != UNICAST || flags & CLONED != 0 {
+        return Vec::new();
+    }
+    let mut route = Route::new(family.everywhere(), 0, None);
+    route.table = u32::from(message.byte_at(4));
+    route.protocol = message.byte_at(5);
+    route.scope = message.byte_at(6);
+    route.onlink = flags & ONLINK != 0;
+    let mut hops: &[u8] = &[];
+    for (kind, value) in message.attributes.items() {
+        match kind {
+            DESTINATION => {
+                let net = address_of(value).and_then(|ip| IpNet::new(ip, message.byte_at(1)).ok());
+                route.dst = net.unwrap_or(route.dst);
             }
-            RouteAttribute::Gateway(to) => route.gateway = ip(&to),
-            RouteAttribute::PrefSource(from) => route.source = ip(&from),
-            RouteAttribute::Oif(index) => route.link = index,
-            RouteAttribute::Priority(priority) => route.priority = Some(priority),
-            RouteAttribute::Table(table) => route.table = table,
-            RouteAttribute::Metrics(metrics) => route.read_metrics(&metrics),
-            RouteAttribute::MultiPath(list) => hops = list,
+            GATEWAY => route.gateway = address_of(value),
+            PREFERRED_SOURCE => route.source = address_of(value),
+            LINK => route.link = ne32_of(value).unwrap_or_default(),
+            PRIORITY => route.priority = ne32_of(value),
+            TABLE => route.table = ne32_of(value).unwrap_or(route.table),
+            METRICS => {
+                route.mtu = find(value, METRIC_MTU).and_then(ne32_of);
+                route.advmss = find(value, METRIC_ADVMSS).and_then(ne32_of);
+            }
+            MULTIPATH => hops = value,
             _ => {}
         }
     }
     if route.table == TABLE_LOCAL {
         return Vec::new();
     }
-    if hops.is_empty() {
-        return vec![route];
-    }
-    let one_hop = |hop: netlink_packet_route::route::RouteNextHop| Route {
-        link: hop.interface_index,
-        gateway: hop.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(to) => ip(to),
-            _ => None,
-        }),
-        ..route.clone()
-    };
-    hops.into_iter().map(one_hop).collect()
+    if hops.is_empty() { vec![route] } else { next_hops(&route, hops) }
 }
 
-impl Route {
-    fn read_metrics(&mut self, metrics: &[RouteMetric]) {
-        for metric in metrics {
-            match metric {
-                RouteMetric::Mtu(mtu) => self.mtu = Some(*mtu),
-                RouteMetric::Advmss(advmss) => self.advmss = Some(*advmss),
-                _ => {}
-            }
-        }
-    }
-}
+/// The table the kernel keeps for itself.
+const TABLE_LOCAL: u32 = 255;
 
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
-        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
-        _ => None,
+/// Length of `struct rtnexthop`, in bytes.
+const HOP: usize = 8;
+
+/// One route for each hop of a multipath route.
+fn next_hops(route: &Route, mut hops: &[u8]) -> Vec<Route> {
+    let mut routes = Vec::new();
+    while let (Some(length), Some(index)) =
+        (hops.get(..2).and_then(ne16_of), hops.get(4..HOP).and_then(ne32_of))
+    {
+        let length = usize::from(length);
+        let Some(attributes) = hops.get(HOP..length) else { break };
+        let gateway =
+            items(attributes).find(|(kind, _)| *kind == GATEWAY).and_then(|(_, value)| address_of(value));
+        routes.push(Route { link: index, gateway, ..route.clone() });
+        hops = hops.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
+    routes
 }

@@ -3,10 +3,11 @@
 //! The operations live beside the things they are about: [`crate::link`], [`crate::address`],
 //! [`crate::route`], [`crate::rule`].
 
-use netlink_packet_route::RouteNetlinkMessage;
+pub(crate) mod message;
 
 use crate::error::Error;
 use crate::netlink::{Failure, Protocol, Request, Socket};
+use message::Message;
 
 /// A routing socket.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl Rtnl {
     pub(crate) fn execute(
         &mut self,
         flags: u16,
-        message: RouteNetlinkMessage,
+        message: Message,
         operation: impl FnOnce() -> String,
     ) -> Result<(), Error> {
         match self.socket.exchange(vec![Request { flags, message }]) {
@@ -36,7 +37,7 @@ impl Rtnl {
     /// Several requests in one datagram; `operation` names the one that failed by its index.
     pub(crate) fn execute_all(
         &mut self,
-        requests: Vec<Request<RouteNetlinkMessage>>,
+        requests: Vec<Request<Message>>,
         operation: impl FnOnce(usize) -> String,
     ) -> Result<(), Error> {
         if requests.is_empty() {
@@ -54,27 +55,27 @@ impl Rtnl {
     /// One request with answers.
     pub(crate) fn ask(
         &mut self,
-        message: RouteNetlinkMessage,
+        message: Message,
         operation: impl FnOnce() -> String,
-    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    ) -> Result<Vec<Message>, Error> {
         self.ask_all(vec![Request { flags: 0, message }], operation)
     }
 
     /// Several requests with answers, in one datagram.
     pub(crate) fn ask_all(
         &mut self,
-        requests: Vec<Request<RouteNetlinkMessage>>,
+        requests: Vec<Request<Message>>,
         operation: impl FnOnce() -> String,
-    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    ) -> Result<Vec<Message>, Error> {
         self.socket.exchange(requests).map_err(|failure| failure.of(operation()))
     }
 
     /// Everything of a kind.
     pub(crate) fn dump(
         &mut self,
-        message: &RouteNetlinkMessage,
+        message: &Message,
         operation: impl FnOnce() -> String,
-    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    ) -> Result<Vec<Message>, Error> {
         self.socket.dump(0, message).map_err(|failure| failure.of(operation()))
     }
 }

@@ -4,14 +4,23 @@
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::route::RouteProtocol;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 
-use crate::address::family;
+use crate::attributes::{address_of, ne32_of};
 use crate::error::Error;
 use crate::route::{Family, PROTOCOL};
 use crate::rtnl::Rtnl;
+use crate::rtnl::message::{DELETE_RULE, GET_RULE, Message, NEW_RULE, RouteFields, family};
+
+/// `FRA_SRC`
+const SOURCE: u16 = 2;
+/// `FRA_PRIORITY`
+const PRIORITY: u16 = 6;
+/// `FRA_TABLE`
+const TABLE: u16 = 15;
+/// `FRA_PROTOCOL`
+const MADE_BY: u16 = 21;
+/// `FR_ACT_TO_TBL`
+const TO_TABLE: u8 = 1;
 
 /// A rule by source address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,17 +41,19 @@ impl Rule {
         Rule { from, table, priority: None, protocol: PROTOCOL }
     }
 
-    fn message(&self) -> RuleMessage {
+    fn message(&self, kind: u16) -> Message {
         let Rule { from, table, priority, protocol } = self;
-        let mut message = RuleMessage::default();
-        message.header.family = family(from.addr());
-        message.header.src_len = from.prefix_len();
-        message.header.table = u8::try_from(*table).unwrap_or(0);
-        message.header.action = RuleAction::ToTable;
-        message.attributes.push(RuleAttribute::Source(from.addr()));
-        message.attributes.push(RuleAttribute::Table(*table));
-        message.attributes.push(RuleAttribute::Protocol(RouteProtocol::from(*protocol)));
-        message.attributes.extend(priority.map(RuleAttribute::Priority));
+        let fields = RouteFields {
+            source: from.prefix_len(),
+            table: u8::try_from(*table).unwrap_or(0),
+            action: TO_TABLE,
+            ..RouteFields::default()
+        };
+        let mut message = Message::route(kind, family(from.addr()), fields);
+        message.attributes.address(SOURCE, from.addr()).ne32(TABLE, *table).byte(MADE_BY, *protocol);
+        if let Some(priority) = priority {
+            message.attributes.ne32(PRIORITY, *priority);
+        }
         message
     }
 }
@@ -50,7 +61,7 @@ impl Rule {
 impl Rtnl {
     /// Adds a rule. `ip rule add from PREFIX lookup TABLE [priority N]`
     pub fn add_rule(&mut self, rule: &Rule) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::NewRule(rule.message());
+        let message = rule.message(NEW_RULE);
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || {
             format!("add rule from {} lookup {}", rule.from, rule.table)
         })
@@ -58,35 +69,29 @@ impl Rtnl {
 
     /// Removes a rule. `ip rule del from PREFIX lookup TABLE [priority N]`
     pub fn delete_rule(&mut self, rule: &Rule) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::DelRule(rule.message());
+        let message = rule.message(DELETE_RULE);
         self.execute(0, message, || format!("remove rule from {} lookup {}", rule.from, rule.table))
     }
 
     /// The rules by source address of a family; others are left out. `ip -4|-6 rule show`
     pub fn rules(&mut self, of: Family) -> Result<Vec<Rule>, Error> {
-        let mut query = RuleMessage::default();
-        query.header.family = match of {
-            Family::V4 => netlink_packet_route::AddressFamily::Inet,
-            Family::V6 => netlink_packet_route::AddressFamily::Inet6,
-        };
-        let answers = self.dump(&RouteNetlinkMessage::GetRule(query), || "list rules".to_owned())?;
-        Ok(answers.into_iter().filter_map(by_source).collect())
+        let query = Message::route(GET_RULE, of.number(), RouteFields::default());
+        let answers = self.dump(&query, || "list rules".to_owned())?;
+        Ok(answers.iter().filter_map(by_source).collect())
     }
 }
 
-fn by_source(message: RouteNetlinkMessage) -> Option<Rule> {
-    let RouteNetlinkMessage::NewRule(message) = message else { return None };
-    let length = message.header.src_len;
-    let mut table = u32::from(message.header.table);
-    let (mut from, mut priority, mut protocol) = (None, None, 0);
-    for attribute in message.attributes {
-        match attribute {
-            RuleAttribute::Source(ip) => from = IpNet::new(ip, length).ok(),
-            RuleAttribute::Table(number) => table = number,
-            RuleAttribute::Priority(number) => priority = Some(number),
-            RuleAttribute::Protocol(number) => protocol = number.into(),
-            _ => {}
-        }
-    }
-    Some(Rule { from: from?, table, priority, protocol })
+fn by_source(message: &Message) -> Option<Rule> {
+    let number = |kind| message.attributes.find(kind).and_then(ne32_of);
+    let from = message.attributes.find(SOURCE).and_then(address_of)?;
+    (message.kind() == NEW_RULE).then_some(Rule {
+        from: IpNet::new(from, message.byte_at(2)).ok()?,
+        table: number(TABLE).unwrap_or_else(|| u32::from(message.byte_at(4))),
+        priority: number(PRIORITY),
+        protocol: message
+            .attributes
+            .find(MADE_BY)
+            .and_then(|value| value.first().copied())
+            .unwrap_or_default(),
+    })
 }

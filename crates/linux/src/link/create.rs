@@ -5,12 +5,10 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
 
-use netlink_packet_route::link::{
-    InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf, IpVlanMode,
-    LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
-};
-
+use super::{UP, attribute, detail, info, set_flags};
 use crate::Netns;
+use crate::attributes::Attributes;
+use crate::rtnl::message::{Message, NEW_LINK};
 
 /// A link to create. `ip link add name NAME …`
 #[derive(Clone, Debug)]
@@ -117,41 +115,33 @@ pub enum IpvlanMode {
 }
 
 impl MacvlanMode {
-    pub(super) fn from_kernel(mode: &MacVlanMode) -> Option<MacvlanMode> {
-        match mode {
-            MacVlanMode::Bridge => Some(MacvlanMode::Bridge),
-            MacVlanMode::Private => Some(MacvlanMode::Private),
-            MacVlanMode::Vepa => Some(MacvlanMode::Vepa),
-            MacVlanMode::Passthrough => Some(MacvlanMode::Passthru),
-            _ => None,
-        }
+    pub(super) fn from_kernel(number: u32) -> Option<MacvlanMode> {
+        let all = [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
+        all.into_iter().find(|mode| mode.number() == number)
     }
 
-    fn to_kernel(self) -> MacVlanMode {
+    /// `MACVLAN_MODE_…`
+    fn number(self) -> u32 {
         match self {
-            MacvlanMode::Bridge => MacVlanMode::Bridge,
-            MacvlanMode::Private => MacVlanMode::Private,
-            MacvlanMode::Vepa => MacVlanMode::Vepa,
-            MacvlanMode::Passthru => MacVlanMode::Passthrough,
+            MacvlanMode::Private => 1,
+            MacvlanMode::Vepa => 2,
+            MacvlanMode::Bridge => 4,
+            MacvlanMode::Passthru => 8,
         }
     }
 }
 
 impl IpvlanMode {
-    pub(super) fn from_kernel(mode: &IpVlanMode) -> Option<IpvlanMode> {
-        match mode {
-            IpVlanMode::L2 => Some(IpvlanMode::L2),
-            IpVlanMode::L3 => Some(IpvlanMode::L3),
-            IpVlanMode::L3S => Some(IpvlanMode::L3s),
-            _ => None,
-        }
+    pub(super) fn from_kernel(number: u16) -> Option<IpvlanMode> {
+        [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s].into_iter().find(|mode| mode.number() == number)
     }
 
-    fn to_kernel(self) -> IpVlanMode {
+    /// `IPVLAN_MODE_…`
+    fn number(self) -> u16 {
         match self {
-            IpvlanMode::L2 => IpVlanMode::L2,
-            IpvlanMode::L3 => IpVlanMode::L3,
-            IpvlanMode::L3s => IpVlanMode::L3S,
+            IpvlanMode::L2 => 0,
+            IpvlanMode::L3 => 1,
+            IpvlanMode::L3s => 2,
         }
     }
 }
@@ -172,23 +162,40 @@ impl<'a> NewLink<'a> {
         }
     }
 
-    pub(super) fn message(&self) -> LinkMessage {
+    pub(super) fn message(&self) -> Message {
         let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, netns } = self;
-        let mut message = LinkMessage::default();
+        let mut message = Message::link(NEW_LINK, 0);
         if *up {
-            message.header.flags = LinkFlags::Up;
-            message.header.change_mask = LinkFlags::Up;
+            set_flags(&mut message, UP, UP);
         }
         let list = &mut message.attributes;
-        list.push(LinkAttribute::IfName((*name).to_owned()));
-        list.extend(mtu.map(LinkAttribute::Mtu));
-        list.extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-        list.extend(master.map(LinkAttribute::Controller));
-        list.extend(tx_queue_length.map(LinkAttribute::TxQueueLen));
-        list.extend(netns.map(|netns| LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())));
-        list.extend(kind.parent().map(LinkAttribute::Link));
-        list.push(LinkAttribute::LinkInfo(kind.info()));
+        end(list, name, *mtu, *mac, *netns);
+        let numbers = [
+            (attribute::MASTER, *master),
+            (attribute::TX_QUEUE_LENGTH, *tx_queue_length),
+            (attribute::LINK, kind.parent()),
+        ];
+        for (kind, value) in numbers {
+            if let Some(value) = value {
+                list.ne32(kind, value);
+            }
+        }
+        list.nested(attribute::INFO, |inner| kind.write(inner));
         message
+    }
+}
+
+/// What both ends of a pair have.
+fn end(list: &mut Attributes, name: &str, mtu: Option<u32>, mac: Option<&[u8]>, netns: Option<&Netns>) {
+    list.text(attribute::NAME, name);
+    if let Some(mtu) = mtu {
+        list.ne32(attribute::MTU, mtu);
+    }
+    if let Some(mac) = mac {
+        list.bytes(attribute::ADDRESS, mac);
+    }
+    if let Some(netns) = netns {
+        list.ne32(attribute::NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
     }
 }
 
@@ -206,31 +213,33 @@ impl NewKind<'_> {
         }
     }
 
-    fn info(&self) -> Vec<LinkInfo> {
-        let (kind, data) = match self {
-            NewKind::Bridge { vlan_filtering } => {
-                let data = vlan_filtering.then(|| InfoData::Bridge(vec![InfoBridge::VlanFiltering(true)]));
-                (InfoKind::Bridge, data)
-            }
-            NewKind::Veth(peer) => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.message())))),
-            NewKind::Macvlan { parent: _, mode, broadcast_queue_length } => {
-                let mut data = vec![InfoMacVlan::Mode(mode.to_kernel())];
-                data.extend(broadcast_queue_length.map(InfoMacVlan::BcQueueLen));
-                (InfoKind::MacVlan, Some(InfoData::MacVlan(data)))
-            }
-            NewKind::Ipvlan { parent: _, mode } => {
-                (InfoKind::IpVlan, Some(InfoData::IpVlan(vec![InfoIpVlan::Mode(mode.to_kernel())])))
-            }
-            NewKind::Vlan { parent: _, id } => {
-                (InfoKind::Vlan, Some(InfoData::Vlan(vec![InfoVlan::Id(*id)])))
-            }
-            NewKind::Vrf { table } => (InfoKind::Vrf, Some(InfoData::Vrf(vec![InfoVrf::TableId(*table)]))),
-            NewKind::Dummy => (InfoKind::Dummy, None),
-            NewKind::Ifb => (InfoKind::Ifb, None),
+    /// Its kind, and what only its kind has.
+    fn write(&self, info: &mut Attributes) {
+        info.text(info::KIND, self.name());
+        match self {
+            NewKind::Bridge { vlan_filtering: false } | NewKind::Dummy | NewKind::Ifb => info,
+            NewKind::Bridge { vlan_filtering: true } => info.nested(info::DATA, |data| {
+                data.byte(detail::BRIDGE_VLAN_FILTERING, 1);
+            }),
+            NewKind::Veth(peer) => info.nested(info::DATA, |data| {
+                data.bytes(detail::VETH_PEER, &peer.bytes());
+            }),
+            NewKind::Macvlan { parent: _, mode, broadcast_queue_length } => info.nested(info::DATA, |data| {
+                data.ne32(detail::MACVLAN_MODE, mode.number());
+                if let Some(length) = broadcast_queue_length {
+                    data.ne32(detail::MACVLAN_BROADCAST_QUEUE, *length);
+                }
+            }),
+            NewKind::Ipvlan { parent: _, mode } => info.nested(info::DATA, |data| {
+                data.ne16(detail::IPVLAN_MODE, mode.number());
+            }),
+            NewKind::Vlan { parent: _, id } => info.nested(info::DATA, |data| {
+                data.ne16(detail::VLAN_ID, *id);
+            }),
+            NewKind::Vrf { table } => info.nested(info::DATA, |data| {
+                data.ne32(detail::VRF_TABLE, *table);
+            }),
         };
-        let mut info = vec![LinkInfo::Kind(kind)];
-        info.extend(data.map(LinkInfo::Data));
-        info
     }
 
     fn name(&self) -> &'static str {
@@ -248,15 +257,12 @@ impl NewKind<'_> {
 }
 
 impl Peer<'_> {
-    fn message(&self) -> LinkMessage {
+    /// A link of its own within the attribute: fixed part and attributes.
+    fn bytes(&self) -> Vec<u8> {
         let Peer { name, mtu, mac, netns } = self;
-        let mut message = LinkMessage::default();
-        let list = &mut message.attributes;
-        list.push(LinkAttribute::IfName((*name).to_owned()));
-        list.extend(mtu.map(LinkAttribute::Mtu));
-        list.extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-        list.extend(netns.map(|netns| LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())));
-        message
+        let mut message = Message::link(NEW_LINK, 0);
+        end(&mut message.attributes, name, *mtu, *mac, *netns);
+        [message.fixed(), message.attributes.as_bytes()].concat()
     }
 }
 

@@ -8,7 +8,8 @@ use super::chain::BaseChain;
 use super::rule::Rule;
 use super::set::{Element, Mapped, PIECE, Set, number_and_length};
 use super::{Table, kind};
-use crate::netfilter::{Attributes, Message};
+use crate::attributes::Attributes;
+use crate::netfilter::Message;
 use crate::netlink::Request;
 
 const NEW_TABLE: u8 = 0;
@@ -80,14 +81,14 @@ impl Batch {
     /// `nft add table inet weft`
     pub fn ensure_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
-        attributes.text(TABLE_NAME, table.name).u32(TABLE_FLAGS, 0);
+        attributes.text(TABLE_NAME, table.name).be32(TABLE_FLAGS, 0);
         self.push(table, NEW_TABLE, NLM_F_CREATE, attributes, || format!("add table {table}"))
     }
 
     /// `nft create table inet weft`
     pub fn create_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
-        attributes.text(TABLE_NAME, table.name).u32(TABLE_FLAGS, 0);
+        attributes.text(TABLE_NAME, table.name).be32(TABLE_FLAGS, 0);
         self.push(table, NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, attributes, || format!("create table {table}"))
     }
 
@@ -119,9 +120,9 @@ impl Batch {
         let mut attributes = chain_attributes(table, chain);
         attributes
             .nested(CHAIN_HOOK, |inner| {
-                inner.u32(HOOK_NUMBER, hook.number()).u32(HOOK_PRIORITY, priority as u32);
+                inner.be32(HOOK_NUMBER, hook.number()).be32(HOOK_PRIORITY, priority as u32);
             })
-            .u32(CHAIN_POLICY, policy.number())
+            .be32(CHAIN_POLICY, policy.number())
             .text(CHAIN_TYPE, chain_type.word());
         self.push(table, NEW_CHAIN, NLM_F_CREATE, attributes, || format!("add base chain {table} {chain}"))
     }
@@ -154,16 +155,16 @@ impl Batch {
         let (key_type, key_length) = number_and_length(key);
         let flags = if matches!(data, Mapped::Nothing) { 0 } else { SET_IS_MAP };
         let mut attributes = Attributes::new();
-        attributes.text(SET_TABLE, table.name).text(SET_NAME, name).u32(SET_FLAGS, flags);
-        attributes.u32(SET_KEY_TYPE, key_type).u32(SET_KEY_LENGTH, key_length);
+        attributes.text(SET_TABLE, table.name).text(SET_NAME, name).be32(SET_FLAGS, flags);
+        attributes.be32(SET_KEY_TYPE, key_type).be32(SET_KEY_LENGTH, key_length);
         if let Some((data_type, data_length)) = data.number_and_length() {
-            attributes.u32(SET_DATA_TYPE, data_type);
+            attributes.be32(SET_DATA_TYPE, data_type);
             if data_length > 0 {
-                attributes.u32(SET_DATA_LENGTH, data_length);
+                attributes.be32(SET_DATA_LENGTH, data_length);
             }
         }
         // Only has to differ from the others of this batch; its place does.
-        attributes.u32(SET_ID, self.requests.len() as u32 + 1);
+        attributes.be32(SET_ID, self.requests.len() as u32 + 1);
         self.push(table, NEW_SET, NLM_F_CREATE, attributes, || format!("add set {table} {name}"))
     }
 
@@ -219,7 +220,7 @@ impl Batch {
     /// `nft delete rule inet weft web handle 7`; for the handle see [`super::Nft::rules`].
     pub fn delete_rule(&mut self, table: Table<'_>, chain: &str, handle: u64) -> &mut Batch {
         let mut attributes = Attributes::new();
-        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain).u64(RULE_HANDLE, handle);
+        attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain).be64(RULE_HANDLE, handle);
         self.push(table, DELETE_RULE, 0, attributes, || {
             format!("delete rule {table} {chain} handle {handle}")
         })

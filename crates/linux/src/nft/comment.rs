@@ -32,7 +32,7 @@ pub(super) fn of_user_data(mut data: &[u8]) -> String {
     while let [kind, length, rest @ ..] = data {
         let Some((value, rest)) = rest.split_at_checked(usize::from(*length)) else { break };
         if *kind == COMMENT {
-            return crate::netfilter::text(value);
+            return crate::attributes::text(value);
         }
         data = rest;
     }

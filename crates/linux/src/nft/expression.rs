@@ -5,7 +5,7 @@
 //! Source: kernel `nf_tables.h` (`NFTA_EXPR_…` and one `NFTA_…` block for each expression).
 
 use super::set::{Data, Verdict};
-use crate::netfilter::Attributes;
+use crate::attributes::Attributes;
 
 /// `NFTA_LIST_ELEM`.
 const LIST_ITEM: u16 = 1;
@@ -41,28 +41,28 @@ impl Expressions {
     /// `meta KEY`, loaded.
     pub(super) fn load_meta(&mut self, key: u32, slot: u32) {
         self.push("meta", |data| {
-            data.u32(2, key).u32(1, FIRST_SLOT + slot);
+            data.be32(2, key).be32(1, FIRST_SLOT + slot);
         });
     }
 
     /// `meta KEY set`, from a slot.
     pub(super) fn store_meta(&mut self, key: u32, slot: u32) {
         self.push("meta", |data| {
-            data.u32(2, key).u32(3, FIRST_SLOT + slot);
+            data.be32(2, key).be32(3, FIRST_SLOT + slot);
         });
     }
 
     /// Bytes of the packet.
     pub(super) fn load_payload(&mut self, base: Base, offset: u32, length: u32, slot: u32) {
         self.push("payload", |data| {
-            data.u32(1, FIRST_SLOT + slot).u32(2, base as u32).u32(3, offset).u32(4, length);
+            data.be32(1, FIRST_SLOT + slot).be32(2, base as u32).be32(3, offset).be32(4, length);
         });
     }
 
     /// `ct KEY`.
     pub(super) fn load_connection(&mut self, key: u32, slot: u32) {
         self.push("ct", |data| {
-            data.u32(2, key).u32(1, FIRST_SLOT + slot);
+            data.be32(2, key).be32(1, FIRST_SLOT + slot);
         });
     }
 
@@ -71,21 +71,21 @@ impl Expressions {
         const ADDRESS_TYPE: u32 = 3;
         const OF_DESTINATION: u32 = 2;
         self.push("fib", |data| {
-            data.u32(1, FIRST_SLOT + slot).u32(2, ADDRESS_TYPE).u32(3, OF_DESTINATION);
+            data.be32(1, FIRST_SLOT + slot).be32(2, ADDRESS_TYPE).be32(3, OF_DESTINATION);
         });
     }
 
     /// A constant.
     pub(super) fn load_constant(&mut self, value: &Data, slot: u32) {
         self.push("immediate", |data| {
-            data.u32(1, FIRST_SLOT + slot).nested(2, |inner| value.write(inner));
+            data.be32(1, FIRST_SLOT + slot).nested(2, |inner| value.write(inner));
         });
     }
 
     /// `(slot & mask) ^ flip`, in place.
     pub(super) fn bitwise(&mut self, slot: u32, mask: &[u8], flip: &[u8]) {
         self.push("bitwise", |data| {
-            data.u32(1, FIRST_SLOT + slot).u32(2, FIRST_SLOT + slot).u32(3, mask.len() as u32);
+            data.be32(1, FIRST_SLOT + slot).be32(2, FIRST_SLOT + slot).be32(3, mask.len() as u32);
             data.nested(4, |inner| {
                 inner.bytes(1, mask);
             });
@@ -98,7 +98,7 @@ impl Expressions {
     /// Goes on only if the slot compares like that.
     pub(super) fn compare(&mut self, slot: u32, comparison: Comparison, value: &[u8]) {
         self.push("cmp", |data| {
-            data.u32(1, FIRST_SLOT + slot).u32(2, comparison as u32).nested(3, |inner| {
+            data.be32(1, FIRST_SLOT + slot).be32(2, comparison as u32).nested(3, |inner| {
                 inner.bytes(1, value);
             });
         });
@@ -107,34 +107,34 @@ impl Expressions {
     /// Goes on only if the key at slot 0 is in the set (or is not).
     pub(super) fn look_up(&mut self, set: &str, comparison: Comparison) {
         self.push("lookup", |data| {
-            data.text(1, set).u32(2, FIRST_SLOT).u32(5, comparison as u32);
+            data.text(1, set).be32(2, FIRST_SLOT).be32(5, comparison as u32);
         });
     }
 
     /// Replaces the key at slot 0 by what the map has for it; goes on only if it has something.
     pub(super) fn map(&mut self, map: &str) {
         self.push("lookup", |data| {
-            data.text(1, map).u32(2, FIRST_SLOT).u32(3, FIRST_SLOT);
+            data.text(1, map).be32(2, FIRST_SLOT).be32(3, FIRST_SLOT);
         });
     }
 
     /// Does what the verdict map has for the key at slot 0.
     pub(super) fn map_to_verdict(&mut self, map: &str) {
         self.push("lookup", |data| {
-            data.text(1, map).u32(2, FIRST_SLOT).u32(3, VERDICT_REGISTER);
+            data.text(1, map).be32(2, FIRST_SLOT).be32(3, VERDICT_REGISTER);
         });
     }
 
     pub(super) fn decide(&mut self, verdict: &Verdict) {
         self.push("immediate", |data| {
-            data.u32(1, VERDICT_REGISTER).nested(2, |inner| verdict.write(inner));
+            data.be32(1, VERDICT_REGISTER).nested(2, |inner| verdict.write(inner));
         });
     }
 
     /// `counter`, from zero.
     pub(super) fn count(&mut self) {
         self.push("counter", |data| {
-            data.u64(1, 0).u64(2, 0);
+            data.be64(1, 0).be64(2, 0);
         });
     }
 
@@ -142,7 +142,7 @@ impl Expressions {
     pub(super) fn masquerade(&mut self, flags: u32) {
         self.push("masq", |data| {
             if flags != 0 {
-                data.u32(1, flags);
+                data.be32(1, flags);
             }
         });
     }
@@ -150,9 +150,9 @@ impl Expressions {
     /// `snat` (0) or `dnat` (1) to the address, and perhaps the port, in these slots.
     pub(super) fn translate(&mut self, direction: u32, family: u8, address: u32, port: Option<u32>) {
         self.push("nat", |data| {
-            data.u32(1, direction).u32(2, u32::from(family)).u32(3, FIRST_SLOT + address);
+            data.be32(1, direction).be32(2, u32::from(family)).be32(3, FIRST_SLOT + address);
             if let Some(port) = port {
-                data.u32(5, FIRST_SLOT + port);
+                data.be32(5, FIRST_SLOT + port);
             }
         });
     }

@@ -3,8 +3,9 @@
 use super::comment;
 use super::set::{Data, Element};
 use super::{Nft, Table, kind};
+use crate::attributes::{Attributes, be64_of, items};
 use crate::error::{Error, Kind};
-use crate::netfilter::{Attributes, Message, items, u64_of};
+use crate::netfilter::Message;
 use crate::netlink::Request;
 
 const GET_RULE: u8 = 7;
@@ -51,9 +52,10 @@ impl Nft {
         let rule = |answer: Message| {
             let attributes = &answer.attributes;
             // Kernels before 4.20 do not filter; what is of another chain is not ours to show.
-            let of =
-                |kind, name: &str| attributes.find(kind).map(crate::netfilter::text).as_deref() == Some(name);
-            let handle = attributes.find(RULE_HANDLE).and_then(u64_of)?;
+            let of = |kind, name: &str| {
+                attributes.find(kind).map(crate::attributes::text).as_deref() == Some(name)
+            };
+            let handle = attributes.find(RULE_HANDLE).and_then(be64_of)?;
             let comment = attributes.find(RULE_USER_DATA).map(comment::of_user_data).unwrap_or_default();
             (of(RULE_TABLE, table.name) && of(RULE_CHAIN, chain)).then_some(ListedRule { handle, comment })
         };

@@ -21,7 +21,7 @@ use super::Family;
 use super::comment;
 use super::expression::{Base, Comparison, Expressions};
 use super::set::{Data, Type, Verdict};
-use crate::netfilter::Attributes;
+use crate::attributes::Attributes;
 
 const RULE_EXPRESSIONS: u16 = 4;
 const RULE_USER_DATA: u16 = 7;

@@ -10,7 +10,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::comment;
-use crate::netfilter::Attributes;
+use crate::attributes::Attributes;
 
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
@@ -230,7 +230,7 @@ impl Element {
 
     /// The element that [`Element::write`] wrote, without what it leads to if that is a verdict.
     pub(super) fn read(attributes: &[u8]) -> Option<(Data, Data, String)> {
-        use crate::netfilter::find;
+        use crate::attributes::find;
         let key = find(find(attributes, ELEMENT_KEY)?, DATA_VALUE)?;
         let value =
             find(attributes, ELEMENT_DATA).and_then(|data| find(data, DATA_VALUE)).unwrap_or_default();
@@ -252,7 +252,7 @@ impl Verdict {
             Verdict::Return => (-5_i32, None),
         };
         attributes.nested(DATA_VERDICT, |inner| {
-            inner.u32(VERDICT_CODE, code as u32);
+            inner.be32(VERDICT_CODE, code as u32);
             if let Some(chain) = chain {
                 inner.text(VERDICT_CHAIN, chain);
             }
