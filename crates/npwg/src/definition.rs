@@ -14,6 +14,7 @@
 use cni::error::Error;
 use cni::network::{Network, plugin_type};
 use cni::object::Object;
+use cni::runtime::load;
 
 use crate::metadata::{Definition, NetworkReference, SpecConfig};
 use crate::refusal::{Fault, KeyPath, Refusal};
@@ -59,6 +60,19 @@ impl Form {
 }
 
 impl Disk {
+    /// Adds what a file or directory held; a file that is there already stays as it is.
+    pub fn add(&mut self, loaded: load::Directory) {
+        let load::Directory { networks, faults } = loaded;
+        for (path, network) in networks {
+            let path = path.display().to_string();
+            let form = Form::of(&path).unwrap_or(Form::List);
+            if !self.networks.iter().any(|known| known.path == path) {
+                self.networks.push(OnDisk { path, form, network });
+            }
+        }
+        self.unreadable.extend(faults.iter().map(|(path, error)| format!("{}: {error}", path.display())));
+    }
+
     /// The network of this `name`: the first list, else the first single configuration.
     pub fn find(&self, name: &str) -> Option<&OnDisk> {
         let mut named = self.networks.iter().filter(|on| on.network.name.as_str() == name);

@@ -10,6 +10,7 @@
 //!
 //! Source: Kubernetes API reference; the standard, 3.1, 3.2 and 4.1.1.
 
+mod collection;
 mod document;
 mod indentation;
 mod node;
@@ -19,6 +20,7 @@ mod source;
 use crate::metadata::{Definition, Pod};
 use crate::refusal::{Fault, KeyPath};
 
+pub use collection::Collection;
 pub use document::{DEPTH_MAX, MANIFEST_MAX, NODES_MAX};
 pub use node::{Key, Node, Value};
 pub use source::{Position, Source, Span};

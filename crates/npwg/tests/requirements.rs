@@ -74,7 +74,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("m10", "the meta-plugin's DEL returns what failed"),
     ("m11", "the journal"),
     ("m12", "GC, STATUS and CHECK go over all delegates of the journal"),
-    ("m13", "the agent: a pod that is not found is an error"),
     ("m17", "the agent patches; a failing patch fails nothing"),
     ("m18", "crate cni: a scan of CNI_ARGS (m18 there), and the runtime's own CNI_PATH"),
     ("m19", "crate cni: a delegate's code and details survive"),

@@ -64,19 +64,22 @@ impl Exec {
     /// The plugin's own error; code 5 if it could not be run, was too slow or printed too much;
     /// code 999 if it failed without saying why in the protocol's form.
     pub fn run(&self, program: &Path, environment: &Environment, stdin: &[u8]) -> Result<Output, Error> {
-        let (output, failure) = self.complete(program, environment, stdin)?;
+        let (output, failure) = self.complete(Command::new(program), environment, stdin)?;
         failure.map_or(Ok(output), Err)
     }
 
-    /// Runs `program` to its end: what it printed, and its error if it failed.
-    fn complete(
+    /// Runs a plugin whose program wants arguments first, to its end: what it printed, and its error if it failed.
+    ///
+    /// # Errors
+    /// Code 5 if it could not be run, was too slow or printed too much.
+    pub fn complete(
         &self,
-        program: &Path,
+        mut command: Command,
         environment: &Environment,
         stdin: &[u8],
     ) -> Result<(Output, Option<Error>), Error> {
         let started = Instant::now();
-        let mut command = Command::new(program);
+        let program = PathBuf::from(command.get_program());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command.envs(environment.variables());
         if !environment.netns_override.is_empty() {
@@ -88,7 +91,7 @@ impl Exec {
         // No deadline if the clock cannot express it.
         let until = started.checked_add(self.deadline);
         let (status, output) = child::attend(running, stdin, until);
-        let status = status.map_err(|fault| self.ended(&fault, program, &output))?;
+        let status = status.map_err(|fault| self.ended(&fault, &program, &output))?;
         let failure = (!status.success()).then(|| failure(status, &output));
         Ok((output, failure))
     }
@@ -107,7 +110,7 @@ impl Exec {
 impl Invoke for Exec {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         let program = find(plugin, &environment.path)?;
-        let (output, failure) = self.complete(&program, environment, stdin)?;
+        let (output, failure) = self.complete(Command::new(program), environment, stdin)?;
         if !output.stdout.is_empty() || failure.is_none() {
             // For people; that nobody can read it changes nothing.
             let _ = io::stderr().write_all(&output.stderr);

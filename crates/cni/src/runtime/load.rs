@@ -38,6 +38,20 @@ pub struct Directory {
 }
 
 impl Directory {
+    /// What stands at `path`: the network of one file, or those of a directory; nothing there is empty.
+    ///
+    /// # Errors
+    /// As [`Directory::read`].
+    pub fn at(path: &Path) -> Result<Directory, Error> {
+        if !fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
+            return Directory::read(path);
+        }
+        Ok(match network(path) {
+            Ok(network) => Directory { networks: vec![(path.to_owned(), network)], faults: Vec::new() },
+            Err(error) => Directory { networks: Vec::new(), faults: vec![(path.to_owned(), error)] },
+        })
+    }
+
     /// Reads every configuration file; a directory that is not there is empty.
     ///
     /// # Errors

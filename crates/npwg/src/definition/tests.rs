@@ -184,3 +184,18 @@ fn a_path_means_a_file_or_the_first_of_a_directory() {
     );
     assert_eq!(at("/elsewhere"), None);
 }
+
+#[test]
+fn a_file_that_is_loaded_twice_counts_once() {
+    let network = || Network::parse(br#"{"cniVersion":"1.0.0","name":"a","type":"x"}"#, "a").unwrap();
+    let loaded = || load::Directory {
+        networks: vec![("/d/a.conf".into(), network()), ("/d/a.conflist".into(), network())],
+        faults: vec![("/d/b.conf".into(), Error::config("no"))],
+    };
+    let mut disk = Disk::default();
+    disk.add(loaded());
+    disk.add(load::Directory { faults: Vec::new(), ..loaded() });
+    let forms: Vec<Form> = disk.networks.iter().map(|on| on.form).collect();
+    assert_eq!(forms, [Form::Single, Form::List]);
+    assert_eq!(disk.unreadable, ["/d/b.conf: no"]);
+}

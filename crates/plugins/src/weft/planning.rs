@@ -1,12 +1,8 @@
 //! Where the plan of a sandbox comes from: the agent, a directory of manifests, or `weft plan --once`.
 //!
-//! This file fetches what the pure planner needs; what is decided is in [`npwg::plan`].
-//!
-//! Rules: a pod nobody knows is an error, never a pod without networks (M13); a call that names no pod at
-//! all (not Kubernetes) gets the networks of every pod; uid and name must both fit, so that a pod that was created
-//! anew under its old name is not taken for the old one.
+//! This file fetches what the pure planner needs; what is decided is in [`npwg::plan`], which pod is meant in
+//! [`Collection::pod`].
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,21 +13,17 @@ use cni::name::{ContainerId, IfName};
 use cni::network::Network;
 use cni::object::DOCUMENT_MAX;
 use cni::runtime::load;
-use cni::{Context, Error, code};
+use cni::{Context, Error};
 use npwg::configuration::{Flavour, NodeConfiguration, Place};
-use npwg::definition::{Disk, Form, OnDisk};
-use npwg::device::Devices;
+use npwg::definition::Disk;
 use npwg::exchange::{self, Question};
-use npwg::manifest::Manifest;
-use npwg::metadata::{Definition, NetworkReference, Pod};
-use npwg::plan::{self, Access, Plan, PodIdentity, Sandbox};
+use npwg::manifest::{Collection, Manifest};
+use npwg::plan::{Plan, PodIdentity, Sandbox};
 
 use super::agent;
 
 /// Most manifest files read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
-/// The capability under which container runtimes pass a pod's annotations (V11).
-const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 /// Makes the plan for one sandbox.
 pub(super) fn plan(
@@ -98,82 +90,18 @@ fn from_manifests(
     sandbox: &Sandbox,
     directory: &Path,
 ) -> Result<Plan, Error> {
-    let manifests = Manifests::read(directory).context("manifestDir")?;
-    let pod = manifests.pod(node, named)?;
-    let disk = read_disk(node)?;
-    let request = plan::Request {
-        pod: &pod,
-        sandbox,
-        node,
-        definitions: &manifests.definitions,
-        disk: &disk,
-        devices: &Devices::new(),
-        access: &Access::open(),
-    };
-    plan::plan(&request).map_err(|refusal| {
-        let error = Error::from(refusal);
-        match manifests.problems.is_empty() {
-            true => error,
-            false => error.details(format!("in the manifests: {}", manifests.problems.join("; "))),
-        }
-    })
-}
-
-/// What the manifests of a directory hold.
-#[derive(Default)]
-struct Manifests {
-    pods: Vec<Pod>,
-    definitions: BTreeMap<NetworkReference, Definition>,
-    problems: Vec<String>,
-}
-
-impl Manifests {
-    fn read(directory: &Path) -> Result<Manifests, Error> {
-        let mut manifests = Manifests::default();
-        for path in manifest_files(directory)? {
-            let text = read_text(&path)?;
-            let Manifest { pods, definitions, problems, .. } = Manifest::parse(&text);
-            manifests.pods.extend(pods.into_iter().map(|located| located.value.pod));
-            let definitions = definitions.into_iter().map(|located| located.value);
-            manifests.definitions.extend(definitions.map(|definition| (definition.reference(), definition)));
-            let named = problems.iter().map(|problem| format!("{}: {}", path.display(), problem.fault));
-            manifests.problems.extend(named);
-        }
-        Ok(manifests)
+    let mut manifests = Collection::default();
+    for path in manifest_files(directory).context("manifestDir")? {
+        let text = read_text(&path).context("manifestDir")?;
+        manifests.add(&path.display().to_string(), Manifest::parse(&text));
     }
-
-    /// The pod of this identity; its annotations may come from the runtime instead of a manifest.
-    fn pod(&self, node: &NodeConfiguration, named: &PodIdentity) -> Result<Pod, Error> {
-        let PodIdentity { namespace, name, uid } = named;
-        if name.is_empty() {
-            return Ok(Pod { namespace: "default".to_owned(), ..Pod::default() });
-        }
-        let found = self.pods.iter().find(|pod| pod.namespace == *namespace && pod.name == *name);
-        match found {
-            Some(pod) if !pod.uid.is_empty() && !uid.is_empty() && pod.uid != *uid => {
-                let why = format!("pod {namespace}/{name} has uid {}, the runtime asks for {uid}", pod.uid);
-                Err(Error::new(code::UNKNOWN_CONTAINER, why))
-            }
-            Some(pod) => {
-                Ok(Pod { uid: if pod.uid.is_empty() { uid.clone() } else { pod.uid.clone() }, ..pod.clone() })
-            }
-            None => match node.runtime_config.read(POD_ANNOTATIONS)? {
-                Some(annotations) => Ok(Pod {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    uid: uid.clone(),
-                    annotations,
-                    ..Pod::default()
-                }),
-                None => {
-                    let why = format!(
-                        "pod {namespace}/{name} is in no manifest, and the runtime passes no annotations"
-                    );
-                    Err(Error::new(code::UNKNOWN_CONTAINER, why))
-                }
-            },
+    let mut disk = Disk::default();
+    for place in node.places() {
+        if let Place::Path(path) = place {
+            disk.add(load::Directory::at(Path::new(&path))?);
         }
     }
+    manifests.plan(node, &disk, named, sandbox)
 }
 
 /// The manifest files of a directory, by name.
@@ -209,32 +137,4 @@ fn read_text(path: &Path) -> Result<String, Error> {
         return Err(Error::config(format!("{}: larger than {DOCUMENT_MAX} bytes", path.display())));
     }
     String::from_utf8(bytes).map_err(|_| Error::config(format!("{}: not UTF-8", path.display())))
-}
-
-/// The networks on disk that a plan may need.
-fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
-    let mut disk = Disk::default();
-    for place in node.places() {
-        let Place::Path(path) = place else { continue };
-        let path = PathBuf::from(path);
-        let (networks, faults) = match fs::metadata(&path) {
-            Ok(meta) if meta.is_file() => match load::network(&path) {
-                Ok(network) => (vec![(path, network)], Vec::new()),
-                Err(error) => (Vec::new(), vec![(path, error)]),
-            },
-            _ => {
-                let load::Directory { networks, faults } = load::Directory::read(&path)?;
-                (networks, faults)
-            }
-        };
-        for (path, network) in networks {
-            let path = path.display().to_string();
-            let form = Form::of(&path).unwrap_or(Form::List);
-            if !disk.networks.iter().any(|known| known.path == path) {
-                disk.networks.push(OnDisk { path, form, network });
-            }
-        }
-        disk.unreadable.extend(faults.iter().map(|(path, error)| format!("{}: {error}", path.display())));
-    }
-    Ok(disk)
 }

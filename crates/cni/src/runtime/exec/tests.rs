@@ -97,6 +97,19 @@ fn l3_the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), 
 }
 
 #[test]
+fn a_program_may_want_arguments_and_what_it_said_is_kept_beside_its_error() -> Result<(), Error> {
+    let rig = Rig::new();
+    let file = rig
+        .script("many", r#"echo said >&2; printf '{"code":11,"msg":"%s %s"}' "$1" "$CNI_COMMAND"; exit 1"#);
+    let mut command = Command::new(file);
+    command.arg("plugin");
+    let (output, failure) = exec().complete(command, &environment(&rig), b"{}")?;
+    assert_eq!(failure, Some(Error::new(11, "plugin ADD")));
+    assert_eq!(output.stderr, b"said\n");
+    Ok(())
+}
+
+#[test]
 fn l4_s20_a_plugins_own_error_is_passed_on() {
     let rig = Rig::new();
     let error =

@@ -161,3 +161,18 @@ fn the_default_network_is_the_first_file_by_name() -> Result<(), Error> {
     assert_eq!((file.file_name().unwrap().to_str(), network.name.as_str()), (Some("10-a.conf"), "a"));
     Ok(())
 }
+
+#[test]
+fn a_place_is_a_directory_or_one_file_or_nothing_yet() -> Result<(), Error> {
+    let rig = Rig::new();
+    write(&rig, "a.conf", &single("a", "x"));
+    write(&rig, "b.conf", "{");
+    let [file, broken] = ["a.conf", "b.conf"].map(|name| rig.directory().join(name));
+    assert_eq!(Directory::at(&file)?.networks[0].1.name.as_str(), "a");
+    let one = Directory::at(&broken)?;
+    assert_eq!((one.networks.len(), one.faults[0].0.as_path()), (0, broken.as_path()));
+    let all = Directory::at(rig.directory())?;
+    assert_eq!((all.networks.len(), all.faults.len()), (1, 1));
+    assert!(Directory::at(&rig.directory().join("nowhere"))?.networks.is_empty());
+    Ok(())
+}
