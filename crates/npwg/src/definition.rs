@@ -73,25 +73,25 @@ impl Disk {
         self.unreadable.extend(faults.iter().map(|(path, error)| format!("{}: {error}", path.display())));
     }
 
-    /// The network of this `name`: the first list, else the first single configuration.
-    pub fn find(&self, name: &str) -> Option<&OnDisk> {
-        let mut named = self.networks.iter().filter(|on| on.network.name.as_str() == name);
-        let first = named.clone().next();
-        named.find(|on| on.form == Form::List).or(first)
+    /// The network of this `name` in files directly in `directory`: the first list, else the first single configuration.
+    pub fn find(&self, directory: &str, name: &str) -> Option<&OnDisk> {
+        let named = |on: &&OnDisk| on.network.name.as_str() == name;
+        let list = self.within(directory).filter(named).find(|on| on.form == Form::List);
+        list.or_else(|| self.within(directory).find(named))
     }
 
     /// The network in the file `path`, or the first in the directory `path`.
     pub fn at(&self, path: &str) -> Option<&OnDisk> {
-        let directory = path.trim_end_matches('/');
         let exact = self.networks.iter().find(|on| on.path == path);
-        exact.or_else(|| self.within(directory).next())
+        exact.or_else(|| self.within(path).next())
     }
 
     /// The networks in files directly in `directory`.
     pub fn within(&self, directory: &str) -> impl Iterator<Item = &OnDisk> {
-        self.networks
-            .iter()
-            .filter(move |on| on.path.rsplit_once('/').is_some_and(|(dir, _)| dir == directory))
+        let directory = directory.trim_end_matches('/');
+        let parent =
+            |on: &OnDisk| on.path.rsplit_once('/').map(|(parent, _)| parent.trim_end_matches('/').to_owned());
+        self.networks.iter().filter(move |on| parent(on).is_some_and(|parent| parent == directory))
     }
 }
 
@@ -120,12 +120,12 @@ pub fn subject(reference: &NetworkReference) -> String {
     format!("network-attachment-definition {reference}")
 }
 
-/// The plugins `definition` stands for.
+/// The plugins `definition` stands for; `directory` is where rules 2 and 3 look: `confDir`.
 ///
 /// # Errors
 /// Always an attachment that fails: a `config` that is no network, no network of the name on disk, or
 /// one that would call the meta-plugin again.
-pub fn resolve(definition: &Definition, disk: &Disk) -> Result<Resolved, Refusal> {
+pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<Resolved, Refusal> {
     let subject = subject(&definition.reference());
     let resolved = match &definition.config {
         SpecConfig::Structured(json) => {
@@ -142,7 +142,7 @@ pub fn resolve(definition: &Definition, disk: &Disk) -> Result<Resolved, Refusal
             })?,
             origin: Origin::Definition,
         },
-        SpecConfig::Text(_) | SpecConfig::Absent => on_disk(definition, disk, &subject)?,
+        SpecConfig::Text(_) | SpecConfig::Absent => on_disk(definition, disk, directory, &subject)?,
     };
     refuse_ourselves(&resolved.network, &subject)?;
     Ok(resolved)
@@ -168,8 +168,13 @@ fn raw(text: &str) -> Result<Box<serde_json::value::RawValue>, Error> {
         .map_err(|cause| Error::internal(format!("encode {text:?}: {cause}")))
 }
 
-fn on_disk(definition: &Definition, disk: &Disk, subject: &str) -> Result<Resolved, Refusal> {
-    if let Some(found) = disk.find(&definition.name) {
+fn on_disk(
+    definition: &Definition,
+    disk: &Disk,
+    directory: &str,
+    subject: &str,
+) -> Result<Resolved, Refusal> {
+    if let Some(found) = disk.find(directory, &definition.name) {
         let path = found.path.clone();
         let origin = match found.form {
             Form::List => Origin::List(path),
@@ -177,7 +182,8 @@ fn on_disk(definition: &Definition, disk: &Disk, subject: &str) -> Result<Resolv
         };
         return Ok(Resolved { network: found.network.clone(), origin });
     }
-    let mut reason = format!("has no spec.config, and no network named {:?} is on disk", definition.name);
+    let mut reason =
+        format!("has no spec.config, and no network named {:?} is in {directory}", definition.name);
     if !disk.unreadable.is_empty() {
         reason.push_str(&format!(" (could not be read: {})", disk.unreadable.join("; ")));
     }

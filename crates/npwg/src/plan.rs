@@ -24,13 +24,16 @@ use crate::configuration::NodeConfiguration;
 use crate::definition::Disk;
 use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
-use crate::refusal::{Fault, Refusal, Warning};
+use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
 use crate::status::StatusStyle;
 
 pub use access::Access;
 pub use networks::wanted;
 pub use route::{Families, Gateway, RouteWish};
+
+/// Most bytes of configurations in one plan: a plan goes over a socket and into a journal.
+pub const CONFIGURATIONS_MAX: usize = 4 << 20;
 
 /// The form of plan this release writes. An older form is read, a newer one is not.
 pub const PLAN_VERSION: u32 = 1;
@@ -146,7 +149,7 @@ pub struct Decision {
 
 impl Decision {
     fn new(what: &str, value: impl std::fmt::Display, why: impl Into<String>) -> Decision {
-        Decision { what: what.to_owned(), value: value.to_string(), why: why.into() }
+        Decision { what: what.to_owned(), value: clip(&value.to_string()), why: why.into() }
     }
 }
 
@@ -207,9 +210,11 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     let names = interface::assign(&request.sandbox.ifname, &drafts)?;
     let mut ledger = ledger::Ledger::new(request.devices);
     let mut delegates = Vec::with_capacity(drafts.len());
+    let mut room = CONFIGURATIONS_MAX;
     for (draft, (ifname, because)) in drafts.iter().zip(names) {
         let mut delegate = delegate(request, draft, &ifname, &mut ledger, &mut warnings)?;
         delegate.because.insert(1, because);
+        room = room.checked_sub(delegate.config.len()).ok_or_else(|| too_large(&draft.subject))?;
         delegates.push(delegate);
     }
     let asked: Vec<&DefaultRoute> = drafts.iter().map(networks::Draft::default_route).collect();
@@ -225,6 +230,11 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
         delegates,
         warnings,
     })
+}
+
+fn too_large(subject: &str) -> Refusal {
+    let reason = format!("the configurations of this pod's networks exceed {CONFIGURATIONS_MAX} bytes");
+    Refusal::failed(Fault::new("bounds", subject, reason).cure("select fewer or smaller networks"))
 }
 
 /// One draft with everything it asks for put where the plugins will look.

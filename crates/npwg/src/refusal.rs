@@ -25,7 +25,7 @@ pub enum Step {
     Key(String),
 }
 
-/// Where in a document: `[1].ips[0]`.
+/// Where in a document: `[1].ips[0]`. Keys are as hostile as the document; printing cuts and cleans them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyPath(Vec<Step>);
@@ -68,8 +68,8 @@ impl fmt::Display for KeyPath {
         for (at, step) in self.0.iter().enumerate() {
             match step {
                 Step::Index(index) => write!(f, "[{index}]")?,
-                Step::Key(key) if at == 0 => f.write_str(key)?,
-                Step::Key(key) => write!(f, ".{key}")?,
+                Step::Key(key) if at == 0 => f.write_str(&clip(key))?,
+                Step::Key(key) => write!(f, ".{}", clip(key))?,
             }
         }
         Ok(())
@@ -154,8 +154,8 @@ pub(crate) fn quote(text: &str) -> String {
     clip(&format!("{text:?}"))
 }
 
-/// The beginning of `text`, without anything that could break a log line.
-fn clip(text: &str) -> String {
+/// The beginning of `text`: short enough for a message, without anything that could break a log line.
+pub(crate) fn clip(text: &str) -> String {
     let mut short: String =
         text.chars().take(QUOTE_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(QUOTE_MAX).is_some() {
@@ -274,6 +274,13 @@ mod tests {
         let quoted = quote(&"a\n\u{1b}[31m".repeat(100));
         assert!(quoted.chars().count() <= QUOTE_MAX + 1, "{quoted}");
         assert!(!quoted.contains(|c: char| c.is_control()), "{quoted}");
+    }
+
+    #[test]
+    fn a_hostile_key_cannot_break_a_message() {
+        let path = KeyPath::root().key(&format!("a\nb{}", "x".repeat(10_000)));
+        let text = path.to_string();
+        assert!(text.chars().count() <= QUOTE_MAX + 1 && !text.contains('\n'), "{text}");
     }
 
     #[test]

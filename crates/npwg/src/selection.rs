@@ -29,6 +29,9 @@ pub const ANNOTATION_MAX: usize = 256 * 1024;
 /// Most elements of one annotation.
 pub const ELEMENTS_MAX: usize = 128;
 
+/// Most warnings of one annotation; what is odd beyond that is not told apart any more.
+pub const WARNINGS_MAX: usize = 16;
+
 /// One of the two annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Annotation {
@@ -174,7 +177,9 @@ impl Reader {
     }
 
     fn warn(&mut self, reason: Reason, fault: Fault) {
-        self.reading.warnings.push(Warning::new(reason, fault));
+        if self.reading.warnings.len() < WARNINGS_MAX {
+            self.reading.warnings.push(Warning::new(reason, fault));
+        }
     }
 
     /// The rules that concern more than one element.

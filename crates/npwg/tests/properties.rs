@@ -278,7 +278,7 @@ proptest! {
     #[test]
     fn a_definition_is_resolved_or_refused(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string())]) {
         let definition = Definition { namespace: "ns".into(), name: "n".into(), config: SpecConfig::Text(text), ..Definition::default() };
-        if let Ok(resolved) = resolve(&definition, &Disk::default()) {
+        if let Ok(resolved) = resolve(&definition, &Disk::default(), "/etc/cni/net.d") {
             prop_assert!(!resolved.network.plugins.is_empty());
         }
     }

@@ -101,7 +101,7 @@ fn npwg1_3_2_5_the_definitions_of_3_2_are_executed_as_written() {
         ("3.2.3.yaml", &["awesome-plugin"]),
     ] {
         let definition = definition(name);
-        let resolved = resolve(&definition, &Disk::default()).unwrap();
+        let resolved = resolve(&definition, &Disk::default(), "/etc/cni/net.d").unwrap();
         assert_eq!(types(&resolved.network), expected, "{name}");
         assert_eq!(resolved.network.name.as_str(), definition.name, "{name}");
         assert_eq!(resolved.network.version, Version::V0_3_0, "{name}");
@@ -115,7 +115,10 @@ fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired()
         let manifest = Manifest::parse(&text);
         assert!(manifest.problems.is_empty(), "{name}: {:?}", manifest.problems);
         assert!(matches!(manifest.definitions[0].value.config, SpecConfig::Structured(_)), "{name}");
-        assert!(resolve(&manifest.definitions[0].value, &Disk::default()).is_err(), "{name}");
+        assert!(
+            resolve(&manifest.definitions[0].value, &Disk::default(), "/etc/cni/net.d").is_err(),
+            "{name}"
+        );
 
         let findings = lint::manifest(&manifest, &lint::Knowledge::default());
         let finding = &findings[0];
@@ -144,14 +147,14 @@ fn npwg1_3_2_2_npwg1_3_4_1_rule2_the_definition_of_3_2_4_is_found_on_disk_by_its
         networks: vec![OnDisk { path: path.clone(), form: Form::List, network }],
         unreadable: Vec::new(),
     };
-    let resolved = resolve(&definition("3.2.4.yaml"), &disk).unwrap();
+    let resolved = resolve(&definition("3.2.4.yaml"), &disk, "/etc/cni/net.d").unwrap();
     assert_eq!(resolved.origin, Origin::List(path));
-    assert!(resolve(&definition("3.2.4.yaml"), &Disk::default()).is_err());
+    assert!(resolve(&definition("3.2.4.yaml"), &Disk::default(), "/etc/cni/net.d").is_err());
 }
 
 #[test]
 fn npwg1_3_4_2_1_the_plugin_of_3_4_2_1_is_sent_the_name() {
-    let resolved = resolve(&definition("3.4.2.1.yaml"), &Disk::default()).unwrap();
+    let resolved = resolve(&definition("3.4.2.1.yaml"), &Disk::default(), "/etc/cni/net.d").unwrap();
     let plugin: Value = serde_json::from_str(&resolved.network.plugins[0].to_json()).unwrap();
     assert_eq!(plugin, json_example("3.4.2.1-sent.json"));
 }

@@ -21,11 +21,11 @@ fn disk(files: &[(&str, &str)]) -> Disk {
 }
 
 fn resolved(config: SpecConfig, disk: &Disk) -> Resolved {
-    resolve(&definition(config), disk).unwrap()
+    resolve(&definition(config), disk, "/d").unwrap()
 }
 
 fn refused(config: SpecConfig) -> Fault {
-    match resolve(&definition(config), &Disk::default()) {
+    match resolve(&definition(config), &Disk::default(), "/d") {
         Err(Refusal::AttachmentFailed(fault)) => *fault,
         other => panic!("{other:?}"),
     }
@@ -42,7 +42,7 @@ fn npwg1_3_4_1_rule1_the_contents_of_config_are_what_is_executed() {
     assert_eq!(found.origin, Origin::Definition);
     assert_eq!(found.network.bytes(), config.as_bytes());
     // A config that is wrong fails; it does not fall through to the disk.
-    let wrong = resolve(&definition(text("{")), &on_disk).unwrap_err();
+    let wrong = resolve(&definition(text("{")), &on_disk, "/d").unwrap_err();
     assert_eq!(wrong.fault().requirement, "NPWG1-3.4.1-rule1");
     assert_eq!(wrong.fault().path.to_string(), "spec.config");
 }
@@ -74,7 +74,7 @@ fn npwg1_3_4_1_rule4_otherwise_the_request_fails_and_names_the_definition() {
     assert_eq!(fault.requirement, "NPWG1-3.4.1-rule4");
     assert_eq!(fault.subject, "network-attachment-definition ns/net-a");
     let disk = Disk { networks: Vec::new(), unreadable: vec!["/d/x.conf: not JSON".into()] };
-    let refusal = resolve(&definition(SpecConfig::Absent), &disk).unwrap_err();
+    let refusal = resolve(&definition(SpecConfig::Absent), &disk, "/d").unwrap_err();
     assert!(refusal.to_string().contains("/d/x.conf: not JSON"), "{refusal}");
 }
 

@@ -10,6 +10,7 @@ use cni::network::Network;
 use cni::object::Object;
 use serde_json::value::RawValue;
 
+use super::{CONFIGURATIONS_MAX, too_large};
 use crate::refusal::{Fault, KeyPath, Refusal};
 
 /// The list to run. `args_cni` wins over what a plugin has under `args.cni`, key by key.
@@ -26,6 +27,11 @@ pub(super) fn render(
     let complete = head.get("plugins").is_some_and(|raw| length(raw) == Some(network.plugins.len()));
     if complete && args_cni.is_empty() && device.is_none() {
         return Ok(String::from_utf8_lossy(network.bytes()).into_owned());
+    }
+    // A few bytes of a pod, put into each of very many plugins, must not become gigabytes.
+    let added: usize = args_cni.iter().map(|(key, value)| key.len() + value.get().len()).sum();
+    if added.saturating_mul(network.plugins.len()) > CONFIGURATIONS_MAX {
+        return Err(too_large(subject));
     }
     let mut plugins = Vec::with_capacity(network.plugins.len());
     for (index, plugin) in network.plugins.iter().enumerate() {

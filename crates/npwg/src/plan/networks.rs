@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use cni::network::Network;
 
-use super::{Decision, Request, Role, access, reference_fault};
+use super::{CONFIGURATIONS_MAX, Decision, Request, Role, access, reference_fault, too_large};
 use crate::configuration::{DefaultNetwork, InvalidAnnotation, NodeConfiguration, Place};
 use crate::definition::{self, OnDisk, Origin, Resolved};
 use crate::metadata::{NetworkReference, Pod};
@@ -126,8 +126,12 @@ pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Res
             drafts.push(named(request, place, Role::Every, &format!("defaultNetworks[{index}]"))?);
         }
     }
+    // What a pod selects is counted as it comes, so that it cannot pile up what will be refused anyway.
+    let mut room = CONFIGURATIONS_MAX;
     for element in selection {
-        drafts.push(of_element(request, Annotation::Networks, element)?);
+        let draft = of_element(request, Annotation::Networks, element)?;
+        room = room.checked_sub(draft.network.bytes().len()).ok_or_else(|| too_large(&draft.subject))?;
+        drafts.push(draft);
     }
     drafts.extend(auxiliary(request)?);
     Ok(drafts)
@@ -167,7 +171,7 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
         let fault = fault("NPWG1-3.4.1-rule4", "there is no such NetworkAttachmentDefinition");
         return Err(Refusal::failed(fault));
     };
-    let resolved = definition::resolve(definition, request.disk)?;
+    let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
     let role = match annotation {
         Annotation::DefaultNetwork => Role::Default,
         Annotation::Networks => Role::Selected,
@@ -213,7 +217,7 @@ fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<
         Place::Name(name) => {
             let reference = NetworkReference::new(&request.node.multus_namespace, name);
             if let Some(definition) = request.definitions.find(&reference) {
-                let resolved = definition::resolve(definition, request.disk)?;
+                let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
                 return Ok(Draft {
                     label: reference.to_string(),
                     role,
@@ -225,7 +229,7 @@ fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<
                     named_by: key.to_owned(),
                 });
             }
-            (request.disk.find(name), name.as_str())
+            (request.disk.find(&request.node.conf_dir, name), name.as_str())
         }
     };
     let (Some(OnDisk { path, network, .. }), _) = on_disk else {

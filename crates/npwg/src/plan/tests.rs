@@ -711,3 +711,23 @@ fn warnings_of_the_configuration_and_of_the_annotation_are_in_the_plan() {
     let reasons: Vec<Reason> = world.plan().warnings.iter().map(|warning| warning.event).collect();
     assert_eq!(reasons, [Reason::UnknownKey, Reason::UnknownKey]);
 }
+
+#[test]
+fn a_plan_is_bounded() {
+    let large =
+        format!(r#"{{"cniVersion":"1.0.0","name":"large","type":"x","pad":"{}"}}"#, "x".repeat(1_000_000));
+    let mut world = World::new().networks("large,large,large,large,large");
+    world.define("home/large", &large);
+    assert_eq!(world.fails().requirement, "bounds");
+    let many = format!(
+        r#"{{"cniVersion":"1.0.0","name":"many","plugins":[{}{{"type":"x"}}]}}"#,
+        r#"{"type":"x"},"#.repeat(20_000)
+    );
+    let mut world = World::new()
+        .networks(&format!(r#"[{{"name":"many","cni-args":{{"a":"{}"}}}}]"#, "x".repeat(200_000)));
+    world.define("home/many", &many);
+    assert_eq!(world.fails().requirement, "bounds");
+    let odd: Vec<String> = (0..5000).map(|number| format!(r#""k{number}{}":1"#, "y".repeat(30))).collect();
+    let plan = World::new().networks(&format!(r#"[{{"name":"plain",{}}}]"#, odd.join(","))).plan();
+    assert_eq!(plan.warnings.len(), crate::selection::WARNINGS_MAX);
+}

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::form::Item;
 use super::value::{self, Read, Wrong};
-use super::{Annotation, Element, Reader};
+use super::{Annotation, Element, Reader, WARNINGS_MAX};
 use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason};
@@ -39,6 +39,9 @@ const KEYS: &[&str] = &[
     "deviceID",
     "interfaceRequest",
 ];
+
+/// Longest unknown key repeated in a warning, in bytes.
+const LONGEST_KEY: usize = 64;
 
 /// Keys of a port mapping and of a bandwidth object.
 const PORT_KEYS: &[&str] = &["hostPort", "containerPort", "protocol", "hostIP"];
@@ -266,8 +269,10 @@ impl Keys<'_> {
             let keys = value.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
             found.extend(value::unknown(keys, known).into_iter().map(|key| (path.key(key), key, known)));
         }
+        found.truncate(WARNINGS_MAX);
         for (path, key, known) in found {
             let fault = self.reader.fault("NPWG1-4.1.2.1-1", "unknown key; it has no effect");
+            let path = if key.len() > LONGEST_KEY { self.path.clone() } else { path };
             self.reader.warn(Reason::UnknownKey, fault.at(path).cure(hint(key, known)));
         }
         if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {

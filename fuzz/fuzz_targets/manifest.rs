@@ -1,0 +1,19 @@
+//! A file of manifests: reading and linting never panic, every place is in the text, and a fix makes a text of a map.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use npwg::lint::{self, Knowledge};
+use npwg::manifest::Manifest;
+
+fuzz_target!(|text: &str| {
+    let manifest = Manifest::parse(text);
+    assert!(manifest.problems.iter().all(|problem| problem.at <= text.len()));
+    for finding in lint::manifest(&manifest, &Knowledge::default()) {
+        assert!(finding.position.line >= 1 && finding.position.column >= 1);
+        if let Some(edit) = finding.fix {
+            assert!(edit.span.start <= edit.span.end && edit.span.end <= text.len());
+            Manifest::parse(&lint::apply(text, &[edit]));
+        }
+    }
+});
