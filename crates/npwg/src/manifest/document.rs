@@ -6,14 +6,14 @@
 //! Two things are read as Kubernetes' readers do, where the parser is stricter:
 //! - a file is divided at lines that begin with `---` before anything is parsed, so one broken document does not hide
 //!   the others;
-//! - the lines of a quoted text need no indentation: `config: '{` … `}'` with the end at the margin is common.
-//!   Such lines are indented in a copy, which changes nothing in the text, and positions are reckoned back.
+//! - blanks at the beginning of a line do not matter inside quotes and brackets: `config: '{` … `}'` with the end at the
+//!   margin is common, and so are tabs. Such lines are indented in a copy, and positions are reckoned back.
 //!
 //! Source: YAML 1.2.2; `k8s.io/apimachinery/pkg/util/yaml`; `sigs.k8s.io/yaml`.
 
 use std::collections::BTreeMap;
 
-use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Tag, options};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StructureStyle, Tag, options};
 
 use super::indentation::Copy;
 use super::node::{Key, Node, Value, plain};
@@ -27,7 +27,7 @@ pub const DEPTH_MAX: usize = 64;
 pub const NODES_MAX: usize = 200_000;
 /// Most bytes of texts of a file, aliases counted at each use.
 const TEXT_MAX: usize = 2 * MANIFEST_MAX;
-/// Most quoted texts of one document whose lines are indented in a copy.
+/// Most values of one document whose lines are indented in a copy.
 const REPAIRS_MAX: usize = 64;
 
 /// Why a document could not be read.
@@ -83,25 +83,35 @@ fn pieces(text: &str) -> Vec<(usize, &str)> {
     starts.iter().zip(ends).map(|(start, end)| (*start, text.get(*start..end).unwrap_or_default())).collect()
 }
 
-/// Reads a piece; where a quoted text is not indented, reads it again with those lines indented.
+/// Reads a piece; where only the blanks at the beginning of lines are at fault, reads it again with others.
 fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Broken> {
     let mut copy = Copy::of(piece);
     for _ in 0..REPAIRS_MAX {
         let mut trial = Budget { nodes: budget.nodes, text: budget.text };
-        let mut builder = Builder { copy: &copy, start, budget: &mut trial, last: 0 };
+        let mut builder = Builder { copy: &copy, start, budget: &mut trial, last: 0, in_brackets: false };
         match builder.build() {
             Ok(nodes) => {
                 *budget = trial;
                 return Ok(nodes);
             }
-            Err(Stop::Parser(error)) if *error.kind() == ErrorKind::InvalidQuotedScalarIndent => {
-                let last = builder.last;
-                match copy.indent_quoted(last) {
+            Err(Stop::Parser(error)) => {
+                let at = error.marker().byte_offset().unwrap_or_default();
+                let repaired = match error.kind() {
+                    ErrorKind::InvalidQuotedScalarIndent | ErrorKind::TabInIndentation => {
+                        copy.indent_quoted(builder.last, at)
+                    }
+                    _ => None,
+                };
+                let tabs = matches!(
+                    error.kind(),
+                    ErrorKind::TabInIndentation | ErrorKind::TabInBlockIndentation | ErrorKind::TabNotAllowed
+                );
+                let in_brackets = builder.in_brackets;
+                match repaired.or_else(|| if tabs && in_brackets { copy.without_tabs(at) } else { None }) {
                     Some(repaired) => copy = repaired,
                     None => return Err(broken(&error, &copy, start)),
                 }
             }
-            Err(Stop::Parser(error)) => return Err(broken(&error, &copy, start)),
             Err(Stop::Bound(at, reason)) => {
                 budget.nodes = trial.nodes;
                 budget.text = trial.text;
@@ -109,7 +119,7 @@ fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Bro
             }
         }
     }
-    Err(Broken { at: start, reason: format!("more than {REPAIRS_MAX} quoted texts are not indented") })
+    Err(Broken { at: start, reason: format!("the lines of more than {REPAIRS_MAX} values are not indented") })
 }
 
 fn broken(error: &ScanError, copy: &Copy, start: usize) -> Broken {
@@ -130,12 +140,16 @@ struct Builder<'a> {
     budget: &'a mut Budget,
     /// The byte of the copy where the last event ended.
     last: usize,
+    /// Is what comes next inside `[` or `{`?
+    in_brackets: bool,
 }
 
 /// A collection being read.
 struct Open {
     start: usize,
     anchor: usize,
+    /// Is it written with brackets?
+    in_brackets: bool,
     /// A map's key that waits for its value.
     key: Option<Key>,
     value: Value,
@@ -163,15 +177,18 @@ impl Builder<'_> {
                     Some((node, anchor))
                 }
                 Event::Alias(anchor) => Some((self.alias(anchors.get(&anchor), span, open.len())?, 0)),
-                Event::SequenceStart(_, anchor, _) => {
+                Event::SequenceStart(style, anchor, _) => {
+                    self.in_brackets = style == StructureStyle::Flow;
                     self.descend(&mut open, span, anchor, Value::List(Vec::new()))?;
                     None
                 }
-                Event::MappingStart(_, anchor, _) => {
+                Event::MappingStart(style, anchor, _) => {
+                    self.in_brackets = style == StructureStyle::Flow;
                     self.descend(&mut open, span, anchor, Value::Map(Vec::new()))?;
                     None
                 }
                 Event::SequenceEnd | Event::MappingEnd => open.pop().map(|closed| {
+                    self.in_brackets = open.last().is_some_and(|open| open.in_brackets);
                     let span = Span { start: closed.start, end: span.end };
                     (Node { value: closed.value, span }, closed.anchor)
                 }),
@@ -240,7 +257,7 @@ impl Builder<'_> {
         if open.len() >= DEPTH_MAX {
             return Err(Stop::Bound(span.start, format!("nested deeper than {DEPTH_MAX}")));
         }
-        open.push(Open { start: span.start, anchor, key: None, value });
+        open.push(Open { start: span.start, anchor, in_brackets: self.in_brackets, key: None, value });
         Ok(())
     }
 

@@ -1,8 +1,8 @@
-//! A piece of YAML with the lines of its quoted texts indented.
+//! A piece of YAML with other blanks at the beginning of its lines.
 //!
-//! libyaml, which reads for Kubernetes, lets the lines of a quoted text begin anywhere; YAML does not, and the
-//! standard's own examples end at the margin: `config: '{` … `}'`. Blanks at the beginning of such a line do not belong to the
-//! text, so they can be put in; where they were put is remembered, and places are reckoned back.
+//! libyaml, which reads for Kubernetes, lets the lines of a quoted text begin anywhere, and takes tabs in quotes and
+//! brackets; YAML does not, and the standard's own examples end at the margin: `config: '{` … `}'`. These blanks belong to no
+//! value, so they can be put in or changed; where they were put in is remembered, and places are reckoned back.
 
 use super::document::MANIFEST_MAX;
 
@@ -20,14 +20,37 @@ impl Copy {
 
     /// The byte of the original that this byte of the copy is.
     pub(super) fn original(&self, offset: usize) -> usize {
-        let before = self.added.partition_point(|(at, _)| *at <= offset);
-        offset - before.checked_sub(1).and_then(|last| self.added.get(last)).map_or(0, |(_, count)| *count)
+        let next = self.added.partition_point(|(at, _)| *at <= offset);
+        let before = next.checked_sub(1).and_then(|last| self.added.get(last)).map_or(0, |(_, count)| *count);
+        let original = offset - before;
+        // Inside blanks that were put in: where they were put.
+        self.added.get(next).map_or(original, |(at, count)| original.min(at - count))
     }
 
-    /// The same with the lines of the next quoted text after `from` indented beyond its opening quote.
-    pub(super) fn indent_quoted(&self, from: usize) -> Option<Copy> {
+    /// The same with tabs made blanks at the beginning of the line that holds `at` and of those after it that have any.
+    pub(super) fn without_tabs(&self, at: usize) -> Option<Copy> {
+        let start = self.text.get(..at)?.rfind('\n').map_or(0, |end| end + 1);
+        let mut text = self.text.get(..start)?.to_owned();
+        let mut lines = self.text.get(start..)?.split_inclusive('\n');
+        for line in lines.by_ref() {
+            let content = line.trim_start_matches([' ', '\t']);
+            let blanks = line.len() - content.len();
+            if !line.get(..blanks)?.contains('\t') {
+                text.push_str(line);
+                break;
+            }
+            text.push_str(&" ".repeat(blanks));
+            text.push_str(content);
+        }
+        lines.for_each(|line| text.push_str(line));
+        (text != self.text).then(|| Copy { text, added: self.added.clone() })
+    }
+
+    /// The same with the lines of the next quoted text after `from` indented beyond its opening quote, if the fault at
+    /// `at` is in it.
+    pub(super) fn indent_quoted(&self, from: usize, at: usize) -> Option<Copy> {
         let open = opening_quote(&self.text, from)?;
-        let close = closing_quote(&self.text, open)?;
+        let close = closing_quote(&self.text, open).filter(|close| (open..=*close).contains(&at))?;
         let line = self.text.get(..open)?.rfind('\n').map_or(0, |at| at + 1);
         let width = self.text.get(line..open)?.chars().count() + 1;
         if width > 1024 {

@@ -140,9 +140,26 @@ fn a_quoted_config_needs_no_indentation() {
         "'{\n    \"type\": \"it''s\",\n    \"a\": 1\n  }'\n",
         "'{\n\"type\": \"it''s\",\n\"a\": 1\n}'\n",
         "\"{\n\\\"type\\\": \\\"it's\\\",\n\\\"a\\\": 1\n}\"\n",
+        "'{\n\t\"type\": \"it''s\",\n\t\t\"a\": 1\n}'\n",
+        "\"{\n\t\\\"type\\\": \\\"it's\\\",\n \t\\\"a\\\": 1\n\t}\"\n",
     ] {
         assert_eq!(one_definition(&format!("{head}{config}")).config, expected, "{config}");
     }
+}
+
+#[test]
+fn tabs_in_brackets_are_blanks_and_elsewhere_they_are_not() {
+    let head =
+        "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n";
+    let text = format!("{head}  config: {{\n\t\"type\": \"x\",\n\t\"l\": [\n\t\t1\n\t]\n}}\n");
+    let manifest = Manifest::parse(&text);
+    assert!(manifest.problems.is_empty(), "{:?}", manifest.problems);
+    let expected = SpecConfig::Structured(r#"{"type":"x","l":[1]}"#.into());
+    assert_eq!(manifest.definitions[0].value.config, expected);
+    let node = manifest.definitions[0].node_at(&KeyPath::root().key("spec").key("config").key("l"));
+    assert_eq!(manifest.source.position(node.span.start), Position { line: 7, column: 7 });
+    let block = reasons(&format!("{head}\tconfig: x\n"));
+    assert!(block[0].contains("tab"), "{block:?}");
 }
 
 #[test]

@@ -359,6 +359,11 @@ fn conflict_c2_a_20_byte_mac_becomes_a_guid_where_only_guids_are_understood() {
     let plan = world.plan();
     assert_eq!(runtime_config(&plan.delegates[1]), json!({"infinibandGUID": "bb:cc:dd:ee:ff:00:11:22"}));
     assert!(plan.delegates[1].args.is_empty() && plan.warnings.is_empty());
+    let verify = &plan.delegates[1].verify;
+    assert_eq!(
+        (&verify.mac, verify.guid.as_ref().map(ToString::to_string).as_deref()),
+        (&None, Some("bb:cc:dd:ee:ff:00:11:22"))
+    );
 }
 
 #[test]

@@ -172,20 +172,25 @@ impl Requests<'_> {
         let same = |value: &Value| value.as_str().and_then(HardwareAddress::parse).as_ref() == Some(mac);
         self.agree("mac", mac, same)?;
         self.channels.arg("mac", mac);
-        let declared = &self.channels.declared;
-        match guid_of(mac) {
-            // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half.
-            Some(guid)
-                if !declared.contains(capability::MAC) && declared.contains(capability::INFINIBAND_GUID) =>
-            {
-                self.channels.declare(capability::INFINIBAND_GUID, &guid);
+        let understood = |capability: &str| self.channels.declared.contains(capability);
+        let as_guid = !understood(capability::MAC) && understood(capability::INFINIBAND_GUID);
+        let guid = guid_of(mac).filter(|_| as_guid);
+        match &guid {
+            // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half; the upper is not its choice.
+            Some(guid) => {
+                self.channels.declare(capability::INFINIBAND_GUID, guid);
             }
-            _ => self.enforce("mac", mac, "V11-4.1.2.1.4.2-2")?,
+            None => self.enforce("mac", mac, "V11-4.1.2.1.4.2-2")?,
+        }
+        if self.policy.demands_result() {
+            match guid {
+                Some(guid) => self.channels.verify.guid = Some(guid),
+                None => self.channels.verify.mac = Some(mac.clone()),
+            }
         }
         if mac.bytes().len() == ETHERNET_LENGTH {
             self.channels.args.push(("MAC".to_owned(), mac.to_string()));
         }
-        self.channels.verify.mac = self.policy.demands_result().then(|| mac.clone());
         self.note("mac", mac.to_string(), self.policy.demands_result());
         Ok(())
     }
