@@ -11,6 +11,7 @@
 mod annotation;
 mod chain;
 mod definition;
+mod plugin;
 mod repair;
 
 use std::collections::BTreeMap;

@@ -16,6 +16,7 @@ mod indentation;
 mod node;
 mod object;
 mod source;
+mod weight;
 
 use crate::metadata::{Definition, Pod};
 use crate::refusal::{Fault, KeyPath};

@@ -3,35 +3,19 @@
 //! What is wrong is found key by key, so that each has its place; whatever that misses, the reader that the plan uses
 //! reports for the whole.
 
-use cni::capability;
-use cni::name::{NetworkName, PluginType};
+use cni::name::NetworkName;
 use cni::network::Network;
 use cni::version::{Triple, Version};
 use serde_json::{Map, Value};
 
 use super::{Knowledge, Place, Report, Severity};
-use crate::configuration::{Flavour, NodeConfiguration};
 use crate::definition::{inline, refuse_ourselves};
-use crate::nearest::{hint, nearest};
+use crate::nearest::nearest;
 use crate::refusal::{Fault, KeyPath, quote};
 
 /// Keys of a list. Plugins may read others of it, so only a near miss is reported.
 const LIST_KEYS: &[&str] =
     &["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-
-/// Keys of any plugin's configuration.
-const PLUGIN_KEYS: &[&str] = &[
-    "cniVersion",
-    "cniVersions",
-    "name",
-    "type",
-    "capabilities",
-    "args",
-    "ipam",
-    "dns",
-    "runtimeConfig",
-    "prevResult",
-];
 
 /// The configuration being looked at.
 pub(super) struct Subject<'a> {
@@ -71,34 +55,35 @@ fn byte_of(text: &str, line: usize, column: usize) -> usize {
 }
 
 /// The value of `key`, by its exact name or another spelling that plugins take for it.
-fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+pub(super) fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key)).map(|(_, value)| value);
     map.get(key).or_else(folded).filter(|value| !value.is_null())
 }
 
 /// A fault at `path`; [`Chain::say`] knows of what.
-fn fault(id: &str, path: &KeyPath, reason: impl Into<String>) -> Fault {
+pub(super) fn fault(id: &str, path: &KeyPath, reason: impl Into<String>) -> Fault {
     Fault::new(id, "", reason).at(path.clone())
 }
 
 /// A value short enough to be shown.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Null | Value::Object(_) | Value::Array(_) => String::new(),
         other => other.to_string(),
     }
 }
 
-struct Chain<'a, 'b> {
+/// A configuration being looked at.
+pub(super) struct Chain<'a, 'b> {
     report: &'a mut Report<'b>,
-    subject: &'a Subject<'a>,
+    pub(super) subject: &'a Subject<'a>,
     text: &'a str,
-    knowledge: &'a Knowledge,
+    pub(super) knowledge: &'a Knowledge,
     errors: usize,
 }
 
 impl Chain<'_, '_> {
-    fn say(&mut self, severity: Severity, fault: Fault) {
+    pub(super) fn say(&mut self, severity: Severity, fault: Fault) {
         let fault = Fault { subject: self.subject.name.to_owned(), ..fault };
         self.errors += usize::from(severity == Severity::Error);
         self.report.add_at_path(severity, self.subject.place, self.text, fault);
@@ -212,98 +197,6 @@ impl Chain<'_, '_> {
         }
     }
 
-    fn plugin(&mut self, path: &KeyPath, plugin: &Value) {
-        let Value::Object(map) = plugin else {
-            self.say(Severity::Error, fault("M29", path, "is no JSON object").showing(&shown(plugin)));
-            return;
-        };
-        match find(map, "type") {
-            Some(Value::String(name)) if PluginType::new(name).is_ok() => {
-                self.keys_of(name, map, path);
-                if matches!(name.as_str(), "weft" | "multus") && self.subject.owner.is_none() {
-                    self.meta_plugin(name, map, path);
-                }
-            }
-            Some(other) => {
-                let reason = "is no plugin: it must be the name of a file";
-                self.say(
-                    Severity::Error,
-                    fault("NPWG1-3.2-5", &path.key("type"), reason).showing(&shown(other)),
-                );
-            }
-            None => {
-                self.say(Severity::Error, fault("NPWG1-3.2-5", path, "names no plugin").cure("add \"type\""));
-            }
-        }
-        self.args(map, path);
-        self.capabilities(map, path);
-        if let Some(value) = find(map, "runtimeConfig") {
-            let reason = "is filled in by the runtime; what is written here is replaced or dropped";
-            let cure = "declare \"capabilities\" instead";
-            self.say(
-                Severity::Warning,
-                fault("NPWG1-7.1-1", &path.key("runtimeConfig"), reason).showing(&shown(value)).cure(cure),
-            );
-        }
-    }
-
-    fn args(&mut self, map: &Map<String, Value>, path: &KeyPath) {
-        let Some(args) = find(map, "args") else { return };
-        let path = path.key("args");
-        match args {
-            Value::Object(args) => match find(args, "cni") {
-                None | Some(Value::Object(_)) => {}
-                Some(other) => self.say(
-                    Severity::Error,
-                    fault("C7", &path.key("cni"), "must be an object").showing(&shown(other)),
-                ),
-            },
-            other => {
-                self.say(Severity::Error, fault("C7", &path, "must be an object").showing(&shown(other)));
-            }
-        }
-    }
-
-    fn capabilities(&mut self, map: &Map<String, Value>, path: &KeyPath) {
-        let Some(value) = find(map, "capabilities") else { return };
-        let path = path.key("capabilities");
-        let Value::Object(declared) = value else {
-            self.say(
-                Severity::Error,
-                fault("V11-4.1.2.1.3.2-2", &path, "must be an object").showing(&shown(value)),
-            );
-            return;
-        };
-        for (name, on) in declared {
-            if !on.is_boolean() {
-                self.say(
-                    Severity::Error,
-                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "must be true or false").showing(&shown(on)),
-                );
-            } else if !capability::ALL.contains(&name.as_str()) && !name.contains('.') {
-                let near = hint(name, capability::ALL);
-                self.say(
-                    Severity::Warning,
-                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "is no known capability")
-                        .showing(&shown(on))
-                        .cure(near),
-                );
-            }
-        }
-    }
-
-    /// The plugin's own keys, if it is one we know.
-    fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
-        let Some(own) = self.knowledge.plugin_keys.get(name) else { return };
-        let known: Vec<&str> = own.iter().map(String::as_str).chain(PLUGIN_KEYS.iter().copied()).collect();
-        let is_known = |key: &str| key.contains('.') || known.iter().any(|known| cni::fold::same(known, key));
-        let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
-        for key in unknown {
-            let reason = format!("is no key of {name}; it has no effect");
-            self.say(Severity::Warning, fault("unknown-key", &path.key(key), reason).cure(hint(key, &known)));
-        }
-    }
-
     fn near_misses(&mut self, map: &Map<String, Value>, known: &[&str], path: &KeyPath) {
         for key in map.keys().filter(|key| !known.iter().any(|known| cni::fold::same(known, key))) {
             if let Some(near) = nearest(key, known) {
@@ -312,27 +205,6 @@ impl Chain<'_, '_> {
                     Severity::Warning,
                     fault("unknown-key", &path.key(key), reason).cure(format!("did you mean {near}?")),
                 );
-            }
-        }
-    }
-
-    /// Our own configuration has a reader of its own.
-    fn meta_plugin(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
-        let flavour = if name == "multus" { Flavour::Multus } else { Flavour::Weft };
-        let text = Value::Object(map.clone()).to_string();
-        match NodeConfiguration::read(text.as_bytes(), flavour) {
-            Err(error) => self.say(Severity::Error, fault("configuration", path, error.to_string())),
-            Ok(node) => {
-                for warning in node.warnings {
-                    let at = warning.fault.path.steps().iter().fold(path.clone(), |path, step| match step {
-                        crate::refusal::Step::Key(key) => path.key(key),
-                        crate::refusal::Step::Index(index) => path.index(*index),
-                    });
-                    self.say(
-                        Severity::Warning,
-                        fault("configuration", &at, warning.fault.reason).cure(warning.fault.cure),
-                    );
-                }
             }
         }
     }

@@ -18,6 +18,7 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StructureS
 use super::indentation::Copy;
 use super::node::{Key, Node, Value, plain};
 use super::source::{Source, Span};
+use super::weight::Weight;
 
 /// Largest file read, in bytes.
 pub const MANIFEST_MAX: usize = 4 << 20;
@@ -276,39 +277,6 @@ impl Builder<'_> {
             Some(key) => entries.push((key, node)),
         }
         Ok(())
-    }
-}
-
-/// The size of a tree.
-#[derive(Clone, Copy, Default)]
-struct Weight {
-    nodes: usize,
-    /// Bytes of texts.
-    text: usize,
-    /// Collections inside each other.
-    depth: usize,
-}
-
-impl Weight {
-    fn of(node: &Node) -> Weight {
-        let around = |all: Weight, inner: Weight| Weight {
-            nodes: all.nodes + inner.nodes,
-            text: all.text + inner.text,
-            depth: all.depth.max(inner.depth + 1),
-        };
-        let own = Weight { nodes: 1, text: 0, depth: 0 };
-        match &node.value {
-            Value::Null | Value::Bool(_) => own,
-            Value::Number(text) | Value::Text(text) => Weight { text: text.len(), ..own },
-            Value::List(items) => items.iter().map(Weight::of).fold(Weight { depth: 1, ..own }, around),
-            Value::Map(entries) => {
-                let inner = entries.iter().map(|(key, node)| {
-                    let Weight { nodes, text, depth } = Weight::of(node);
-                    Weight { nodes: nodes + 1, text: text + key.text.len(), depth }
-                });
-                inner.fold(Weight { depth: 1, ..own }, around)
-            }
-        }
     }
 }
 

@@ -1,0 +1,38 @@
+//! How large a tree is: what an alias of it costs.
+
+use super::node::{Node, Value};
+
+/// The size of a tree.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Weight {
+    /// Nodes, keys included.
+    pub(super) nodes: usize,
+    /// Bytes of texts.
+    pub(super) text: usize,
+    /// Collections inside each other.
+    pub(super) depth: usize,
+}
+
+impl Weight {
+    /// Counts a tree.
+    pub(super) fn of(node: &Node) -> Weight {
+        let around = |all: Weight, inner: Weight| Weight {
+            nodes: all.nodes + inner.nodes,
+            text: all.text + inner.text,
+            depth: all.depth.max(inner.depth + 1),
+        };
+        let own = Weight { nodes: 1, text: 0, depth: 0 };
+        match &node.value {
+            Value::Null | Value::Bool(_) => own,
+            Value::Number(text) | Value::Text(text) => Weight { text: text.len(), ..own },
+            Value::List(items) => items.iter().map(Weight::of).fold(Weight { depth: 1, ..own }, around),
+            Value::Map(entries) => {
+                let inner = entries.iter().map(|(key, node)| {
+                    let Weight { nodes, text, depth } = Weight::of(node);
+                    Weight { nodes: nodes + 1, text: text + key.text.len(), depth }
+                });
+                inner.fold(Weight { depth: 1, ..own }, around)
+            }
+        }
+    }
+}

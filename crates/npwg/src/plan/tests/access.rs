@@ -1,0 +1,76 @@
+//! Who may use which definition, and what follows from an invalid annotation.
+
+use super::*;
+
+#[test]
+fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
+    let isolated = |networks: &str| World::new().networks(networks).node(r#""namespaceIsolation":true"#);
+    assert!(isolated("plain,home/capable,default/plain").try_plan().is_ok());
+    let fault = isolated("plain,other/plain").fails();
+    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("NPWG1-7.4-2", "[1]"));
+    assert_eq!(fault.value, "\"other/plain\"");
+    assert!(isolated("other/plain").node(r#""globalNamespaces":"other""#).try_plan().is_ok());
+    assert!(isolated("default/plain").node(r#""globalNamespaces":"other""#).try_plan().is_err());
+    let mut world = World::new().networks("plain");
+    world
+        .access
+        .denied
+        .insert(NetworkReference::new("home", "plain"), "service account web lacks use".into());
+    let fault = world.fails();
+    assert_eq!(fault.requirement, "NPWG1-7.4-2");
+    assert!(fault.reason.contains("lacks use"), "{fault}");
+}
+
+#[test]
+fn m14_isolation_holds_for_the_default_network_annotation_too() {
+    for text in ["other/plain", "plain", r#"[{"name":"plain","namespace":"other"}]"#] {
+        let fault = World::new().default_network(text).node(r#""namespaceIsolation":true"#).fails();
+        assert_eq!(fault.requirement, "NPWG1-7.4-2", "{text}");
+        assert!(fault.subject.contains("v1.multus-cni.io/default-network"), "{fault}");
+    }
+    let own = World::new().default_network("home/plain").node(r#""namespaceIsolation":true"#);
+    assert_eq!(own.plan().delegates[0].network, "home/plain");
+    let mut denied = World::new().default_network("home/plain");
+    denied.access.denied.insert(NetworkReference::new("home", "plain"), "no".into());
+    assert_eq!(denied.fails().requirement, "NPWG1-7.4-2");
+    // A pod of a system namespace is held to it as well.
+    let mut system = World::new().default_network("other/plain").node(r#""namespaceIsolation":true"#);
+    system.pod.namespace = "kube-system".into();
+    assert_eq!(system.fails().requirement, "NPWG1-7.4-2");
+}
+
+#[test]
+fn isolation_does_not_concern_what_the_administrator_names() {
+    let world = World::new().node(r#""defaultNetworks":["plain"],"namespaceIsolation":true"#);
+    assert_eq!(world.plan().delegates[1].network, "kube-system/plain");
+}
+
+#[test]
+fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning() {
+    let world = || World::new().networks(r#"[{"name":"plain"},{"name":"capable","ips":[]}]"#);
+    let plan = world().plan();
+    assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
+    assert_eq!(plan.warnings[0].event, Reason::AnnotationIgnored);
+    assert_eq!(plan.warnings[0].fault.requirement, "NPWG1-4.1.2.1.3-2");
+    let refusal = world().node(r#""invalidAnnotation":"fail""#).try_plan().unwrap_err();
+    assert!(matches!(refusal, Refusal::AnnotationInvalid(_)), "{refusal:?}");
+    let mut multus = world();
+    multus.flavour = Flavour::Multus;
+    assert!(matches!(multus.try_plan(), Err(Refusal::AnnotationInvalid(_))));
+}
+
+#[test]
+fn conflict_c4_a_failing_attachment_is_never_ignored() {
+    for text in
+        [r#"[{"name":"plain","ips":["1.1.1.1"],"ipam-claim-reference":"c"}]"#, "[null]", "a,,b", "UPPER", "["]
+    {
+        World::new().networks(text).fails();
+    }
+}
+
+#[test]
+fn an_invalid_default_network_annotation_leaves_the_nodes_default() {
+    let plan = World::new().default_network(r#"[{"name":"plain","mac":"x"}]"#).networks("plain").plan();
+    assert_eq!(shape(&plan), pairs(&[("base", "eth0"), ("home/plain", "net1")]));
+    assert_eq!(plan.warnings[0].event, Reason::AnnotationIgnored);
+}

@@ -1,0 +1,73 @@
+//! Which device goes to which network.
+
+use super::*;
+
+pub(super) fn sriov(networks: &str) -> World {
+    let mut world = World::new().networks(networks);
+    world.resource("home/device", "intel.com/sriov");
+    world.device("intel.com/sriov", "0000:01:00.1");
+    world.device("intel.com/sriov", "0000:01:00.2");
+    world
+}
+
+#[test]
+fn a_device_is_put_where_plugins_look_for_it() {
+    let plan = sriov("device").plan();
+    let delegate = &plan.delegates[1];
+    for plugin in config(delegate)["plugins"].as_array().unwrap() {
+        assert_eq!(
+            (&plugin["deviceID"], &plugin["pciBusID"]),
+            (&json!("0000:01:00.1"), &json!("0000:01:00.1"))
+        );
+    }
+    assert_eq!(delegate.runtime_config.text("deviceID").unwrap().as_deref(), Some("0000:01:00.1"));
+}
+
+#[test]
+fn di_1_di_2_di_3_the_device_information_file_is_named_and_told() {
+    let plan = sriov("device").plan();
+    let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1";
+    let from = "/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:01:00.1-device.json";
+    let file = DeviceInfoFile { copy_from: Some(from.into()), path: path.into() };
+    assert_eq!(plan.delegates[1].device_info, Some(file));
+    assert_eq!(plan.delegates[1].runtime_config.text("CNIDeviceInfoFile").unwrap().as_deref(), Some(path));
+    // DI-3: without a device a plugin may still write one, if it declares that it does.
+    let without = World::new().networks("device,plain").plan();
+    let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1".to_owned();
+    assert_eq!(without.delegates[1].device_info, Some(DeviceInfoFile { copy_from: None, path }));
+    assert_eq!(without.delegates[2].device_info, None);
+}
+
+#[test]
+fn m15_no_device_is_given_twice_not_even_by_way_of_the_default_network() {
+    let mut world = sriov("device,device");
+    let ids = |world: &World| -> Vec<String> {
+        let plan = world.plan();
+        let ids = plan.delegates.iter().filter_map(|d| d.runtime_config.text("deviceID").unwrap());
+        ids.collect()
+    };
+    assert_eq!(ids(&world), ["0000:01:00.1", "0000:01:00.2"]);
+    world = World { pod: world.pod, ..sriov("device") }.default_network("home/device").networks("device");
+    assert_eq!(ids(&world), ["0000:01:00.1", "0000:01:00.2"]);
+    let third = world.networks("device,device").fails();
+    assert!(third.reason.contains("one more device of intel.com/sriov than the 2"), "{third}");
+}
+
+#[test]
+fn a_missing_device_is_said_so_before_anything_starts() {
+    let mut world = World::new().networks("device");
+    world.resource("home/device", "intel.com/sriov");
+    let fault = world.fails();
+    assert!(fault.to_string().contains("intel.com/sriov") && fault.cure.contains("resources"), "{fault}");
+}
+
+#[test]
+fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
+    let plan = sriov(r#"[{"name":"device","deviceID":"0000:01:00.2"},{"name":"device"}]"#).plan();
+    let id = |i: usize| plan.delegates[i].runtime_config.text("deviceID").unwrap();
+    assert_eq!((id(1).as_deref(), id(2).as_deref()), (Some("0000:01:00.2"), Some("0000:01:00.1")));
+    let fault = sriov(r#"[{"name":"device","deviceID":"0000:09:00.9"}]"#).fails();
+    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C10", "[0].deviceID"));
+    let free = World::new().networks(r#"[{"name":"device","deviceID":"any"}]"#).plan();
+    assert_eq!(free.delegates[1].runtime_config.text("deviceID").unwrap().as_deref(), Some("any"));
+}

@@ -1,0 +1,237 @@
+//! How requests reach the plugins, and what enforces them.
+
+use super::*;
+
+#[test]
+fn npwg1_4_1_2_1_3_2_1_v11_4_1_2_1_3_2_1_ips_travel_in_args_of_every_plugin_and_in_runtime_config() {
+    let plan = asked(r#""ips":["10.2.2.42/24","2001:db8::5"]"#).plan();
+    let delegate = &plan.delegates[1];
+    let config = config(delegate);
+    for plugin in config["plugins"].as_array().unwrap() {
+        assert_eq!(plugin["args"]["cni"]["ips"], json!(["10.2.2.42/24", "2001:db8::5"]), "{plugin}");
+    }
+    assert_eq!(runtime_config(delegate), json!({"ips": ["10.2.2.42/24", "2001:db8::5"]}));
+}
+
+#[test]
+fn npwg1_4_1_2_1_4_2_1_v11_4_1_2_1_4_2_1_a_mac_travels_both_ways_too() {
+    let plan = asked(r#""mac":"02-23-45-67-89-01""#).plan();
+    let delegate = &plan.delegates[1];
+    assert_eq!(config(delegate)["plugins"][1]["args"], json!({"cni": {"mac": "02:23:45:67:89:01"}}));
+    assert_eq!(runtime_config(delegate), json!({"mac": "02:23:45:67:89:01"}));
+    assert_eq!(delegate.args, pairs(&[("MAC", "02:23:45:67:89:01")]));
+}
+
+#[test]
+fn m20_cni_args_carry_an_address_only_if_it_is_one() {
+    assert_eq!(asked(r#""ips":["10.0.0.1"]"#).plan().delegates[1].args, pairs(&[("IP", "10.0.0.1")]));
+    assert_eq!(asked(r#""ips":["10.0.0.1/24"]"#).plan().delegates[1].args, pairs(&[("IP", "10.0.0.1/24")]));
+    assert!(asked(r#""ips":["10.0.0.1","::1"]"#).plan().delegates[1].args.is_empty());
+}
+
+#[test]
+fn npwg1_4_1_2_1_3_3_conflict_c1_by_default_the_result_must_show_what_was_asked_for() {
+    let plan = asked_plain(r#""ips":["10.0.0.1"],"mac":"02:00:00:00:00:01""#).plan();
+    let verify = &plan.delegates[1].verify;
+    assert_eq!(verify.ips.len(), 1);
+    assert!(verify.mac.is_some());
+    let missing: Vec<&str> = plan
+        .warnings
+        .iter()
+        .filter(|warning| warning.event == Reason::CapabilityMissing)
+        .map(|warning| warning.fault.requirement.as_str())
+        .collect();
+    assert_eq!(missing, ["V11-4.1.2.1.3.2-2", "V11-4.1.2.1.4.2-2"]);
+    assert_eq!(runtime_config(&plan.delegates[1]), json!({}));
+    assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"]["ips"], json!(["10.0.0.1"]));
+}
+
+#[test]
+fn v11_4_1_2_1_3_2_2_v11_4_1_2_1_4_2_2_the_policy_can_demand_the_capability() {
+    for policy in ["capability", "both"] {
+        let node = format!(r#""ipRequestPolicy":"{policy}""#);
+        let fault = asked_plain(r#""ips":["10.0.0.1"]"#).node(&node).fails();
+        assert_eq!(
+            (fault.requirement.as_str(), fault.path.to_string().as_str()),
+            ("V11-4.1.2.1.3.2-2", "[0].ips")
+        );
+        assert!(fault.cure.contains("capabilities"), "{fault}");
+        let fault = asked_plain(r#""mac":"02:00:00:00:00:01""#).node(&node).fails();
+        assert_eq!(fault.requirement, "V11-4.1.2.1.4.2-2");
+        assert!(asked(r#""ips":["10.0.0.1"],"mac":"02:00:00:00:00:01""#).node(&node).try_plan().is_ok());
+    }
+}
+
+#[test]
+fn conflict_c1_each_policy_verifies_what_it_says() {
+    let verify = |policy: &str| {
+        let world = asked(r#""ips":["10.0.0.1"]"#).node(&format!(r#""ipRequestPolicy":"{policy}""#));
+        !world.plan().delegates[1].verify.ips.is_empty()
+    };
+    assert_eq!(["capability", "result", "both", "permissive"].map(verify), [false, true, true, false]);
+    let permissive = asked_plain(r#""ips":["10.0.0.1"]"#).node(r#""ipRequestPolicy":"permissive""#).plan();
+    assert_eq!(permissive.warnings.len(), 1);
+}
+
+#[test]
+fn m6_requests_are_never_silently_dropped() {
+    // Of every request that no plugin declares, the plan refuses, verifies or warns.
+    for keys in [
+        r#""portMappings":[{"hostPort":1,"containerPort":1}]"#,
+        r#""bandwidth":{"ingressRate":1}"#,
+        r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#,
+    ] {
+        assert!(asked_plain(keys).try_plan().is_err(), "{keys}");
+        let permissive = asked_plain(keys).node(r#""ipRequestPolicy":"permissive""#).plan();
+        assert_eq!(permissive.warnings[0].event, Reason::CapabilityMissing, "{keys}");
+    }
+    let plan = asked_plain(r#""ips":["10.0.0.1"]"#).plan();
+    assert!(!plan.delegates[1].verify.is_empty() && !plan.warnings.is_empty());
+}
+
+#[test]
+fn v11_4_1_2_1_7_2_v11_4_1_2_1_7_2_1_v11_4_1_2_1_7_2_2_port_mappings_need_the_capability() {
+    let mapping = r#""portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"TCP"}]"#;
+    let plan = asked(mapping).plan();
+    assert_eq!(
+        runtime_config(&plan.delegates[1]),
+        json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]})
+    );
+    assert_eq!(asked_plain(mapping).fails().requirement, "V11-4.1.2.1.7.2-2");
+}
+
+#[test]
+fn v11_4_1_2_1_8_2_1_v11_4_1_2_1_8_2_2_bandwidth_needs_the_capability() {
+    let plan = asked(r#""bandwidth":{"egressRate":8000,"egressBurst":200}"#).plan();
+    assert_eq!(
+        runtime_config(&plan.delegates[1]),
+        json!({"bandwidth": {"ingressRate": 0, "ingressBurst": 0, "egressRate": 8000, "egressBurst": 200}})
+    );
+    assert_eq!(asked_plain(r#""bandwidth":{"egressRate":8000}"#).fails().requirement, "V11-4.1.2.1.8.2-2");
+}
+
+#[test]
+fn v12_4_1_2_1_10_2_1_v12_4_1_2_1_10_2_2_a_guid_needs_the_capability() {
+    let plan = asked(r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#).plan();
+    assert_eq!(runtime_config(&plan.delegates[1]), json!({"infinibandGUID": "24:8a:07:03:00:8d:ae:2f"}));
+    let fault = asked_plain(r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#).fails();
+    assert_eq!(
+        (fault.requirement.as_str(), fault.path.to_string().as_str()),
+        ("V12-4.1.2.1.10.2-2", "[0].infiniband-guid")
+    );
+}
+
+#[test]
+fn conflict_c2_a_20_byte_mac_becomes_a_guid_where_only_guids_are_understood() {
+    let mut world = World::new()
+        .networks(r#"[{"name":"ib","mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22"}]"#);
+    world.define(
+        "home/ib",
+        r#"{"cniVersion":"1.0.0","name":"ib","type":"ib-sriov","capabilities":{"infinibandGUID":true}}"#,
+    );
+    let plan = world.plan();
+    assert_eq!(runtime_config(&plan.delegates[1]), json!({"infinibandGUID": "bb:cc:dd:ee:ff:00:11:22"}));
+    assert!(plan.delegates[1].args.is_empty() && plan.warnings.is_empty());
+    let verify = &plan.delegates[1].verify;
+    assert_eq!(
+        (&verify.mac, verify.guid.as_ref().map(ToString::to_string).as_deref()),
+        (&None, Some("bb:cc:dd:ee:ff:00:11:22"))
+    );
+}
+
+#[test]
+fn v11_4_1_2_1_6_2_1_conflict_c7_the_pods_cni_args_win_and_the_rest_survives() {
+    let mut world = World::new().networks(r#"[{"name":"args","cni-args":{"a":"pod","B":"pod"}}]"#);
+    world.define(
+        "home/args",
+        r#"{"cniVersion":"1.0.0","name":"args","plugins":[{"type":"x","args":{"labels":{ "l":1 },"cni":{"a":"net","b":"net","keep":1.0}}},{"type":"y"}]}"#,
+    );
+    let config = &world.plan().delegates[1].config;
+    assert_eq!(
+        config,
+        r#"{"cniVersion":"1.0.0","name":"args","plugins":[{"type":"x","args":{"labels":{ "l":1 },"cni":{"a":"pod","keep":1.0,"B":"pod"}}},{"type":"y","args":{"cni":{"a":"pod","B":"pod"}}}]}"#
+    );
+}
+
+#[test]
+fn m9_conflict_c7_args_of_the_wrong_form_are_refused_when_something_must_go_there() {
+    for bad in [r#""args":[]"#, r#""args":"x""#, r#""args":{"cni":7}"#] {
+        let mut world = World::new().networks(r#"[{"name":"bad","cni-args":{"a":1}}]"#);
+        world.define(
+            "home/bad",
+            &format!(
+                r#"{{"cniVersion":"1.0.0","name":"bad","plugins":[{{"type":"x"}},{{"type":"y",{bad}}}]}}"#
+            ),
+        );
+        let fault = world.fails();
+        assert_eq!(
+            (fault.requirement.as_str(), fault.path.to_string().as_str()),
+            ("C7", "plugins[1].args"),
+            "{bad}"
+        );
+        assert_eq!(fault.subject, "network-attachment-definition home/bad");
+    }
+}
+
+#[test]
+fn conflict_c8_cni_args_must_not_say_something_else_than_the_key() {
+    let plan = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.1"]}"#).plan();
+    assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"], json!({"ips": ["10.0.0.1"]}));
+    let fault = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.2"]}"#).fails();
+    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C8", "[0].ips"));
+    assert_eq!(
+        asked(r#""mac":"02:00:00:00:00:01","cni-args":{"MAC":"02:00:00:00:00:02"}"#).fails().requirement,
+        "C8"
+    );
+}
+
+#[test]
+fn v13_4_1_2_1_11_2_v13_4_1_2_1_11_4_a_claim_is_passed_on_and_nobody_must_understand_it() {
+    let plan = asked_plain(r#""ipam-claim-reference":"vm.net""#).plan();
+    assert_eq!(
+        config(&plan.delegates[1])["plugins"][0]["args"],
+        json!({"cni": {"ipam-claim-reference": "vm.net"}})
+    );
+    assert!(plan.warnings.is_empty() && plan.delegates[1].verify.is_empty());
+}
+
+#[test]
+fn v11_7_5_1_conflict_c9_m5_what_the_runtime_gave_goes_to_the_default_network_alone() {
+    let given = r#""runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":2}],"bandwidth":{"ingressRate":1},"dns":{"servers":["9.9.9.9"]},"ipRanges":[[]],"aliases":["a"],"cgroupPath":"/x","io.kubernetes.cri.pod-annotations":{"k":"v"}}"#;
+    let world = World::new()
+        .networks(r#"[{"name":"capable"},{"name":"capable","bandwidth":{"ingressRate":7}}]"#)
+        .node(given);
+    let plan = world.plan();
+    let all = runtime_config(&plan.delegates[0]);
+    assert_eq!(all.as_object().unwrap().len(), 7, "{all}");
+    assert_eq!(runtime_config(&plan.delegates[1]), json!({}));
+    assert_eq!(runtime_config(&plan.delegates[2])["bandwidth"]["ingressRate"], json!(7));
+}
+
+#[test]
+fn m26_every_well_known_capability_reaches_the_default_network() {
+    let plan =
+        World::new().node(r#""runtimeConfig":{"dns":{"servers":[]},"ipRanges":[],"aliases":[]}"#).plan();
+    assert_eq!(
+        plan.delegates[0].runtime_config.to_json(),
+        r#"{"dns":{"servers":[]},"ipRanges":[],"aliases":[]}"#
+    );
+}
+
+#[test]
+fn m7_requests_on_the_default_network_are_put_into_its_runtime_config() {
+    let mut world = World::new().default_network(r#"[{"name":"capable","namespace":"home","ips":["10.0.0.9"],"portMappings":[{"hostPort":5,"containerPort":6}]}]"#);
+    world = world.node(
+        r#""runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":2}],"mac":"02:00:00:00:00:09"}"#,
+    );
+    let delegate = &world.plan().delegates[0];
+    assert_eq!(
+        runtime_config(delegate),
+        json!({
+            "portMappings": [{"hostPort": 1, "containerPort": 2}, {"hostPort": 5, "containerPort": 6, "protocol": "tcp"}],
+            "mac": "02:00:00:00:00:09",
+            "ips": ["10.0.0.9"]
+        })
+    );
+    assert_eq!(delegate.verify.ips.len(), 1);
+}
