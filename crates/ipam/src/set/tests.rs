@@ -1,3 +1,5 @@
+//! The order, the choice, and what holds for every set: beside the slow and obvious way.
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;

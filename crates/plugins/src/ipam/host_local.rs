@@ -31,7 +31,7 @@ use cni::result::{Dns, IpConfig, Success};
 use cni::{Error, code};
 use ipam::{Assignment, RangeSet};
 
-use self::network::{Network, Place};
+use self::network::{Network, Place, Source};
 use self::owner::{Content, Owner};
 use self::store::{Reservation, Store};
 use super::Request;
@@ -77,8 +77,7 @@ impl Plugin for HostLocal {
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let Network { place, sets: _, requests: _, routes: _, resolv_conf: _ } =
-            Network::read(&request.call)?;
+        let Network { place, sources: _, routes: _, resolv_conf: _ } = Network::read(&request.call)?;
         if let Some(mut store) = Store::find(&place)? {
             for owner in owners(&request.who) {
                 if !store.held_by(&owner)?.is_empty() {
@@ -117,7 +116,7 @@ impl Plugin for HostLocal {
 
 /// One address of each set, or none at all.
 fn give(store: &mut Store, network: &Network, who: &Attachment) -> Result<Vec<Assignment>, Error> {
-    let mut given = Vec::with_capacity(network.sets.len());
+    let mut given = Vec::with_capacity(network.sources.len());
     let outcome = give_each(store, network, who, &mut given);
     let Err(error) = outcome else { return Ok(given) };
     let undone = given.iter().filter_map(|assignment| {
@@ -133,24 +132,15 @@ fn give_each(
     who: &Attachment,
     given: &mut Vec<Assignment>,
 ) -> Result<(), Error> {
-    let mut requests: Vec<&Request> = network.requests.iter().collect();
-    for (index, set) in network.sets.iter().enumerate() {
-        let wanted = requests.iter().position(|request| set.contains(request.ip));
-        let assignment = match wanted.map(|at| requests.remove(at)) {
+    for (index, Source { set, request }) in network.sources.iter().enumerate() {
+        let assignment = match request {
             Some(request) => give_requested(store, set, request, who)?,
             None => give_next(store, index, set, who)?,
         };
         given.push(assignment);
         store.remember(index, assignment.address.addr())?;
     }
-    match requests.first() {
-        None => Ok(()),
-        Some(Request { key, ip, prefixed: _ }) => {
-            let sets: Vec<String> = network.sets.iter().map(RangeSet::to_string).collect();
-            let why = format!("in none of the ranges that are left for it: {}", sets.join("; "));
-            Err(Error::key(key, ip, why))
-        }
-    }
+    Ok(())
 }
 
 /// The address that is asked for, if it is free.
@@ -295,11 +285,12 @@ fn owners(who: &Attachment) -> [Owner; 2] {
 
 /// Fails if an ADD would: the directory cannot be written, or a set has no address left.
 fn inspect(network: &Network) -> Result<(), Error> {
-    let Network { place, sets, requests: _, routes: _, resolv_conf: _ } = network;
+    let Network { place, sources, routes: _, resolv_conf: _ } = network;
     directory::usable("ipam.dataDir", &place.directory)?;
     let Some(store) = Store::find(place)? else { return Ok(()) };
     let held = store.held()?;
-    for set in sets.iter().filter(|set| set.choose(None, &held).is_none()) {
+    let sets = sources.iter().map(|source| &source.set);
+    for set in sets.filter(|set| set.choose(None, &held).is_none()) {
         if store.abandoned(|ip| set.contains(ip))?.is_empty() {
             return Err(exhausted(set));
         }

@@ -89,13 +89,20 @@ pub struct Network {
     /// Where reservations are kept.
     pub place: Place,
     /// One address is given from each.
-    pub sets: Vec<RangeSet>,
-    /// Addresses that must be among those given; none twice.
-    pub requests: Vec<Request>,
+    pub sources: Vec<Source>,
     /// Routes of the result.
     pub routes: Vec<Route>,
     /// The file that the result's DNS settings are read from.
     pub resolv_conf: Option<PathBuf>,
+}
+
+/// What one address is given from.
+#[derive(Debug)]
+pub struct Source {
+    /// The ranges.
+    pub set: RangeSet,
+    /// The address that is asked for; the set may give it.
+    pub request: Option<Request>,
 }
 
 impl Place {
@@ -139,8 +146,7 @@ impl Network {
         }
         Ok(Network {
             place,
-            sets: sets(written, call.config.version)?,
-            requests: distinct(requests),
+            sources: sources(sets(written, call.config.version)?, requests)?,
             routes: addresses::routes(routes)?,
             resolv_conf: (!resolv_conf.is_empty()).then(|| PathBuf::from(resolv_conf)),
         })
@@ -211,16 +217,27 @@ fn range(key: &str, conf: &RangeConf) -> Result<Range, Error> {
     })
 }
 
-/// All requests together: the same address is usually sent by more than one channel.
-fn distinct(requests: Requests) -> Vec<Request> {
+/// Gives each request to the set it lies in; the same address is usually sent by more than one channel.
+fn sources(sets: Vec<RangeSet>, requests: Requests) -> Result<Vec<Source>, Error> {
     let Requests { environment, args, runtime } = requests;
-    let mut all: Vec<Request> = Vec::new();
+    let mut sources: Vec<Source> = sets.into_iter().map(|set| Source { set, request: None }).collect();
     for request in environment.into_iter().chain(args).chain(runtime) {
-        if !all.iter().any(|known| known.ip == request.ip) {
-            all.push(request);
+        let Request { key, ip, prefixed: _ } = &request;
+        let Some(source) = sources.iter_mut().find(|source| source.set.contains(*ip)) else {
+            let all: Vec<String> = sources.iter().map(|source| source.set.to_string()).collect();
+            return Err(Error::key(key, ip, format!("in none of the range sets {}", all.join("; "))));
+        };
+        match &source.request {
+            Some(known) if known.ip == *ip => {}
+            Some(Request { key: first, ip: other, prefixed: _ }) => {
+                let why = format!("range set {} gives one address, and {first} asks for {other}", source.set);
+                return Err(Error::key(key, ip, why));
+            }
+            None if source.set.is_gateway(*ip) => return Err(Error::key(key, ip, "the gateway's address")),
+            None => source.request = Some(request),
         }
     }
-    all
+    Ok(sources)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ fn read(conf: &Value) -> Result<Network, Error> {
 }
 
 fn sets(network: &Network) -> Vec<String> {
-    network.sets.iter().map(RangeSet::to_string).collect()
+    network.sources.iter().map(|source| source.set.to_string()).collect()
 }
 
 #[test]
@@ -42,9 +42,9 @@ fn v2_sets_stand_in_the_order_runtime_flat_configured() {
     ];
     assert_eq!(sets(&network), expected);
     let gateways: Vec<String> = network
-        .sets
+        .sources
         .iter()
-        .flat_map(RangeSet::ranges)
+        .flat_map(|source| source.set.ranges())
         .filter_map(|r| Some(r.gateway()?.to_string()))
         .collect();
     assert_eq!(gateways, ["10.4.0.2", "10.1.0.1", "10.2.0.1", "10.3.0.1", "fd00::1"]);
@@ -73,13 +73,33 @@ fn without_a_flat_subnet_its_companions_mean_nothing() {
 #[test]
 fn v5_the_same_address_asked_for_by_every_channel_is_one_request() {
     let conf = json!({
-        "ipam": { "subnet": "10.1.0.0/24" },
-        "args": { "cni": { "ips": ["10.1.0.5/24", "10.1.0.6"] } },
+        "ipam": { "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd00::/64" }], [{ "subnet": "10.2.0.0/24" }]] },
+        "args": { "cni": { "ips": ["10.1.0.5/24", "fd00::6"] } },
         "runtimeConfig": { "ips": ["10.1.0.5"] },
     });
     let network = read_with(&conf, "IP=10.1.0.5;K8S_POD_NAME=web").unwrap();
-    let requests: Vec<String> = network.requests.iter().map(|r| format!("{}={}", r.key, r.ip)).collect();
-    assert_eq!(requests, ["CNI_ARGS IP=10.1.0.5", "args.cni.ips[1]=10.1.0.6"]);
+    let requests: Vec<Option<String>> =
+        network.sources.iter().map(|s| s.request.as_ref().map(|r| format!("{}={}", r.key, r.ip))).collect();
+    let expected =
+        [Some("CNI_ARGS IP=10.1.0.5".to_owned()), Some("args.cni.ips[1]=fd00::6".to_owned()), None];
+    assert_eq!(requests, expected);
+}
+
+#[test]
+fn a_request_that_cannot_be_met_is_refused_before_anything_is_done() {
+    let ask = |ips: Value| json!({ "ipam": { "subnet": "10.1.0.0/24" }, "runtimeConfig": { "ips": ips } });
+    assert_refused([
+        (
+            ask(json!(["10.9.0.5"])),
+            "runtimeConfig.ips[0]: 10.9.0.5: in none of the range sets 10.1.0.1-10.1.0.254",
+        ),
+        (ask(json!(["10.1.0.1"])), "runtimeConfig.ips[0]: 10.1.0.1: the gateway's address"),
+        (
+            ask(json!(["10.1.0.5", "10.1.0.6"])),
+            "runtimeConfig.ips[1]: 10.1.0.6: range set 10.1.0.1-10.1.0.254 gives one address, and runtimeConfig.ips[0] asks for 10.1.0.5",
+        ),
+        (ask(json!(["10.1.0.0"])), "runtimeConfig.ips[0]: 10.1.0.0: in none"),
+    ]);
 }
 
 /// A configuration with one range.
