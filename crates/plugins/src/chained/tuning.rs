@@ -126,6 +126,7 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
         true => Some(Rtnl::open().and_then(|mut net| net.link(ifname)).or_refused()?),
         false => None,
     };
+    check_length(settings, link.as_ref())?;
     let values = Backup { network: network.to_owned(), ..present(settings, link.as_ref())? };
     if values.is_empty() {
         return apply(settings, link.as_ref());
@@ -135,6 +136,17 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
         let undone = [restore(&values, ifname), before.restore()];
         error.also(undone.into_iter().filter_map(Result::err))
     })
+}
+
+/// Of an address that is too long the kernel takes the beginning.
+fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
+    match (&settings.mac, link) {
+        (Some(mac), Some(link)) if mac.len() != link.mac.len() => {
+            let why = format!("addresses of {} have {} bytes", link.name, link.mac.len());
+            Err(Error::key("mac", mac_text(mac), why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The present values of what is to be changed.
