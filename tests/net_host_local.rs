@@ -500,6 +500,34 @@ fn what_nobody_finished_is_free_and_what_somebody_wrote_is_not() {
     assert_eq!(host.read(file("10.1.2.4")).as_deref(), Some("three\r\neth0"));
 }
 
+#[test]
+fn a_full_disk_leaves_no_reservation() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = small(9);
+    // Room for the lock and one file more, but not for the one of round robin; then for its name only.
+    for limit in ["nr_inodes=4", "size=4k"] {
+        host.run(["mkdir", "-p", PLACE]);
+        host.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", "/var/lib/cni/networks"]);
+        let (code, msg) = refusal(&container(&host, &pod, "one").add(&conf));
+        assert!(code == 5 && msg.ends_with("no space left on device"), "{limit}: {msg}");
+        assert_eq!(reservations(&host), [], "{limit}");
+        host.run(["umount", "/var/lib/cni/networks"]);
+    }
+    // No room for a single letter.
+    host.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/var/lib/cni/networks"]);
+    host.write("/var/lib/cni/networks/ballast", "x");
+    let (code, msg) = refusal(&container(&host, &pod, "one").add(&conf));
+    assert_eq!(
+        (code, msg.as_str()),
+        (5, "reserve /var/lib/cni/networks/net/10.1.2.2: no space left on device")
+    );
+    assert_eq!(reservations(&host), []);
+    host.run(["rm", "/var/lib/cni/networks/ballast"]);
+    host.run(["mount", "-o", "remount,size=1m", "/var/lib/cni/networks"]);
+    assert_eq!(addresses(container(&host, &pod, "one").add(&conf)), ["10.1.2.2"]);
+}
+
 /// Notes on a reservation's file that it was made in another boot, and dates it to 1970.
 fn of_another_boot(host: &Host, name: &str, machine: &str) {
     let path = format!("{PLACE}/{name}");

@@ -6,6 +6,8 @@
 
 #![cfg(test)]
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, binary, require};
 
@@ -515,5 +517,50 @@ fn nothing_asked_for_leaves_no_backup() {
     world.assert_unchanged(&before);
     world.attachment().check(&conf).success();
     world.attachment().del(&conf).success();
+    world.assert_unchanged(&before);
+}
+
+#[test]
+fn killed_at_any_moment_del_restores_everything() {
+    require!(Feature::Root);
+    let world = World::new();
+    let before = world.snapshots();
+    let conf = world.config(&everything());
+    world.host.write("/run/test/conf", conf.to_string());
+    let whole = world.attachment().add(&conf).success().took.max(Duration::from_millis(4)) * 3 / 2;
+    world.attachment().del(&conf).success();
+    let (mut untouched, mut changed) = (0, 0);
+    const ROUNDS: u32 = 80;
+    for round in 0..ROUNDS {
+        let running = world
+            .host
+            .command("sh")
+            .args(["-c", "exec /opt/cni/bin/tuning </run/test/conf >/dev/null"])
+            .env("CNI_COMMAND", "ADD")
+            .env("CNI_CONTAINERID", world.pod.container_id())
+            .env("CNI_NETNS", world.pod.path())
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .start();
+        match round + 1 {
+            // One is left to finish, however slow the machine is.
+            ROUNDS => drop(running.finish(Duration::from_secs(30))),
+            _ => {
+                std::thread::sleep(whole * round / ROUNDS);
+                running.kill();
+            }
+        }
+        let touched = world.sysctl("net.core.somaxconn") == "1234" || world.link()["mtu"] == 1400;
+        changed += usize::from(touched);
+        untouched += usize::from(!touched);
+        world.attachment().del(&conf).success();
+        let somaxconn = world.sysctl("net.core.somaxconn");
+        assert!(
+            somaxconn != "1234" && world.link()["mtu"] == 1450 && world.backup().is_none(),
+            "round {round}"
+        );
+    }
+    assert!(untouched > 0 && changed > 0, "killed before ({untouched}) and after ({changed}) it began");
+    world.host.run(["rm", "-rf", "/run/test"]);
     world.assert_unchanged(&before);
 }

@@ -3,14 +3,13 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
 ///
 /// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
-    let temporary = path.with_file_name(format!(".{name}.new"));
+    let temporary = temporary(path)?;
     let written = OpenOptions::new()
         .write(true)
         .create(true)
@@ -24,4 +23,20 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Removes the file, and what a writer that was killed left beside it; what is gone is gone.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    for path in [path, &temporary(path)?] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn temporary(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(path.with_file_name(format!(".{name}.new")))
 }

@@ -165,10 +165,7 @@ impl BackupFile {
 
     /// Removes it; what is gone is gone.
     pub fn remove(&self) -> Result<(), Error> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", &error)),
-            _ => Ok(()),
-        }
+        file::remove(&self.path).map_err(|error| self.failed("remove", &error))
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> Error {
