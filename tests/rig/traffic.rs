@@ -1,0 +1,77 @@
+//! An outside world, and what it sees of who speaks to it.
+//!
+//! ```text
+//!   outside ── up0 192.0.2.2/24, fd00:2::2/64 ── up0 192.0.2.1/24, fd00:2::1/64 ── host
+//! ```
+//!
+//! The outside has no route back to the pods: it only reaches who comes with the host's address.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use testkit::{Host, Netns, Pod};
+
+/// The outside's addresses.
+pub const OUTSIDE: [&str; 2] = ["192.0.2.2", "fd00:2::2"];
+/// The host's on the link to it.
+pub const UPLINK: [&str; 2] = ["192.0.2.1", "fd00:2::1"];
+
+/// How long a connection may take to be made or refused.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// Makes the outside and the host's link to it.
+#[must_use]
+#[track_caller]
+pub fn outside(host: &Host) -> Pod {
+    let outside = host.pod("outside");
+    let wire = "link add up0 type veth peer name up0 netns outside\n";
+    host.command("ip").args(["-batch", "-"]).stdin(wire).finish().success();
+    for (netns, addresses) in [(&**host, UPLINK), (&*outside, OUTSIDE)] {
+        let script = format!(
+            "address add {}/24 dev up0\naddress add {}/64 dev up0 nodad\nlink set up0 up\n",
+            addresses[0], addresses[1]
+        );
+        netns.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+    }
+    outside
+}
+
+/// The address that a TCP server at `address` in `server` sees `client` come from; `None` if it does not come.
+#[must_use]
+#[track_caller]
+pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAddr> {
+    let address: IpAddr = address.parse().expect("an address");
+    let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
+    let to = listener.local_addr().expect("our own address");
+    listener.set_nonblocking(true).expect("not to wait");
+    let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match listener.accept() {
+            Ok((_, peer)) => return Some(peer.ip().to_canonical()),
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Err(error) => {
+                drop(talk);
+                panic!("a connection was made but not accepted: {error}")
+            }
+        }
+    }
+}
+
+/// Whether bytes written by a client arrive at a server: a connection and one word.
+#[must_use]
+#[track_caller]
+pub fn speaks(client: &Netns, server: &Netns, address: &str) -> bool {
+    use std::io::Write;
+    let address: IpAddr = address.parse().expect("an address");
+    let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
+    let to = listener.local_addr().expect("our own address");
+    let Ok(mut stream) = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)) else { return false };
+    stream.write_all(b"thread").expect("write");
+    drop(stream);
+    let (mut accepted, _) = listener.accept().expect("accept");
+    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    let mut word = String::new();
+    accepted.read_to_string(&mut word).is_ok_and(|_| word == "thread")
+}
