@@ -132,6 +132,36 @@ fn tables_chains_and_sets_are_what_nft_would_have_made() {
 }
 
 #[test]
+fn elements_of_every_type_are_shown_as_they_were_added() {
+    let host = host!(Feature::NftInet);
+    let members: [(&str, &[Type], Data, Value); 6] = [
+        ("addresses", &[Type::Ipv4], Data::from([10, 1, 0, 5]), json!("10.1.0.5")),
+        ("ports", &[Type::Port], Data::from(8080), json!(8080)),
+        ("protocols", &[Type::Protocol], Data::protocol(6), json!("tcp")),
+        ("hardware", &[Type::Ether], Data::from([2, 0, 0, 0, 0, 1]), json!("02:00:00:00:00:01")),
+        ("links", &[Type::Link], Data::link("veth0"), json!("veth0")),
+        (
+            "both",
+            &[Type::Link, Type::Ether],
+            Data::link("veth0").and([2, 0, 0, 0, 0, 1]),
+            json!({ "concat": ["veth0", "02:00:00:00:00:01"] }),
+        ),
+    ];
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT);
+    for (name, types, member, _) in &members {
+        batch.ensure_set(WEFT, &Set::of(name, types));
+        batch.add_elements(WEFT, name, &[Element::new(member.clone())]);
+    }
+    nft(&host).commit(batch).expect("commit");
+    for (name, _, _, shown) in &members {
+        let sets = listed(&host, "set");
+        let set = sets.iter().find(|set| set["name"] == *name).expect("the set");
+        assert_eq!(set["elem"], json!([shown]), "{name}");
+    }
+}
+
+#[test]
 fn ensuring_twice_changes_nothing_and_creating_twice_is_refused_whole() {
     let host = host!(Feature::NftInet);
     let mut nft = nft(&host);

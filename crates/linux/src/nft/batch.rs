@@ -46,6 +46,7 @@ const SET_KEY_LENGTH: u16 = 5;
 const SET_DATA_TYPE: u16 = 6;
 const SET_DATA_LENGTH: u16 = 7;
 const SET_ID: u16 = 10;
+const SET_USER_DATA: u16 = 13;
 
 /// `NFT_SET_MAP`.
 const SET_IS_MAP: u32 = 8;
@@ -163,6 +164,7 @@ impl Batch {
                 attributes.be32(SET_DATA_LENGTH, data_length);
             }
         }
+        attributes.bytes(SET_USER_DATA, &set.user_data());
         // Only has to differ from the others of this batch; its place does.
         attributes.be32(SET_ID, self.requests.len() as u32 + 1);
         self.push(table, NEW_SET, NLM_F_CREATE, attributes, || format!("add set {table} {name}"))

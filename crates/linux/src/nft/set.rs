@@ -30,6 +30,14 @@ const TYPE_BITS: u32 = 6;
 /// Registers, and with them the fields of a concatenation, are filled in steps of so many bytes.
 const REGISTER: usize = 4;
 
+/// What nft asks the user data of a set for: `NFTNL_UDATA_SET_KEYBYTEORDER` and `…_DATABYTEORDER`.
+const KEY_BYTE_ORDER: u8 = 0;
+const DATA_BYTE_ORDER: u8 = 1;
+
+/// nft's numbers for byte orders: `BYTEORDER_HOST_ENDIAN`, `BYTEORDER_BIG_ENDIAN`.
+const OF_THIS_MACHINE: u32 = 1;
+const OF_THE_NETWORK: u32 = 2;
+
 /// Elements are sent in messages of at most about so many bytes: an attribute can say 64 KiB of length.
 pub(super) const PIECE: usize = 32 * 1024;
 
@@ -133,6 +141,14 @@ impl Type {
         }
     }
 
+    /// In which order nft shows its bytes; names count as numbers there.
+    fn byte_order(self) -> u32 {
+        match self {
+            Type::Mark | Type::LinkIndex | Type::Link => OF_THIS_MACHINE,
+            Type::Ipv4 | Type::Ipv6 | Type::Ether | Type::Protocol | Type::Port => OF_THE_NETWORK,
+        }
+    }
+
     /// Length in a register, in bytes.
     pub(super) fn padded(self) -> usize {
         self.length().next_multiple_of(REGISTER)
@@ -156,6 +172,26 @@ impl<'a> Set<'a> {
     #[must_use]
     pub fn of(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Nothing }
+    }
+
+    /// What nft leaves beside a set, to know how to print it: without it, names of links are shown as `""`.
+    ///
+    /// A concatenation has no byte order of its own, each of its fields has.
+    pub(super) fn user_data(&self) -> Vec<u8> {
+        let Set { name: _, key, data } = self;
+        let values = match data {
+            Mapped::Nothing | Mapped::Verdicts => &[],
+            Mapped::Values(types) => *types,
+        };
+        let mut bytes = Vec::new();
+        for (what, types) in [(KEY_BYTE_ORDER, *key), (DATA_BYTE_ORDER, values)] {
+            if let [only] = types {
+                let order = only.byte_order().to_ne_bytes();
+                bytes.extend([what, order.len() as u8]);
+                bytes.extend(order);
+            }
+        }
+        bytes
     }
 
     /// A map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
