@@ -15,6 +15,7 @@ use cni::invocation::Sweep;
 use ipnet::IpNet;
 
 use crate::fingerprint::Mark;
+use crate::interface;
 
 /// What hides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,23 +48,32 @@ pub fn add(backend: Backend, mark: &Mark, addresses: &[IpNet]) -> Result<(), Err
 }
 
 /// Removes all that [`add`] made for the attachment; nothing there is success.
+///
+/// Of the other backend too: the configuration may have changed since, or the ADD have been the reference
+/// plugin's, whose default is iptables. No program is run where there is nothing for it to remove.
 pub fn remove(backend: Backend, mark: &Mark, config: &Config) -> Result<(), Error> {
+    // The addresses of prevResult, if there is a readable one, spare looking for them.
+    let result = config.prev_result().ok().flatten().unwrap_or_default();
+    let known: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
+    let natively = nftables::remove(mark, &known);
     match backend {
-        Backend::Nftables => {
-            // The addresses of prevResult, if there is a readable one, spare looking for them.
-            let result = config.prev_result().ok().flatten().unwrap_or_default();
-            let known: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
-            nftables::remove(mark, &known)
-        }
+        Backend::Nftables if iptables::is_there(mark) => interface::collected(
+            [natively, iptables::remove(mark)].into_iter().filter_map(Result::err).collect(),
+        ),
+        Backend::Nftables => natively,
+        // A kernel without nf_tables holds nothing of them.
         Backend::Iptables => iptables::remove(mark),
     }
 }
 
 /// Removes what was made by `plugin` for attachments of this network that are no longer valid.
-pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
-    match request.valid()? {
-        Some(valid) => nftables::sweep(plugin, request.call.config.name.as_str(), &valid),
-        None => Ok(()),
+pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<(), Error> {
+    let Some(valid) = request.valid()? else { return Ok(()) };
+    let network = request.call.config.name.as_str();
+    let natively = nftables::sweep(plugin, network, &valid);
+    match backend {
+        Some(Backend::Iptables) => iptables::sweep(network, &valid),
+        Some(Backend::Nftables) | None => natively,
     }
 }
 

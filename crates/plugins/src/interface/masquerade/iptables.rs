@@ -9,8 +9,10 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use cni::invocation::ValidAttachment;
 use cni::{Error, code};
 use ipnet::IpNet;
+use linux::nft::{Family, Nft, Table};
 
 use crate::fingerprint::Mark;
 
@@ -20,6 +22,23 @@ const CHAIN_LENGTH: usize = 28;
 /// The two programs, by family.
 const FAMILIES: [(bool, &str, &str); 2] =
     [(true, "iptables", "224.0.0.0/4"), (false, "ip6tables", "ff00::/8")];
+
+/// Where `iptables-nft` keeps the table, as nf_tables sees it.
+const NFT_TABLES: [Table<'static>; 2] = [Table::new(Family::Ip, "nat"), Table::new(Family::Ip6, "nat")];
+
+/// What the older kernel interface has in use, a table's name a line.
+const LEGACY_TABLES: [&str; 2] = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
+
+/// Is there, or could there be, a chain of the attachment? Found out without running a program.
+pub(super) fn is_there(mark: &Mark) -> bool {
+    let chain = chain_name(mark);
+    let in_nft = |nft: &mut Nft, table| nft.rules(table, &chain).is_ok_and(|rules| !rules.is_empty());
+    let legacy = |file: &&str| {
+        std::fs::read_to_string(file).is_ok_and(|tables| tables.lines().any(|table| table == "nat"))
+    };
+    Nft::open().is_ok_and(|mut nft| NFT_TABLES.into_iter().any(|table| in_nft(&mut nft, table)))
+        || LEGACY_TABLES.iter().any(legacy)
+}
 
 /// The chain's name is frozen: it is how a DEL finds it, ours or the reference plugins'.
 fn chain_name(mark: &Mark) -> String {
@@ -63,6 +82,37 @@ pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
     let chain = chain_name(mark);
     let results = FAMILIES.map(|(_, program, _)| remove_family(program, &chain));
     crate::interface::collected(results.into_iter().filter_map(Result::err).collect())
+}
+
+/// Removes the chains of this network whose container has no valid attachment any more.
+///
+/// The chain is a container's, not an interface's: as long as one of them is valid it stays.
+pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    for (_, program, _) in FAMILIES {
+        let saved = match run(&format!("{program}-save"), &["-t", "nat"], "") {
+            Ok(saved) => saved,
+            Err(error) => {
+                errors.push(error);
+                continue;
+            }
+        };
+        let mut chains: Vec<&str> =
+            saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
+        chains.dedup();
+        errors.extend(chains.into_iter().filter_map(|chain| remove_family(program, chain).err()));
+    }
+    crate::interface::collected(errors)
+}
+
+/// The chain of a rule of ours, if its comment names this network and none of the valid containers.
+///
+/// The comment is the reference plugins': `name: "NETWORK" id: "CONTAINER"`.
+fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
+    let chain = line.strip_prefix("-A ")?.split(' ').next().filter(|chain| chain.starts_with("CNI-"))?;
+    let comment = line.split_once(&format!("name: \\\"{network}\\\" id: \\\""))?.1;
+    let container = comment.split_once("\\\"")?.0;
+    valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
 fn remove_family(program: &str, chain: &str) -> Result<(), Error> {
