@@ -118,7 +118,8 @@ fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case
         if case.makes {
             let mut given = addresses(&result);
             let mut there = rig::addresses_on(&pod, "eth0");
-            (given.sort(), there.sort());
+            given.sort();
+            there.sort();
             assert_eq!(given, there, "{what}: the result says what is there");
             assert_eq!(given.len(), 2, "{what}: {given:?}");
             let shown = rig::link(&pod, "eth0").expect("eth0");
@@ -143,48 +144,52 @@ fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case
     }
 }
 
+/// Takes something away from an attachment before its DEL; the pod, if it is still there.
+type Loss = fn(&Host, &mut testkit::Attachment<'_>, Pod, &mut Value) -> Option<Pod>;
+
+/// What a DEL may find missing.
+const LOSSES: [(&str, Loss); 7] = [
+    ("twice", |_, attachment, pod, config| {
+        attachment.del(config).success();
+        Some(pod)
+    }),
+    ("without prevResult", |_, _, pod, config| {
+        config.as_object_mut().unwrap().remove("prevResult");
+        Some(pod)
+    }),
+    ("without CNI_NETNS", |_, attachment, pod, _| {
+        attachment.netns.clear();
+        Some(pod)
+    }),
+    ("without CNI_NETNS and prevResult", |_, attachment, pod, config| {
+        config.as_object_mut().unwrap().remove("prevResult");
+        attachment.netns.clear();
+        Some(pod)
+    }),
+    ("with the namespace gone", |_, _, pod, _| {
+        pod.remove();
+        None
+    }),
+    ("with a plain file where the namespace was", |host, attachment, pod, _| {
+        let path = pod.path().to_owned();
+        pod.remove();
+        host.write(&path, "");
+        attachment.netns = path.display().to_string();
+        None
+    }),
+    ("with the link gone", |_, _, pod, _| {
+        if rig::link(&pod, "eth0").is_some() {
+            pod.run(["ip", "link", "delete", "eth0"]);
+        }
+        Some(pod)
+    }),
+];
+
 fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let config = case.config("1.1.0");
-    type Loss = fn(&Host, &mut testkit::Attachment<'_>, Pod, &mut Value) -> Option<Pod>;
-    let losses: [(&str, Loss); 7] = [
-        ("twice", |_, attachment, pod, config| {
-            attachment.del(config).success();
-            Some(pod)
-        }),
-        ("without prevResult", |_, _, pod, config| {
-            config.as_object_mut().unwrap().remove("prevResult");
-            Some(pod)
-        }),
-        ("without CNI_NETNS", |_, attachment, pod, _| {
-            attachment.netns.clear();
-            Some(pod)
-        }),
-        ("without CNI_NETNS and prevResult", |_, attachment, pod, config| {
-            config.as_object_mut().unwrap().remove("prevResult");
-            attachment.netns.clear();
-            Some(pod)
-        }),
-        ("with the namespace gone", |_, _, pod, _| {
-            pod.remove();
-            None
-        }),
-        ("with a plain file where the namespace was", |host, attachment, pod, _| {
-            let path = pod.path().to_owned();
-            pod.remove();
-            host.write(&path, "");
-            attachment.netns = path.display().to_string();
-            None
-        }),
-        ("with the link gone", |_, _, pod, _| {
-            if rig::link(&pod, "eth0").is_some() {
-                pod.run(["ip", "link", "delete", "eth0"]);
-            }
-            Some(pod)
-        }),
-    ];
     let mut pod = Some(pod);
-    for (what, lose) in losses {
+    for (what, lose) in LOSSES {
         let what = format!("{}: DEL {what}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut attachment = host.attachment(case.plugin, &own, "eth0");
