@@ -47,15 +47,21 @@ pub fn with(config: &Value, keys: &Value) -> Value {
     config
 }
 
-/// What is new, gone or different, but for what host-local remembers to be fast or fair: where round robin
-/// goes on, and what a copy of its directory says (whether there is one counts).
+/// What is new, gone or different, but for what comes and goes by itself:
+/// - what host-local remembers to be fast or fair: where round robin goes on, and what a copy of its directory
+///   says (whether there is one counts);
+/// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time.
 #[must_use]
 #[track_caller]
 pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     let lines = before.changes(after);
-    let memory =
-        |line: &str| line.contains("/last_reserved_ip.") || line.starts_with("~ file /run/weft/host-local/");
-    let told: Vec<&str> = lines.lines().filter(|line| !memory(line)).collect();
+    let own_time = |line: &str| {
+        line.contains("/last_reserved_ip.")
+            || line.starts_with("~ file /run/weft/host-local/")
+            || line.starts_with("+ address ") && line.contains(" fe80:")
+            || line.starts_with("+ route local ") && line.contains(" fe80:")
+    };
+    let told: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
     told.join("\n")
 }
 

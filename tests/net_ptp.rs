@@ -1,0 +1,129 @@
+//! `ptp`: routes as the reference plugin makes them, and packets over them.
+//!
+//! ```text
+//!   a eth0 10.1.0.2 ── veth 10.1.0.1 host veth 10.1.0.1 ── eth0 10.1.0.3 b
+//! ```
+//!
+//! Source: containernetworking/plugins `plugins/main/ptp` v1.9.1.
+
+#![cfg(test)]
+
+use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen, speaks};
+use rig::{addresses_on, assert_refused, routes, with};
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+fn config(keys: &Value) -> Value {
+    let base = json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "ptp",
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]],
+            "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+        },
+    });
+    with(&base, keys)
+}
+
+#[test]
+fn the_container_has_its_routes_and_the_host_a_route_to_each_address() {
+    let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let result = host.attachment("ptp", &pod, "eth0").add(&config(&json!({}))).success().json();
+    assert_eq!(
+        routes(&pod, &["route"]),
+        [
+            "10.1.0.0/24 via 10.1.0.1 dev eth0 src 10.1.0.2",
+            "10.1.0.1 dev eth0 src 10.1.0.2",
+            "default via 10.1.0.1 dev eth0",
+        ]
+    );
+    let six = routes(&pod, &["-6", "route"]);
+    for route in
+        ["fd01::1 dev eth0 src fd01::2", "default via fd01::1 dev eth0", "fd01::/64 via fd01::1 dev eth0"]
+    {
+        assert!(six.iter().any(|there| there.starts_with(route)), "{route} in {six:?}");
+    }
+    assert!(
+        !six.iter().any(|there| there.starts_with("fd01::/64 dev")),
+        "the connected route is gone: {six:?}"
+    );
+    let name = result["interfaces"][0]["name"].as_str().unwrap();
+    assert_eq!(result["interfaces"][1]["name"], "eth0");
+    assert!(result["ips"].as_array().unwrap().iter().all(|ip| ip["interface"] == 1), "{result}");
+    assert_eq!(routes(&host, &["route"]), [format!("10.1.0.2 dev {name}")]);
+    assert!(
+        routes(&host, &["-6", "route"]).iter().any(|route| route.starts_with(&format!("fd01::2 dev {name}")))
+    );
+    assert_eq!(addresses_on(&host, name), ["10.1.0.1/32", "fd01::1/128"]);
+    for target in ["10.1.0.1", "fd01::1"] {
+        assert_eq!(
+            pod.attempt(["ping", "-n", "-q", "-c", "1", "-W", "1", target]).code,
+            Some(0),
+            "at once: {target}"
+        );
+    }
+    assert!(host.pings("10.1.0.2") && host.pings("fd01::2"));
+}
+
+#[test]
+fn two_containers_reach_each_other_through_the_host() {
+    let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
+    rig::install(&host);
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    for pod in [&a, &b] {
+        host.attachment("ptp", pod, "eth0").add(&config(&json!({}))).success();
+    }
+    for target in ["10.1.0.3", "fd01::3"] {
+        assert!(a.pings(target) && speaks(&a, &b, target), "{target}");
+    }
+    host.attachment("ptp", &a, "eth0").del(&config(&json!({}))).success();
+    assert!(host.pings("10.1.0.3"), "the gateway's address is on the other link, too");
+}
+
+#[test]
+fn ip_masq_shows_the_outside_the_hosts_address() {
+    for backend in ["nftables", "iptables"] {
+        let host = host!(Feature::Veth, Feature::NftMasquerade, Feature::IptablesNft);
+        rig::install(&host);
+        let outside = outside(&host);
+        let pod = host.pod("a");
+        let keys = config(&json!({ "ipMasq": true, "ipMasqBackend": backend }));
+        host.attachment("ptp", &pod, "eth0").add(&keys).success();
+        for place in [0, 1] {
+            let seen = source_seen(&pod, &outside, OUTSIDE[place]).map(|ip| ip.to_string());
+            assert_eq!(seen.as_deref(), Some(UPLINK[place]), "{backend}");
+        }
+    }
+}
+
+#[test]
+fn check_sees_what_is_missing_and_options_are_checked() {
+    let host = host!(Feature::Veth);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let eth0 = host.attachment("ptp", &pod, "eth0");
+    let keys = config(&json!({ "mtu": 1400, "dns": { "nameservers": ["10.1.0.53"] } }));
+    let result = eth0.add(&keys).success().json();
+    assert_eq!(rig::link(&pod, "eth0").unwrap()["mtu"], 1400);
+    assert_eq!(rig::link(&host, result["interfaces"][0]["name"].as_str().unwrap()).unwrap()["mtu"], 1400);
+    assert_eq!(result["dns"], json!({ "nameservers": ["10.1.0.53"] }));
+    let known = with(&keys, &json!({ "prevResult": result }));
+    eth0.check(&known).success();
+    pod.run(["ip", "route", "delete", "default"]);
+    assert_refused("route", &eth0.check(&known), 999, &["0.0.0.0/0"]);
+    pod.run(["ip", "route", "add", "default", "via", "10.1.0.1"]);
+    eth0.check(&known).success();
+    pod.run(["ip", "address", "delete", "10.1.0.2/24", "dev", "eth0"]);
+    assert_refused("address", &eth0.check(&known), 999, &["10.1.0.2/24"]);
+    eth0.del(&known).success();
+    for keys in [json!({ "mtu": 10 }), json!({ "ipMasqBackend": "pf" }), json!({ "mtu": "x" })] {
+        let refused = eth0.add(&config(&keys));
+        let (code, message) = rig::refusal(&refused);
+        assert!(
+            [6, 7].contains(&code) && message.contains(keys.as_object().unwrap().keys().next().unwrap()),
+            "{message}"
+        );
+    }
+}
