@@ -134,6 +134,8 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &Link) -> Resu
 
 /// Waits until the bridge passes traffic of the port, unless `forwarding` is not expected; returns the
 /// bridge as it is then.
+///
+/// The bridge of a first port gets its carrier from it a moment later, and answers for no IPv6 address before.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     port: &Link,
@@ -143,7 +145,7 @@ pub(super) fn await_forwarding(
     let started = Instant::now();
     loop {
         let [now, bridge] = host.links_at([port.index, bridge.index]).or_refused()?;
-        if now.running || !forwarding {
+        if (now.running && bridge.running) || !forwarding {
             return Ok(bridge);
         }
         if started.elapsed() >= FORWARDING_MAX {
