@@ -27,12 +27,24 @@ pub fn outside(host: &Host) -> Pod {
     let outside = host.pod("outside");
     let wire = "link add up0 type veth peer name up0 netns outside\n";
     host.command("ip").args(["-batch", "-"]).stdin(wire).finish().success();
-    for (netns, addresses) in [(&**host, UPLINK), (&*outside, OUTSIDE)] {
+    let ends: [(&Netns, _); 2] = [(host, UPLINK), (&outside, OUTSIDE)];
+    for (place, (netns, addresses)) in ends.iter().enumerate() {
+        // Nothing is left to the kernel's own time: link-local addresses, detection of duplicates.
         let script = format!(
-            "address add {}/24 dev up0\naddress add {}/64 dev up0 nodad\nlink set up0 up\n",
-            addresses[0], addresses[1]
+            "link set up0 addrgenmode none\nlink set up0 up\naddress add {}/24 dev up0\n\
+             address add {}/64 dev up0 nodad\naddress add fe80::{}/64 dev up0 nodad\n",
+            addresses[0],
+            addresses[1],
+            place + 1
         );
         netns.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+    }
+    for (netns, addresses) in ends {
+        let until = Instant::now() + PATIENCE;
+        while !netns.run(["ip", "-6", "route", "show", "table", "local"]).contains(addresses[1]) {
+            assert!(Instant::now() < until, "the wire to the outside does not come up");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
     outside
 }
