@@ -11,6 +11,7 @@
 mod annotation;
 mod chain;
 mod definition;
+pub mod keys;
 mod plugin;
 mod repair;
 
@@ -59,6 +60,8 @@ pub struct Finding {
 pub struct Knowledge {
     /// The keys each plugin takes, by its type; plugins that are not here are not looked into.
     pub plugin_keys: BTreeMap<String, Vec<String>>,
+    /// The same of plugins that give addresses: the keys of `ipam`.
+    pub ipam_keys: BTreeMap<String, Vec<String>>,
 }
 
 /// Findings of a manifest, in the order of the file.

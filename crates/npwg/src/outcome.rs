@@ -20,17 +20,17 @@ pub struct Outcome {
 }
 
 /// What in a result is the attachment's own.
-pub(crate) struct Own<'a> {
+pub struct Own<'a> {
     /// Its interface.
-    pub(crate) interface: Option<&'a Interface>,
+    pub interface: Option<&'a Interface>,
     /// Its addresses.
-    pub(crate) addresses: Vec<&'a IpConfig>,
+    pub addresses: Vec<&'a IpConfig>,
 }
 
 impl<'a> Own<'a> {
     /// The interface named `ifname` in the sandbox, else the first one in the sandbox; its addresses, or if nothing is in
     /// a sandbox those without an interface.
-    pub(crate) fn of(result: &'a Success, ifname: &IfName) -> Own<'a> {
+    pub fn of(result: &'a Success, ifname: &IfName) -> Own<'a> {
         let inside = || in_sandbox(result);
         let named = inside().find(|(_, interface)| interface.name == ifname.as_str());
         match named.or_else(|| inside().next()) {

@@ -38,3 +38,18 @@ pub fn makes_link(name: &str) -> bool {
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
     TABLE.iter().find(|(known, _)| *known == name).map(|(_, plugin)| *plugin)
 }
+
+#[cfg(test)]
+mod tests {
+    use npwg::lint::keys;
+
+    use super::*;
+
+    #[test]
+    fn the_linter_knows_the_keys_of_every_plugin_here() {
+        for (name, _) in TABLE.iter().filter(|(name, _)| !matches!(*name, "weft" | "multus")) {
+            let known = keys::PLUGINS.iter().chain(keys::ADDRESS_MANAGERS).any(|(known, _)| known == name);
+            assert!(known, "{name} has no row in npwg::lint::keys");
+        }
+    }
+}

@@ -106,10 +106,28 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// The plugin's own keys, if it is one we know.
+    /// The plugin's own keys and those of its `ipam`, as far as they are plugins we know.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
-        let Some(own) = self.knowledge.plugin_keys.get(name) else { return };
-        let known: Vec<&str> = own.iter().map(String::as_str).chain(PLUGIN_KEYS.iter().copied()).collect();
+        let knowledge = self.knowledge;
+        if let Some(own) = knowledge.plugin_keys.get(name) {
+            self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
+        }
+        let Some(Value::Object(ipam)) = find(map, "ipam") else { return };
+        let Some(name) = find(ipam, "type").and_then(Value::as_str) else { return };
+        if let Some(own) = knowledge.ipam_keys.get(name) {
+            self.unknown_keys(name, own, &["type"], ipam, &path.key("ipam"));
+        }
+    }
+
+    fn unknown_keys(
+        &mut self,
+        name: &str,
+        own: &[String],
+        of_all: &[&str],
+        map: &Map<String, Value>,
+        path: &KeyPath,
+    ) {
+        let known: Vec<&str> = own.iter().map(String::as_str).chain(of_all.iter().copied()).collect();
         let is_known = |key: &str| key.contains('.') || known.iter().any(|known| cni::fold::same(known, key));
         let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
         for key in unknown {

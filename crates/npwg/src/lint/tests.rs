@@ -194,6 +194,17 @@ fn the_keys_of_a_plugin_are_those_it_was_told() {
 }
 
 #[test]
+fn the_keys_of_well_known_plugins_and_of_their_ipam_are_known() {
+    let text = config(
+        r#"{"cniVersion":"1.0.0","name":"a","type":"ptp","isGateway":true,"dns":{},"ipam":{"type":"host-local","subnett":"x","RangeStart":""}}"#,
+    );
+    let findings = manifest(&Manifest::parse(&text), &Knowledge::of_known_plugins());
+    assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:115 Warning unknown-key"]);
+    assert_eq!(findings[1].fault.cure, "did you mean subnet?");
+    assert!(findings[1].fault.reason.contains("no key of host-local"), "{findings:?}");
+}
+
+#[test]
 fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
     let comma = lint(&pod("net-a, UPPER,net-c@toolonginterfacename"));
     assert_eq!(short(&comma), ["6:41 Error NPWG1-4.1.1-1", "6:47 Error NPWG1-4.1.2.1.5-2"]);
