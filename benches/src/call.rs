@@ -1,0 +1,81 @@
+//! One call of a plugin as a runtime makes it, timed from the start of the process to its end.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use linux::Netns;
+
+use crate::Failure;
+
+/// A container: a namespace of its own, removed with this value.
+pub(crate) struct Container {
+    pub(crate) id: String,
+    pub(crate) netns: String,
+}
+
+impl Container {
+    pub(crate) fn new(id: String) -> Result<Container, Failure> {
+        let netns = format!("/run/netns/weft-bench-{}-{id}", std::process::id());
+        Netns::create(Path::new(&netns))?;
+        Ok(Container { id, netns })
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // Best effort: the next run has other names.
+        let _ = Netns::destroy(Path::new(&self.netns));
+    }
+}
+
+/// Who is called.
+#[derive(Clone, Copy)]
+pub(crate) struct Plugin<'a> {
+    /// Where plugins are.
+    pub(crate) directory: &'a Path,
+    /// Which one.
+    pub(crate) name: &'a str,
+    /// Its configuration.
+    pub(crate) config: &'a Path,
+}
+
+/// Calls it; an error holds what it printed.
+pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Result<Duration, Failure> {
+    let Plugin { directory, name, config } = plugin;
+    let answer = config.with_extension("answer");
+    let mut command = Command::new(directory.join(name));
+    command
+        .env_clear()
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", &container.id)
+        .env("CNI_NETNS", &container.netns)
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=pod")
+        .env("CNI_PATH", directory)
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .stdin(File::open(config)?)
+        .stdout(File::create(&answer)?)
+        .stderr(Stdio::null());
+    let started = Instant::now();
+    let status = command.status()?;
+    let took = started.elapsed();
+    match status.success() {
+        true => Ok(took),
+        false => {
+            Err(format!("{verb} of {}: {}", directory.join(name).display(), std::fs::read_to_string(answer)?)
+                .into())
+        }
+    }
+}
+
+/// The start of a process and nothing else.
+pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Duration, Failure> {
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", "/nowhere");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let started = Instant::now();
+    command.status()?;
+    Ok(started.elapsed())
+}

@@ -1,0 +1,195 @@
+//! What is timed, and what it should come to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::call::{Container, Plugin, call, start as start_process};
+use crate::table::{Table, Times};
+use crate::{Failure, Setting, floor};
+
+/// The start of weft-cni over the start of the smallest program there is.
+pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let (mut ours, mut bare, mut peer) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..setting.runs * 4 {
+        ours.push(start_process(&setting.ours.join("bridge"), &[], "VERSION")?);
+        bare.push(start_process(Path::new("/bin/true"), &[], "")?);
+        if let Some(peers) = &setting.peers {
+            peer.push(start_process(&peers.join("bridge"), &[], "VERSION")?);
+        }
+    }
+    let ours = Times::new(ours);
+    table.compare(
+        "start (VERSION)",
+        &ours,
+        "/bin/true",
+        &Times::new(bare),
+        "at most 0.5 ms more than a bare exec",
+    );
+    if setting.peers.is_some() {
+        table.compare("start (VERSION)", &ours, "Go", &Times::new(peer), "");
+    }
+    Ok(())
+}
+
+/// ADD and DEL of one plugin chain, ours and the peer's in turn.
+struct Duel {
+    ours: (Times, Times),
+    peer: Option<(Times, Times)>,
+}
+
+fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Value) -> Result<Duel, Failure> {
+    let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
+        .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
+        .collect();
+    let mut files = Vec::new();
+    for (_, tag) in &contestants {
+        files.push(write(setting, &format!("{plugin}-{tag}.json"), &config(tag))?);
+    }
+    let mut times = vec![(Vec::new(), Vec::new()); contestants.len()];
+    // The first call of each makes what all calls share: it is not counted.
+    for run in 0..=setting.runs {
+        for (index, (directory, tag)) in contestants.iter().enumerate() {
+            let container = Container::new(format!("{tag}{run}"))?;
+            let plugin = Plugin { directory, name: plugin, config: &files[index] };
+            let (add, del) = (call("ADD", plugin, &container)?, call("DEL", plugin, &container)?);
+            if run > 0 {
+                times[index].0.push(add);
+                times[index].1.push(del);
+            }
+        }
+    }
+    let mut sorted = times.into_iter().map(|(add, del)| (Times::new(add), Times::new(del)));
+    let ours = sorted.next().ok_or("nobody was timed")?;
+    Ok(Duel { ours, peer: sorted.next() })
+}
+
+fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
+    let network = format!("bench-{tag}-{masquerade}");
+    let third = u8::from(masquerade) * 2 + u8::from(tag == "g");
+    json!({
+        "cniVersion": "1.0.0", "name": network, "type": "bridge", "bridge": format!("b{third}{tag}"),
+        "isDefaultGateway": true, "ipMasq": masquerade,
+        "ipam": {"type": "host-local", "subnet": format!("10.25{third}.0.0/16"), "dataDir": setting.scratch.join("addresses")},
+    })
+}
+
+/// Single plugins beside the peer's and the kernel's floor.
+pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let (mut floor_add, mut floor_del) = (Vec::new(), Vec::new());
+    for run in 0..=setting.runs {
+        let (add, del) = floor::bridge_port(&Container::new(format!("f{run}"))?, run)?;
+        if run > 0 {
+            floor_add.push(add);
+            floor_del.push(del);
+        }
+    }
+    let (floor_add, floor_del) = (Times::new(floor_add), Times::new(floor_del));
+    let Duel { ours, peer } = duel(setting, "bridge", |tag| bridge(setting, tag, false))?;
+    table.compare("bridge + host-local ADD", &ours.0, "kernel floor", &floor_add, "at most 2 ms, at most 2x");
+    table.compare("bridge + host-local DEL", &ours.1, "kernel floor", &floor_del, "at most 2 ms more");
+    if let Some(peer) = &peer {
+        table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");
+        table.compare("bridge + host-local DEL", &ours.1, "Go", &peer.1, "");
+    }
+    let Duel { ours, peer } = duel(setting, "bridge", |tag| bridge(setting, tag, true))?;
+    match &peer {
+        Some(peer) => {
+            table.compare("… with ipMasq ADD", &ours.0, "Go", &peer.0, "at least 8x faster, at most 3 ms");
+            table.compare("… with ipMasq DEL", &ours.1, "Go", &peer.1, "at most 20 ms");
+        }
+        None => table.compare("… with ipMasq ADD", &ours.0, "kernel floor", &floor_add, "at most 3 ms"),
+    }
+    Ok(())
+}
+
+/// A pod through the meta-plugin: one network, and the default network with three more.
+pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let one = pod(setting, 0)?;
+    let four = pod(setting, 3)?;
+    table.compare("pod, default + 3 networks ADD", &four.0, "default only", &one.0, "at most 6 ms");
+    table.compare("pod, default + 3 networks DEL", &four.1, "default only", &one.1, "at most 1.5x");
+    Ok(())
+}
+
+fn pod(setting: &Setting, networks: usize) -> Result<(Times, Times), Failure> {
+    let manifests = setting.scratch.join(format!("manifests-{networks}"));
+    fs::create_dir_all(&manifests)?;
+    let names: Vec<String> = (1..=networks).map(|number| format!("net-{number}")).collect();
+    let mut items = vec![json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": "bench", "name": "pod", "annotations": {"k8s.v1.cni.cncf.io/networks": names.join(",")}},
+    })];
+    for (number, name) in names.iter().enumerate() {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": name, "type": "bridge", "bridge": format!("pod{number}"),
+            "ipam": {"type": "host-local", "subnet": format!("10.24{number}.0.0/16"), "dataDir": setting.scratch.join("addresses")},
+        });
+        items.push(json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": "bench", "name": name}, "spec": {"config": config.to_string()},
+        }));
+    }
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    fs::write(manifests.join("pod.json"), list.to_string())?;
+    let mut default = bridge(setting, "w", false);
+    default["name"] = json!("bench-pod");
+    default["bridge"] = json!("podbr");
+    default["ipam"]["subnet"] = json!("10.249.0.0/16");
+    let config = json!({
+        "cniVersion": "1.0.0", "name": "weft", "type": "weft", "manifestDir": manifests,
+        "cniDir": setting.scratch.join("state"), "binDir": setting.ours, "delegates": [default],
+    });
+    let config = write(setting, &format!("weft-{networks}.json"), &config)?;
+    let plugin = Plugin { directory: &setting.ours, name: "weft", config: &config };
+    let (mut adds, mut dels) = (Vec::new(), Vec::new());
+    for run in 0..=setting.runs {
+        let container = Container::new(format!("pod{networks}-{run}"))?;
+        let (add, del) = (call("ADD", plugin, &container)?, call("DEL", plugin, &container)?);
+        if run > 0 {
+            adds.push(add);
+            dels.push(del);
+        }
+    }
+    Ok((Times::new(adds), Times::new(dels)))
+}
+
+/// Size on disk, and in memory.
+pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let bytes = fs::metadata(setting.ours.join("weft-cni"))?.len();
+    table.state("weft-cni", &format!("{:.2} MB, one file", bytes as f64 / 1e6), "at most 3 MB");
+    let largest = resident(setting)?;
+    table.state(
+        "weft-cni, pod with 4 networks",
+        &format!("{:.1} MB resident", largest as f64 / 1e3),
+        "at most 4 MB",
+    );
+    Ok(())
+}
+
+/// The largest resident size of an ADD, in kilobytes, as time(1) reports it.
+fn resident(setting: &Setting) -> Result<u64, Failure> {
+    let container = Container::new("rss".to_owned())?;
+    let config = setting.scratch.join("weft-3.json");
+    let output = std::process::Command::new("/usr/bin/time")
+        .args(["-f", "%M"])
+        .arg(setting.ours.join("weft"))
+        .env_clear()
+        .envs([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", &container.id), ("CNI_NETNS", &container.netns)])
+        .envs([("CNI_IFNAME", "eth0"), ("CNI_ARGS", "K8S_POD_NAMESPACE=bench;K8S_POD_NAME=pod")])
+        .env("CNI_PATH", &setting.ours)
+        .stdin(fs::File::open(&config)?)
+        .output()?;
+    let plugin = Plugin { directory: &setting.ours, name: "weft", config: &config };
+    call("DEL", plugin, &container)?;
+    let text = String::from_utf8(output.stderr)?;
+    let last = text.lines().last().ok_or("time(1) said nothing")?;
+    Ok(last.trim().parse()?)
+}
+
+fn write(setting: &Setting, name: &str, config: &Value) -> Result<PathBuf, Failure> {
+    let path = setting.scratch.join(name);
+    fs::write(&path, config.to_string())?;
+    Ok(path)
+}
