@@ -445,8 +445,16 @@ impl Change<'_> {
 
 /// A hardware address as the kernel prints it.
 pub fn mac_text(mac: &[u8]) -> String {
-    let parts: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    parts.join(":")
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(mac.len() * 3);
+    for byte in mac {
+        if !text.is_empty() {
+            text.push(':');
+        }
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 0xf)]));
+    }
+    text
 }
 
 /// Which flags are to change, and to what.

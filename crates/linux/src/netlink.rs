@@ -110,7 +110,7 @@ impl Socket {
         let _ = inner.set_netlink_get_strict_chk(true);
         sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
             .map_err(|errno| Error::kernel("open netlink socket", errno))?;
-        Ok(Socket { inner, sequence: 0, buffer: vec![0; RECEIVE_SIZE] })
+        Ok(Socket { inner, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
     }
 
     /// Sends `requests` in one datagram and waits for all acknowledgements.
@@ -133,8 +133,8 @@ impl Socket {
         let mut refusal: Option<Refusal> = None;
         let mut waiting = count;
         while waiting > 0 {
-            let length = self.receive()?;
-            for message in messages(&self.buffer[..length]) {
+            self.receive()?;
+            for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
                 if index >= count {
@@ -177,8 +177,8 @@ impl Socket {
         self.send(&datagram)?;
         let mut refusal: Option<Refusal> = None;
         loop {
-            let length = self.receive()?;
-            for message in messages(&self.buffer[..length]) {
+            self.receive()?;
+            for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
                 match message.body::<M>()? {
@@ -234,8 +234,8 @@ impl Socket {
         let mut answers = Vec::new();
         let mut interrupted = false;
         loop {
-            let length = self.receive()?;
-            for message in messages(&self.buffer[..length]) {
+            self.receive()?;
+            for message in messages(&self.buffer) {
                 let message = message?;
                 if message.sequence != self.sequence {
                     continue;
@@ -257,13 +257,19 @@ impl Socket {
         rustix::net::send(&self.inner, datagram, SendFlags::empty()).map(|_| ()).map_err(Failure::Io)
     }
 
-    fn receive(&mut self) -> Result<usize, Failure> {
+    /// Reads the next datagram into the buffer; pages it does not need are never touched.
+    fn receive(&mut self) -> Result<(), Failure> {
         loop {
-            match rustix::net::recv(&self.inner, &mut self.buffer[..], RecvFlags::TRUNC) {
-                Ok((_, length)) if length > self.buffer.len() => {
+            self.buffer.clear();
+            match rustix::net::recv(
+                &self.inner,
+                rustix::buffer::spare_capacity(&mut self.buffer),
+                RecvFlags::TRUNC,
+            ) {
+                Ok((received, length)) if length > received => {
                     return Err(Failure::Decode(format!("an answer of {length} bytes does not fit")));
                 }
-                Ok((_, length)) => return Ok(length),
+                Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(Failure::Io(errno)),
             }

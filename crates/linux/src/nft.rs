@@ -35,6 +35,8 @@ pub use listing::{ListedElement, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
 pub use set::{Data, Element, Set, Type, Verdict};
 
+use std::mem::ManuallyDrop;
+
 use crate::error::Error;
 use crate::netfilter::Message;
 use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
@@ -71,9 +73,12 @@ pub struct Table<'a> {
 }
 
 /// A conversation with nf_tables of one network namespace.
+///
+/// Its socket stays open until the process ends: closing one waits until the kernel has freed what was removed
+/// from any table, a grace period of 20 ms, which a plugin pays anyway for the link it removes.
 #[derive(Debug)]
 pub struct Nft {
-    socket: Socket,
+    socket: ManuallyDrop<Socket>,
 }
 
 // === impl Family ===
@@ -128,7 +133,7 @@ impl std::fmt::Display for Table<'_> {
 impl Nft {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::nft`].
     pub fn open() -> Result<Nft, Error> {
-        Ok(Nft { socket: Socket::open(Channel::Netfilter)? })
+        Ok(Nft { socket: ManuallyDrop::new(Socket::open(Channel::Netfilter)?) })
     }
 
     /// Carries out a batch: all of it, or nothing.

@@ -108,12 +108,16 @@ pub fn hashed(prefix: &str, length: usize, parts: &[&str]) -> String {
         // A divider that no name can hold: ("a", "bc") and ("ab", "c") differ.
         hash.update([0]);
     }
-    let digits = length.saturating_sub(prefix.len());
+    hex(prefix, length, &hash.finalize())
+}
+
+/// `prefix` and as many hexadecimal digits of `bytes` as make it `length` bytes long.
+pub fn hex(prefix: &str, length: usize, bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits =
+        bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]).map(|digit| DIGITS[usize::from(digit)]);
     let mut name = prefix.to_owned();
-    for byte in hash.finalize().iter() {
-        name.push_str(&format!("{byte:02x}"));
-    }
-    name.truncate(prefix.len() + digits);
+    name.extend(digits.map(char::from).take(length.saturating_sub(prefix.len())));
     name
 }
 

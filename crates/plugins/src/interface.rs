@@ -157,17 +157,18 @@ pub fn remove_inside(netns: &Netns, name: &str) {
     }
 }
 
-/// The DEL of a plugin that made one interface: the interface, what `rest` removes, then the addresses.
+/// The DEL of a plugin that made one interface: what `rest` removes, the interface, then the addresses.
 ///
-/// In this order: an address must not be given to another container while this one still answers to it.
+/// In this order: an address must not be given to another container while this one still answers to it, and the
+/// kernel frees the rest while it waits for the interface.
 pub fn detach(
     mark: &Mark,
     request: &Detach,
     delegates: &dyn Invoke,
     rest: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut errors: Vec<Error> = remove(request, mark).err().into_iter().collect();
-    errors.extend(rest().err());
+    let mut errors: Vec<Error> = rest().err().into_iter().collect();
+    errors.extend(remove(request, mark).err());
     if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
         errors.extend(ipam.del().err());
     }

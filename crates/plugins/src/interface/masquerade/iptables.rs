@@ -14,7 +14,7 @@ use cni::{Error, code};
 use ipnet::IpNet;
 use linux::nft::{Family, Nft, Table};
 
-use crate::fingerprint::Mark;
+use crate::fingerprint::{Mark, hex};
 
 /// Longest chain name iptables takes, in bytes.
 const CHAIN_LENGTH: usize = 28;
@@ -43,11 +43,7 @@ pub(super) fn is_there(mark: &Mark) -> bool {
 /// The chain's name is frozen: it is how a DEL finds it, ours or the reference plugins'.
 fn chain_name(mark: &Mark) -> String {
     use sha2::{Digest, Sha512};
-    let hash = Sha512::digest(format!("{}{}", mark.network, mark.container));
-    let mut name = "CNI-".to_owned();
-    name.extend(hash.iter().map(|byte| format!("{byte:02x}")));
-    name.truncate(CHAIN_LENGTH);
-    name
+    hex("CNI-", CHAIN_LENGTH, &Sha512::digest(format!("{}{}", mark.network, mark.container)))
 }
 
 /// `iptables -t nat -N CHAIN`, `-A CHAIN -d SUBNET -j ACCEPT`, `-A CHAIN ! -d 224.0.0.0/4 -j MASQUERADE`,
