@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
-use crate::attributes::{find, ne16_of, ne32_of, text};
+use crate::attributes::{Attributes, find, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
-use crate::rtnl::message::{DELETE_LINK, GET_LINK, Message, NEW_LINK, SET_LINK};
+use crate::rtnl::message::{DELETE_LINK, GET_LINK, INET, INET6, Message, NEW_LINK, SET_LINK};
 
 /// `IFLA_…`: attributes of a link.
 mod attribute {
@@ -55,6 +55,17 @@ mod detail {
     pub(super) const VLAN_ID: u16 = 1;
     pub(super) const VRF_TABLE: u16 = 1;
 }
+
+/// `IFLA_INET_CONF`
+const INET_CONF: u16 = 1;
+/// `IPV4_DEVCONF_ARP_NOTIFY`
+const ARP_NOTIFY: u16 = 22;
+/// `IFLA_INET6_ADDR_GEN_MODE`
+const ADDRESS_GENERATION: u16 = 8;
+/// `IN6_ADDR_GEN_MODE_EUI64`
+const GENERATE_EUI64: u8 = 0;
+/// `IN6_ADDR_GEN_MODE_NONE`
+const GENERATE_NONE: u8 = 1;
 
 /// `RTEXT_FILTER_SKIP_STATS`: a link without its counters.
 const SKIP_STATS: u32 = 8;
@@ -175,6 +186,11 @@ pub struct Change<'a> {
     pub group: Option<u32>,
     /// New alias; `Some("")` removes it.
     pub alias: Option<&'a str>,
+    /// Announce addresses by ARP when the link comes up: `sysctl -w net.ipv4.conf.NAME.arp_notify=1`. It takes
+    /// effect after the other changes, so set it before `up`.
+    pub arp_notify: Option<bool>,
+    /// Make IPv6 link-local addresses: `addrgenmode eui64` or `none`. As for `arp_notify`.
+    pub link_local: Option<bool>,
 }
 
 impl Link {
@@ -266,10 +282,14 @@ impl Rtnl {
         self.one_link(query(index), || format!("find link with index {index}"))
     }
 
-    /// The links of these indexes, in one exchange.
-    pub fn links_at<const N: usize>(&mut self, indexes: [u32; N]) -> Result<[Link; N], Error> {
-        let operation = || format!("find links with indexes {indexes:?}");
-        let requests = indexes.iter().map(|index| Request { flags: 0, message: query(*index) });
+    /// The links of these names, in one exchange.
+    pub fn links_named<const N: usize>(&mut self, names: [&str; N]) -> Result<[Link; N], Error> {
+        let operation = || format!("find links {}", names.join(", "));
+        let requests = names.iter().map(|name| {
+            let mut message = query(0);
+            message.attributes.text(attribute::NAME, name);
+            Request { flags: 0, message }
+        });
         let answers = self.ask_all(requests.collect(), operation)?;
         let links: Vec<Link> = answers.iter().filter_map(only_link).collect();
         links.try_into().map_err(|_| Error::protocol(operation(), "the kernel did not answer for each"))
@@ -361,13 +381,12 @@ impl Rtnl {
     /// [`Kind::Exists`] if the name is taken.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        let mut requests = vec![Request { flags, message: link.message() }];
-        // The kernel takes an alias only for a link that exists: a second message of the same datagram.
-        // The whole datagram is worked through within one system call, so nobody can be killed between.
-        if let Some(alias) = link.alias.filter(|_| link.netns.is_none()) {
-            requests.push(Request { flags: 0, message: alias_message(link.name, alias) });
-        }
-        self.execute_all(requests, |_| format!("create {link}"))
+        self.execute(flags, link.message(), || format!("create {link}"))?;
+        // What the kernel takes only for a link that exists. Not in the same datagram: after a refusal the
+        // rest of it would be carried out on a link of that name that somebody else made.
+        let afterwards = link.afterwards();
+        let requests = afterwards.into_iter().map(|message| Request { flags: 0, message });
+        self.execute_all(requests.collect(), |_| format!("create {link}"))
     }
 
     /// Several changes at once; on failure those after it have still been made.
@@ -382,9 +401,22 @@ impl Rtnl {
 }
 
 impl Change<'_> {
+    /// The change of a link found by its index, or by its name if that is 0 (then `name` is no new one).
     fn message(&self, index: u32) -> Message {
-        let Change { up, name, mtu, mac, promiscuous, all_multicast, tx_queue_length, master, group, alias } =
-            self;
+        let Change {
+            up,
+            name,
+            mtu,
+            mac,
+            promiscuous,
+            all_multicast,
+            tx_queue_length,
+            master,
+            group,
+            alias,
+            arp_notify,
+            link_local,
+        } = self;
         let (mut flags, mut mask) = (0, 0);
         for (wanted, flag) in [(up, UP), (promiscuous, PROMISCUOUS), (all_multicast, ALL_MULTICAST)] {
             if let Some(on) = wanted {
@@ -414,13 +446,30 @@ impl Change<'_> {
                 list.ne32(kind, *value);
             }
         }
+        if arp_notify.is_some() || link_local.is_some() {
+            list.nested(attribute::PER_FAMILY, |families| {
+                per_family(families, *arp_notify, *link_local);
+            });
+        }
         message
     }
 
     /// What is changed, as `ip link set` would be told: for error texts.
     fn describe(&self) -> String {
-        let Change { up, name, mtu, mac, promiscuous, all_multicast, tx_queue_length, master, group, alias } =
-            self;
+        let Change {
+            up,
+            name,
+            mtu,
+            mac,
+            promiscuous,
+            all_multicast,
+            tx_queue_length,
+            master,
+            group,
+            alias,
+            arp_notify,
+            link_local,
+        } = self;
         let switch = |on: &bool| if *on { "on" } else { "off" };
         let mut text = String::new();
         let mut say = |part: Option<String>| {
@@ -439,6 +488,8 @@ impl Change<'_> {
         say(master.map(|master| format!("master index {master}")));
         say(group.map(|group| format!("group {group}")));
         say(alias.map(|alias| format!("alias {alias:?}")));
+        say(arp_notify.as_ref().map(|on| format!("arp_notify {}", switch(on))));
+        say(link_local.as_ref().map(|on| format!("addrgenmode {}", if *on { "eui64" } else { "none" })));
         text
     }
 }
@@ -463,11 +514,20 @@ fn set_flags(message: &mut Message, flags: u32, mask: u32) {
     message.put(12, &mask.to_ne_bytes());
 }
 
-/// Sets the alias of the link of this name.
-fn alias_message(name: &str, alias: &str) -> Message {
-    let mut message = Message::link(SET_LINK, 0);
-    message.attributes.text(attribute::NAME, name).text(attribute::ALIAS, alias);
-    message
+/// Parameters that each family of addresses keeps of a link.
+fn per_family(families: &mut Attributes, arp_notify: Option<bool>, link_local: Option<bool>) {
+    if let Some(on) = arp_notify {
+        families.nested(u16::from(INET), |inet| {
+            inet.nested(INET_CONF, |conf| {
+                conf.ne32(ARP_NOTIFY, on.into());
+            });
+        });
+    }
+    if let Some(on) = link_local {
+        families.nested(u16::from(INET6), |inet6| {
+            inet6.byte(ADDRESS_GENERATION, if on { GENERATE_EUI64 } else { GENERATE_NONE });
+        });
+    }
 }
 
 /// Asks for a link without its counters; index 0 for all, or for the one that an attribute names.

@@ -24,7 +24,7 @@ use cni::name::ifname_fault;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use cni::{Error, code};
-use linux::link::{Link, mac_text};
+use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
 use serde::Deserialize;
@@ -110,17 +110,18 @@ pub fn link_in(netns: &Netns, name: &str) -> Result<(Rtnl, Link), Error> {
     Ok((net, link))
 }
 
-/// Prepares the interface for its addresses; call it inside the namespace.
+/// Prepares the interface, still down, for its addresses; call it inside the namespace.
 ///
-/// Duplicate address detection would cost a second or two, so it is off unless asked for; a new
-/// address is announced. Best effort as upstream: a kernel without IPv6 has none of these files.
-pub fn announce(ifname: &str, detect_duplicates: bool) {
+/// Duplicate address detection would cost a second or two, so it is off unless asked for: best effort as
+/// upstream, a kernel without IPv6 has none of these files. A new address is announced.
+pub fn announce(net: &mut Rtnl, link: &Link, detect_duplicates: bool) -> Result<(), Error> {
     if detect_duplicates {
-        let _ = sysctl::write_interface(Family::V6, ifname, "enhanced_dad", "1");
+        let _ = sysctl::write_interface(Family::V6, &link.name, "enhanced_dad", "1");
     }
     let dad = if detect_duplicates { "1" } else { "0" };
-    let _ = sysctl::write_interface(Family::V6, ifname, "accept_dad", dad);
-    let _ = sysctl::write_interface(Family::V4, ifname, "arp_notify", "1");
+    let _ = sysctl::write_interface(Family::V6, &link.name, "accept_dad", dad);
+    let change = Change { arp_notify: Some(true), ..Change::default() };
+    net.change_link(link.index, &link.name, &change).or_refused()
 }
 
 /// Takes addresses, routes and DNS of address management into a result whose interface `index` they are for.

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::{UP, attribute, detail, info, set_flags};
+use super::{Change, UP, attribute, detail, info, set_flags};
 use crate::Netns;
 use crate::attributes::Attributes;
 use crate::rtnl::message::{Message, NEW_LINK};
@@ -29,6 +29,8 @@ pub struct NewLink<'a> {
     pub tx_queue_length: Option<u32>,
     /// `ifalias`, at most 255 bytes; only for a link in the socket's own namespace.
     pub alias: Option<&'a str>,
+    /// Make no IPv6 link-local address; only for a link in the socket's own namespace.
+    pub no_link_local: bool,
     /// The namespace to create it in; the socket's own if absent.
     pub netns: Option<&'a Netns>,
 }
@@ -158,14 +160,17 @@ impl<'a> NewLink<'a> {
             up: false,
             tx_queue_length: None,
             alias: None,
+            no_link_local: false,
             netns: None,
         }
     }
 
     pub(super) fn message(&self) -> Message {
-        let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, netns } = self;
+        let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, no_link_local, netns } =
+            self;
         let mut message = Message::link(NEW_LINK, 0);
-        if *up {
+        // A link-local address is made when the link comes up: then it has to wait.
+        if *up && !no_link_local {
             set_flags(&mut message, UP, UP);
         }
         let list = &mut message.attributes;
@@ -182,6 +187,26 @@ impl<'a> NewLink<'a> {
         }
         list.nested(attribute::INFO, |inner| kind.write(inner));
         message
+    }
+}
+
+impl NewLink<'_> {
+    /// What can only be said of a link that exists, in order.
+    pub(super) fn afterwards(&self) -> Vec<Message> {
+        let NewLink { name, up, alias, no_link_local, netns, .. } = self;
+        if netns.is_some() {
+            return Vec::new();
+        }
+        let of = |change: Change<'_>| Change { name: Some(name), ..change }.message(0);
+        let mut messages = Vec::new();
+        if alias.is_some() || *no_link_local {
+            let link_local = no_link_local.then_some(false);
+            messages.push(of(Change { alias: *alias, link_local, ..Change::default() }));
+        }
+        if *no_link_local && *up {
+            messages.push(of(Change { up: Some(true), ..Change::default() }));
+        }
+        messages
     }
 }
 

@@ -55,8 +55,9 @@ pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Er
 /// [`configure`] from outside: enters the container's namespace, prepares the interface, configures it.
 pub fn enter(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
     let inside = || {
-        super::announce(&link.name, false);
-        configure(&mut Rtnl::open().or_refused()?, link, result)
+        let mut net = Rtnl::open().or_refused()?;
+        super::announce(&mut net, link, false)?;
+        configure(&mut net, link, result)
     };
     netns.run(inside).or_refused()?
 }

@@ -302,37 +302,40 @@ impl<'a> Attachment<'a> {
             interface::adopt(reserved, CONTAINER, &mut result)?;
             gateways = choose_gateways(network.gateway, &mut result)?;
         }
-        self.finish_inside(&bridge.link, &host_end, &mut result)?;
+        self.finish_inside(&host_end, &mut result)?;
         if network.mac_spoof_check {
             undo.push(move || drop(spoofing::allow_any(mark)));
             spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, mark)?;
         }
         self.finish_outside(host, &bridge.link, &gateways, &mut result, &mut undo)?;
         let forwarding = network.interface != ContainerInterface::Untouched;
-        let bridge = port::await_forwarding(host, &host_end, &bridge.link, forwarding)?;
-        // A bridge without an address of its own takes the lowest of its ports': only now is it known.
-        result.interfaces[0].mac = mac_text(&bridge.mac);
+        // Only now is it known: a bridge without an address of its own takes the lowest of its ports'.
+        let links = port::await_forwarding(host, &network.bridge, &host_end, forwarding)?;
+        for (interface, link) in result.interfaces.iter_mut().zip(&links) {
+            interface.mac = mac_text(&link.mac);
+        }
         interface::prefer_dns(&request.call, &mut result)?;
         undo.commit();
         Ok(result)
     }
 
     /// The container's end: its name, addresses and routes, in one visit to its namespace. Fills in the
-    /// interfaces of the result: bridge, host end, container's end.
-    fn finish_inside(&self, bridge: &Link, host_end: &Link, result: &mut Success) -> Result<(), Error> {
+    /// interfaces of the result: bridge, host end, container's end; the host's own are looked at last.
+    fn finish_inside(&self, host_end: &str, result: &mut Success) -> Result<(), Error> {
         let Attachment { request, network, netns, mark: _ } = self;
         let ifname = request.who.ifname.as_str();
         let sandbox = request.netns.display().to_string();
         let visit = || {
-            if network.interface == ContainerInterface::Addressed {
-                interface::announce(ifname, network.enable_dad);
-            }
             let mut net = Rtnl::open().or_refused()?;
             let link = net.link(ifname).or_refused()?;
+            let on_host = |name: &str| Interface { name: name.to_owned(), ..Interface::default() };
             let inside = Interface { sandbox, ..interface::describe(&link) };
-            result.interfaces = vec![interface::describe(bridge), interface::describe(host_end), inside];
+            result.interfaces = vec![on_host(&network.bridge), on_host(host_end), inside];
             match network.interface {
-                ContainerInterface::Addressed => addressing::configure(&mut net, &link, result),
+                ContainerInterface::Addressed => {
+                    interface::announce(&mut net, &link, network.enable_dad)?;
+                    addressing::configure(&mut net, &link, result)
+                }
                 ContainerInterface::Layer2 => net.set_up(link.index, ifname).or_refused(),
                 ContainerInterface::Untouched => Ok(()),
             }

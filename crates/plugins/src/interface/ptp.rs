@@ -89,7 +89,8 @@ impl Plugin for Ptp {
         let host_end = pair.create(&mut host)?;
         undo.push(|| veth::forget_host_end(&mark));
         // Best effort, as inside. Without an own address that counts the host does not ask for the container's.
-        let _ = sysctl::write_interface(sysctl::Family::V6, &host_end.name, "accept_dad", "0");
+        let _ = sysctl::write_interface(sysctl::Family::V6, &host_end, "accept_dad", "0");
+        let host_end = host.link(&host_end).or_refused()?;
         let (_, inside) = interface::link_in(&netns, who.ifname.as_str())?;
         let sandbox = path.display().to_string();
         let container_end = Interface { sandbox, ..interface::describe(&inside) };

@@ -45,11 +45,13 @@ pub fn host_name(mark: &Mark, attempt: u32) -> String {
 }
 
 impl Veth<'_> {
-    /// Makes the pair; the host end is up. `ip link add HOST up master BR type veth peer name ETH netns NS`
+    /// Makes the pair; the host end is up. Returns the host end's name.
+    ///
+    /// `ip link add HOST up master BR type veth peer name ETH netns NS`
     ///
     /// # Errors
     /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
-    pub fn create(&self, host: &mut Rtnl) -> Result<Link, Error> {
+    pub fn create(&self, host: &mut Rtnl) -> Result<String, Error> {
         let alias = self.mark.text(ALIAS_MAX);
         let mut attempt = 0;
         while attempt < TRIES {
@@ -61,8 +63,10 @@ impl Veth<'_> {
             pair.master = self.master;
             pair.alias = Some(&alias);
             pair.up = true;
+            // A bridge's port has no use for a link-local address, and making one is a fifth of the work.
+            pair.no_link_local = self.master.is_some();
             match host.add_link(&pair) {
-                Ok(()) => return self.finish(host, &name),
+                Ok(()) => return Ok(self.finish(name)),
                 Err(error) if error.kind() == Kind::Exists => {
                     attempt += self.make_room(host, &name, &alias)?;
                 }
@@ -84,7 +88,7 @@ impl Veth<'_> {
         match host.find_link(name).or_refused()? {
             // Ours, and its other end is not in the container: left by an ADD into a namespace that
             // somebody keeps alive.
-            Some(link) if link.alias == *alias => {
+            Some(link) if is_own(&link, alias) => {
                 linux::error::absent_is_fine(host.delete_link(link.index, &link.name))
                     .or_refused()
                     .map(|()| 0)
@@ -93,11 +97,20 @@ impl Veth<'_> {
         }
     }
 
-    fn finish(&self, host: &mut Rtnl, name: &str) -> Result<Link, Error> {
-        // Best effort, as upstream: the host does not take its own routes from a container.
-        let _ = sysctl::write_interface(Family::V6, name, "accept_ra", "0");
-        host.link(name).or_refused()
+    /// Best effort, as upstream: the host does not take its own routes from a container. A bridge's port
+    /// never sees a router.
+    fn finish(&self, name: String) -> String {
+        if self.master.is_none() {
+            let _ = sysctl::write_interface(Family::V6, &name, "accept_ra", "0");
+        }
+        name
     }
+}
+
+/// Is the link of an attachment's name the attachment's? One without a mark is: whoever made it was killed
+/// before it could say so.
+fn is_own(link: &Link, alias: &str) -> bool {
+    link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }
 
 /// Removes the host end of an attachment if it is still there: for a DEL without namespace.
@@ -105,7 +118,7 @@ pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
     let alias = mark.text(ALIAS_MAX);
     for attempt in 0..TRIES {
         match host.find_link(&host_name(mark, attempt)).or_refused()? {
-            Some(link) if link.alias == alias => {
+            Some(link) if is_own(&link, &alias) => {
                 return linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused();
             }
             Some(_) => {}

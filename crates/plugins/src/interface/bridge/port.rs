@@ -123,35 +123,38 @@ impl Trunk {
 }
 
 /// Sets what is not as the kernel makes it. `ip link set dev PORT type bridge_slave hairpin on isolated on`
-pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &Link) -> Result<(), Error> {
+pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Result<(), Error> {
     let wanted =
         BridgePort { hairpin: network.reflection == Reflection::Hairpin, isolated: network.port_isolation };
+    if wanted == BridgePort::default() && network.vlans.is_none() {
+        return Ok(());
+    }
+    let port = host.link(port).or_refused()?;
     if port.port != Some(wanted) {
         host.change_bridge_port(port.index, &port.name, wanted).or_refused()?;
     }
-    network.vlans.apply(host, port)
+    network.vlans.apply(host, &port)
 }
 
 /// Waits until the bridge passes traffic of the port, unless `forwarding` is not expected; returns the
-/// bridge as it is then.
+/// bridge and the port as they are then.
 ///
 /// The bridge of a first port gets its carrier from it a moment later, and answers for no IPv6 address before.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
-    port: &Link,
-    bridge: &Link,
+    bridge: &str,
+    port: &str,
     forwarding: bool,
-) -> Result<Link, Error> {
+) -> Result<[Link; 2], Error> {
     let started = Instant::now();
     loop {
-        let [now, bridge] = host.links_at([port.index, bridge.index]).or_refused()?;
-        if (now.running && bridge.running) || !forwarding {
-            return Ok(bridge);
+        let links = host.links_named([bridge, port]).or_refused()?;
+        if links.iter().all(|link| link.running) || !forwarding {
+            return Ok(links);
         }
         if started.elapsed() >= FORWARDING_MAX {
             return Err(Error::internal(format!(
-                "bridge port {} in error state: not up after {} ms",
-                port.name,
+                "bridge port {port} in error state: not up after {} ms",
                 FORWARDING_MAX.as_millis()
             )));
         }

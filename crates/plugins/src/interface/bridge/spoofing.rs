@@ -16,7 +16,6 @@
 use cni::invocation::Sweep;
 use cni::{Error, address};
 use linux::Kind;
-use linux::link::Link;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
     Verdict, priority,
@@ -32,7 +31,7 @@ const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
 
 /// Lets `port` receive frames from `mac` only.
-pub(super) fn pin(port: &Link, mac: &str, mark: &Mark) -> Result<(), Error> {
+pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
     let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
     let Some(address) = address else {
         return Err(Error::internal(format!("macspoofchk: {mac:?} is not an Ethernet address")));
@@ -51,7 +50,7 @@ pub(super) fn pin(port: &Link, mac: &str, mark: &Mark) -> Result<(), Error> {
         .look_up(&[Selector::LinkIn], Is::In, CHECKED)
         .look_up(&[Selector::LinkIn, Selector::EtherSource], Is::NotIn, ALLOWED)
         .decide(&Verdict::Drop);
-    let name = Data::link(&port.name);
+    let name = Data::link(port);
     let mut batch = Batch::new();
     batch
         .ensure_table(TABLE)

@@ -152,16 +152,29 @@ fn create_gateway_port(
 /// IPv4 allows one address, IPv6 several whose subnets do not overlap; another one in the way is
 /// replaced with `forceAddress` and an error without.
 pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
-    let present = host.addresses(link.index, &link.name).or_refused()?;
-    if present.iter().any(|address| address.address == wanted) {
-        return Ok(());
+    // It is there already, but for the first container of the network.
+    match host.add_own_address(link.index, &link.name, wanted) {
+        Err(error) if error.kind() == Kind::Exists => return Ok(()),
+        added => added.or_refused()?,
     }
+    let settled = settle_addresses(host, link, wanted, force);
+    if settled.is_err() {
+        // Ours must not stay beside the one in the way; the error that matters is the one we return.
+        let _ = host.delete_address(link.index, &link.name, wanted);
+    }
+    settled
+}
+
+/// Nothing may be in the way of the gateway's address that was just added.
+fn settle_addresses(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+    let present = host.addresses(link.index, &link.name).or_refused()?;
     let in_the_way = |address: &IpNet| match (address, wanted) {
         (IpNet::V4(_), IpNet::V4(_)) => true,
         (IpNet::V6(a), IpNet::V6(b)) => a.contains(&b.addr()) || b.contains(&a.addr()),
         _ => false,
     };
-    for address in present.iter().map(|address| address.address).filter(in_the_way) {
+    let others = present.iter().map(|address| address.address).filter(|address| *address != wanted);
+    for address in others.filter(in_the_way) {
         if !force {
             return Err(Error::internal(format!(
                 "{:?} already has an IP address different from {wanted}: {address}; set forceAddress to replace it",
@@ -170,7 +183,6 @@ pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force:
         }
         linux::error::absent_is_fine(host.delete_address(link.index, &link.name, address)).or_refused()?;
     }
-    linux::error::exists_is_fine(host.add_own_address(link.index, &link.name, wanted)).or_refused()?;
     // Pin the bridge's own hardware address: else it becomes the lowest of its ports', and changes
     // under the containers' neighbour tables as ports come and go.
     let now = host.link_at(link.index).or_refused()?;
