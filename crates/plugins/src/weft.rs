@@ -129,6 +129,7 @@ impl Plugin for Weft {
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
             // Nothing was begun for it: the entry comes before the first effect.
+            node.journal.remove(&who.container)?;
             lock.retire();
             return Ok(());
         };
