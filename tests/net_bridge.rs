@@ -325,6 +325,20 @@ fn without_ipam_the_interface_is_up_or_left_alone() {
 }
 
 #[test]
+fn check_knows_that_a_bridge_without_an_address_takes_that_of_a_new_port() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let config = config(&json!({}));
+    let result = add(&host, &pod, &config);
+    let known = with(&config, &json!({ "prevResult": result }));
+    host.run(["ip", "link", "add", "low0", "address", "00:00:5e:00:53:01", "type", "veth"]);
+    host.run(["ip", "link", "set", "low0", "up", "master", "br0"]);
+    assert_eq!(rig::link(&host, "br0").unwrap()["address"], "00:00:5e:00:53:01");
+    host.attachment("bridge", &pod, "eth0").check(&known).success();
+}
+
+#[test]
 fn vlan_and_trunk_are_on_the_port_and_the_gateway_in_its_vlan() {
     let host = host!(Feature::BridgeVlan, Feature::Ping);
     rig::install(&host);

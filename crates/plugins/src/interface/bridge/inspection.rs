@@ -2,11 +2,11 @@
 
 use cni::Error;
 use cni::invocation::Attach;
-use cni::result::Success;
+use cni::result::{Interface, Success};
 use linux::Rtnl;
 use linux::link::Link;
 
-use super::{ContainerInterface, Network, Reflection};
+use super::{ContainerInterface, Gateway, Network, Reflection};
 use crate::failure::OrRefused;
 use crate::interface::inspection::{compare, compare_addressing, differs, expect_kind, find_inside};
 use crate::interface::open_netns;
@@ -32,7 +32,9 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     if let Some(recorded) =
         result.interfaces.iter().find(|i| i.name == network.bridge && i.sandbox.is_empty())
     {
-        compare(recorded, &bridge)?;
+        // A bridge without an address takes on that of a port that joins it; a gateway's is pinned.
+        let mac = if network.gateway == Gateway::None { String::new() } else { recorded.mac.clone() };
+        compare(&Interface { mac, ..recorded.clone() }, &bridge)?;
     }
     let wanted = network.reflection == Reflection::Promiscuous;
     if bridge.promiscuous != wanted {
