@@ -3,31 +3,29 @@
 //! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one: a variant of
 //! [`Command`], a line in [`Call::run`]. Under another name in `argv[0]` the program is that tool.
 //!
-//! Exit codes: 0 done, 1 it failed (the reason is one line on stderr), 2 wrong usage.
+//! Every subcommand's help ends with an example.
 
-use std::error::Error;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cnitool;
-
-/// Wrong usage, as clap reports it.
-const USAGE: u8 = 2;
+use crate::failure::{EXIT_CODES, Exit, Failure};
+use crate::{attach, check, cnitool, demo, detach, explain, lint, list, plan};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
 #[command(
     name = "weft",
     version,
-    after_help = "\
+    after_help = format!("\
 Example:
-  ip netns add blue
-  CNI_PATH=/opt/cni/bin weft cni add mynet /run/netns/blue
+  weft demo
+  weft lint examples/
+  weft explain -n my-namespace my-pod -f examples/
 
-Exit codes: 0 done, 1 it failed (the reason is one line on stderr), 2 wrong usage."
+{EXIT_CODES} The reason is on stderr.")
 )]
 struct Cli {
     #[command(subcommand)]
@@ -36,6 +34,22 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Attach a pod to its networks, from manifest files
+    Attach(attach::Arguments),
+    /// Check that the networks of a pod are as they were attached
+    Check(check::Arguments),
+    /// Detach a pod from its networks
+    Detach(detach::Arguments),
+    /// Show it all on this machine and remove it again
+    Demo(demo::Arguments),
+    /// List what is attached on this node
+    List(list::Arguments),
+    /// Show the plan a pod gets and where each decision came from; changes nothing
+    Explain(explain::Arguments),
+    /// Find what is wrong with definitions, annotations and CNI configurations
+    Lint(lint::Arguments),
+    /// Answer the meta-plugin's question for a plan
+    Plan(plan::Arguments),
     /// Run the plugins of one network for one namespace, as cnitool does
     Cni(cnitool::Arguments),
 }
@@ -62,19 +76,72 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Call
 pub(crate) fn refuse(refused: &clap::Error) -> ExitCode {
     // A terminal that is gone changes nothing.
     let _ = refused.print();
-    if refused.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+    match refused.use_stderr() {
+        true => Failure::new("").exit(Exit::Usage).code(),
+        false => ExitCode::SUCCESS,
+    }
 }
 
 impl Call {
     /// Does it.
-    pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
         match &self.command {
-            Command::Cni(arguments) => Ok(cnitool::run(arguments)?),
+            Command::Attach(arguments) => attach::run(arguments),
+            Command::Check(arguments) => check::run(arguments),
+            Command::Detach(arguments) => detach::run(arguments),
+            Command::Demo(arguments) => demo::run(arguments),
+            Command::List(arguments) => list::run(arguments),
+            Command::Explain(arguments) => explain::run(arguments),
+            Command::Lint(arguments) => lint::run(arguments),
+            Command::Plan(arguments) => plan::run(arguments),
+            // In cnitool's manner an error is one line.
+            Command::Cni(arguments) => {
+                cnitool::run(arguments).map_err(|error| Failure::new(error.to_string()))
+            }
         }
     }
 
     /// What an error begins with.
     pub(crate) fn prefix(&self) -> &'static str {
         self.prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_subcommands_help_has_an_example_and_the_table_is_sound() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        let help = |command: &clap::Command| {
+            command.get_after_help().map(|text| text.to_string()).unwrap_or_default()
+        };
+        for command in command.get_subcommands().chain([&command]) {
+            let example =
+                format!("weft {}", if command.get_name() == "weft" { "" } else { command.get_name() });
+            let help = help(command);
+            assert!(help.starts_with("Example") && help.contains(&example), "{}: {help}", command.get_name());
+            assert!(command.get_about().is_some(), "{}: what is it for?", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_subcommand_and_every_option_has_its_place_in_the_documents() {
+        let page = include_str!("../../../docs/commands.md");
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let section = page.split("\n## ").find(|section| section.starts_with(&format!("weft {name}\n")));
+            let section = section.unwrap_or_else(|| panic!("docs/commands.md has no section on weft {name}"));
+            assert!(section.contains("$ "), "{name}: the section has an example");
+            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+                let known = page.contains(&format!("--{option}"))
+                    || matches!(option, "file" | "output" | "namespace");
+                assert!(known, "docs/commands.md does not speak of --{option} of weft {name}");
+            }
+        }
     }
 }

@@ -1,12 +1,34 @@
 //! `weft`: what a person types, and the long-running roles.
 //!
-//! This file turns an outcome into an exit code and the one line on stderr; everything else is behind
-//! [`cli`]. Exit codes: 0 done, 1 it failed, 2 it was asked for in the wrong way.
+//! This file turns an outcome into an exit code and the sentence on stderr; everything else is behind
+//! [`cli`]. The codes are in [`failure`].
 
 #![forbid(unsafe_code)]
 
+mod attach;
+mod attachments;
+mod check;
 mod cli;
 mod cnitool;
+mod configuration;
+mod demo;
+mod detach;
+mod explain;
+mod failure;
+mod hands;
+mod interrupt;
+mod journal;
+mod lint;
+mod list;
+mod output;
+mod plan;
+mod planning;
+mod pod;
+mod privilege;
+mod scratch;
+mod sources;
+mod table;
+mod work;
 
 use std::process::ExitCode;
 
@@ -18,8 +40,10 @@ fn main() -> ExitCode {
     match call.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{}{failure}", call.prefix());
-            ExitCode::FAILURE
+            if !failure.is_quiet() {
+                eprintln!("{}{failure}", call.prefix());
+            }
+            failure.code()
         }
     }
 }

@@ -1,0 +1,95 @@
+//! `weft detach`: takes a sandbox down by what the journal says of it, and removes the namespace that `weft attach` made.
+//!
+//! Rules: nothing but the journal is needed, no manifest and no configuration; what is gone already is done;
+//! the namespace stays as long as something in it could not be detached.
+
+use std::path::Path;
+
+use clap::Args;
+use npwg::journal::Entry;
+
+use crate::attach::OWN_NAMESPACE;
+use crate::failure::{EXIT_CODES, Failure};
+use crate::hands::{Hands, Plugins, Subject};
+use crate::journal::{Keeper, Target};
+use crate::output::{Format, Progress, plain};
+use crate::planning::Inputs;
+use crate::pod::namespace_path;
+use crate::privilege;
+use crate::work::Work;
+
+/// What `weft detach` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft detach --pod my-namespace/my-pod
+  weft detach --container-id my-namespace_my-pod
+
+Neither the manifests nor the configuration of the attach are needed; -f and --config only matter where cniDir of
+the configuration moves the journal. What is not attached (any more) is no failure.
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    plugins: Plugins,
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { target, inputs, plugins } = arguments;
+    privilege::require("weft detach", "it removes network interfaces")?;
+    let hands = Hands::find()?;
+    let progress = Progress::beside(Format::Text);
+    let step = format!("detach {}", target.describe());
+    let found = target.find(&Keeper::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let Some((keeper, entry)) = found else {
+        return remains(target, &hands, progress).map_err(|failure| failure.context(&step));
+    };
+    progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
+    let work = of_entry(&hands, &keeper, &entry, plugins, progress)?;
+    work.detach(&entry).map_err(|failure| failure.context(&step))?;
+    if entry.args.split(';').any(|pair| pair == OWN_NAMESPACE) {
+        hands.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
+        progress.line(format!("  removed {}", plain(&entry.netns)));
+    }
+    Ok(())
+}
+
+/// The work on a sandbox that the journal knows.
+pub(crate) fn of_entry(
+    hands: &Hands,
+    keeper: &Keeper,
+    entry: &Entry,
+    plugins: &Plugins,
+    progress: Progress,
+) -> Result<Work, Failure> {
+    let Entry { container_id, netns, ifname, args, path, .. } = entry;
+    Ok(Work {
+        hands: hands.clone(),
+        meta_plugin: keeper.meta_plugin(entry)?,
+        subject: Subject {
+            container: container_id.clone(),
+            netns: netns.clone(),
+            ifname: ifname.clone(),
+            args: args.clone(),
+            path: plugins.said().unwrap_or(path).to_owned(),
+        },
+        journal: keeper.journal().clone(),
+        progress,
+    })
+}
+
+/// Nothing is recorded: at most a namespace is left of an attach that was killed before it began.
+fn remains(target: &Target, hands: &Hands, progress: Progress) -> Result<(), Failure> {
+    let path = target.container()?.map(|container| namespace_path(&container)).unwrap_or_default();
+    if Path::new(&path).exists() {
+        hands.delete(&path)?;
+        progress.line(format!("removed {path}, left by an attach that was ended early"));
+    }
+    progress.line(format!("{}: nothing is attached", target.describe()));
+    Ok(())
+}

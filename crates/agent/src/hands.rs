@@ -1,0 +1,181 @@
+//! The hands: `weft-cni`. Whatever this command changes, that program changes for it.
+//!
+//! It is looked for beside the file this program really is, then in `PATH`, then in `/opt/cni/bin`. It is called as a
+//! container runtime calls a plugin, or for a namespace by hand (`weft-cni sandbox …`); with a *place* set it
+//! does its work inside that network namespace, which is then the host.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cni::environment::Environment;
+use cni::name::{ContainerId, IfName};
+use cni::runtime::exec::Exec;
+use cni::{Error, Verb};
+
+use crate::configuration::MetaPlugin;
+use crate::failure::Failure;
+
+/// Name of the program.
+const PROGRAM: &str = "weft-cni";
+/// Where container runtimes expect plugins.
+const PLUGINS: &str = "/opt/cni/bin";
+/// Where Debian has the reference plugins.
+const PACKAGED: &str = "/usr/lib/cni";
+/// Time for one call of the meta-plugin: its delegates have deadlines of their own.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// The exit code of `sandbox ping` for «no answer».
+const NO_ANSWER: i32 = 3;
+
+/// The program, and where it works.
+#[derive(Clone, Debug)]
+pub(crate) struct Hands {
+    program: PathBuf,
+    place: Option<String>,
+}
+
+/// A sandbox as the meta-plugin is told of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    /// `CNI_CONTAINERID`.
+    pub(crate) container: ContainerId,
+    /// `CNI_NETNS`.
+    pub(crate) netns: String,
+    /// `CNI_IFNAME`.
+    pub(crate) ifname: IfName,
+    /// `CNI_ARGS`.
+    pub(crate) args: String,
+    /// `CNI_PATH`.
+    pub(crate) path: String,
+}
+
+/// What is in a network namespace: lists of lines by kind.
+pub(crate) type Contents = BTreeMap<String, Vec<String>>;
+
+/// `--path`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Plugins {
+    /// Directories of plugins that are not built in, `:` between them; else where weft-cni is, /opt/cni/bin, /usr/lib/cni
+    #[arg(long, env = "CNI_PATH", value_name = "DIR:DIR", hide_env_values = true)]
+    path: Option<String>,
+}
+
+impl Plugins {
+    /// What was said, if anything was.
+    pub(crate) fn said(&self) -> Option<&str> {
+        self.path.as_deref().filter(|path| !path.is_empty())
+    }
+}
+
+impl Hands {
+    /// Finds the program.
+    pub(crate) fn find() -> Result<Hands, Failure> {
+        let own = std::fs::canonicalize("/proc/self/exe").ok();
+        let beside = own.and_then(|own| own.parent().map(Path::to_owned));
+        let listed = std::env::var_os("PATH").unwrap_or_default();
+        let directories = beside.into_iter().chain(std::env::split_paths(&listed)).chain([PLUGINS.into()]);
+        // An empty entry would mean the working directory, which nobody chose.
+        let absolute = directories.filter(|directory| directory.is_absolute());
+        match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
+            Some(program) => Ok(Hands { program, place: None }),
+            None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
+                .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
+        }
+    }
+
+    /// The same, at work inside a network namespace.
+    pub(crate) fn inside(&self, place: &str) -> Hands {
+        Hands { place: Some(place.to_owned()), ..self.clone() }
+    }
+
+    /// The `CNI_PATH` where nobody says another.
+    pub(crate) fn plugin_path(&self) -> String {
+        let own = self.program.parent().map(|directory| directory.display().to_string());
+        let own = own.filter(|own| own != PLUGINS && !own.contains(':'));
+        own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
+    }
+
+    /// Calls the meta-plugin; what it says to people goes to stderr.
+    pub(crate) fn call(&self, meta_plugin: &MetaPlugin, verb: Verb, subject: &Subject) -> Result<(), Error> {
+        let Subject { container, netns, ifname, args, path } = subject;
+        let environment = Environment {
+            command: verb.as_str().to_owned(),
+            container_id: container.to_string(),
+            netns: netns.clone(),
+            ifname: ifname.to_string(),
+            args: args.clone(),
+            path: path.clone(),
+            netns_override: String::new(),
+        };
+        let mut command = self.command();
+        command.arg(meta_plugin.name());
+        let stdin = meta_plugin.object.to_json();
+        let (output, failure) = Exec::new(DEADLINE).complete(command, &environment, stdin.as_bytes())?;
+        for line in String::from_utf8_lossy(&output.stderr).lines() {
+            eprintln!("{}", crate::output::plain(line));
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Makes a network namespace and mounts it at `path`.
+    pub(crate) fn create(&self, path: &str) -> Result<(), Failure> {
+        self.sandbox(["create", path]).map(drop)
+    }
+
+    /// Removes the network namespace at `path`; one that is gone is removed.
+    pub(crate) fn delete(&self, path: &str) -> Result<(), Failure> {
+        self.sandbox(["delete", path]).map(drop)
+    }
+
+    /// What is in the network namespace at `path`.
+    pub(crate) fn contents(&self, path: &str) -> Result<Contents, Failure> {
+        self.show(["show", path].as_slice())
+    }
+
+    /// What is in the network namespace we are in.
+    pub(crate) fn own_contents(&self) -> Result<Contents, Failure> {
+        self.show(["show"].as_slice())
+    }
+
+    fn show(&self, words: &[&str]) -> Result<Contents, Failure> {
+        let text = self.sandbox(words)?.unwrap_or_default();
+        serde_json::from_str(&text)
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: not understood: {cause}")))
+    }
+
+    /// One echo request from the namespace at `path`; how long the answer took, or `None` if there was none.
+    pub(crate) fn ping(&self, path: &str, to: &str, from: &str) -> Result<Option<String>, Failure> {
+        let answer = self.sandbox(["ping", path, to, from])?;
+        Ok(answer.map(|text| text.trim().to_owned()))
+    }
+
+    /// `weft-cni sandbox …`: what it printed, or `None` if nobody answered a ping.
+    fn sandbox<S: AsRef<OsStr>>(&self, words: impl AsRef<[S]>) -> Result<Option<String>, Failure> {
+        let mut command = self.command();
+        command.arg("sandbox").args(words.as_ref()).stdin(Stdio::null()).process_group(0);
+        let output = command
+            .output()
+            .map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))?;
+        match output.status.code() {
+            Some(0) => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
+            Some(NO_ANSWER) => Ok(None),
+            _ => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                let said = said.trim().trim_start_matches("weft-cni: ");
+                let why = if said.is_empty() { output.status.to_string() } else { said.to_owned() };
+                Err(Failure::new(why))
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        if let Some(place) = &self.place {
+            command.args(["sandbox", "run", place]).arg(&self.program);
+        }
+        command
+    }
+}

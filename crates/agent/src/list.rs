@@ -1,0 +1,100 @@
+//! `weft list`: the sandboxes of this node and what is attached to each, from the journal.
+//!
+//! Rules: an entry that cannot be read is a row with its error, and the exit code is 1 then; `-o json` prints one
+//! document for each sandbox, whose keys are pinned by a test; nothing is asked of the kernel and nothing changed.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::attachments::{self, Row as Attached, Sandbox};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::journal::{Keeper, Row};
+use crate::output::{self, Format, Output};
+use crate::planning::Inputs;
+use crate::table;
+
+/// What `weft list` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft list
+  weft list -o json | jq -r '.[].networkStatus[].ips[]'
+
+-o json prints a list; for each sandbox pod (namespace, name, uid), containerId, netns, attachments (network,
+interface, configName, state, result) and networkStatus as the annotation holds it; for an entry that cannot be
+read containerId and error. -f and --config only matter where cniDir of the configuration moves the journal.
+
+{EXIT_CODES} An entry that cannot be read counts as failed."))]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// One row for programs.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Document<'a> {
+    Sandbox(Sandbox<'a>),
+    #[serde(rename_all = "camelCase")]
+    Broken {
+        container_id: &'a str,
+        error: String,
+    },
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { inputs, output } = arguments;
+    let mut rows = Vec::new();
+    for keeper in Keeper::all(inputs)? {
+        rows.extend(keeper.journal().rows()?);
+    }
+    match output.format {
+        Format::Json => output::print_json(&rows.iter().map(document).collect::<Vec<_>>())?,
+        Format::Text if rows.is_empty() => output::print("nothing is attached\n")?,
+        Format::Text => output::print(&lay_out(&rows))?,
+    }
+    match rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count() {
+        0 => Ok(()),
+        count => Err(Failure::quiet(format!("{count} entries cannot be read"))),
+    }
+}
+
+fn document(row: &Row) -> Document<'_> {
+    match row {
+        Row::Entry(entry) => Document::Sandbox(attachments::sandbox(entry)),
+        Row::Broken { container, error } => {
+            Document::Broken { container_id: container, error: error.to_string() }
+        }
+    }
+}
+
+fn lay_out(rows: &[Row]) -> String {
+    let mut lines = Vec::new();
+    for row in rows {
+        match row {
+            Row::Broken { container, error } => {
+                lines.push(vec!["-".to_owned(), container.clone(), format!("cannot be read: {error}")]);
+            }
+            Row::Entry(entry) => {
+                let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
+                for attached in attachments::rows(entry) {
+                    let Attached { network, interface, addresses, state, .. } = attached;
+                    let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(",") };
+                    let container = entry.container_id.to_string();
+                    lines.push(vec![
+                        pod.clone(),
+                        container,
+                        interface,
+                        network,
+                        addresses,
+                        state.as_str().to_owned(),
+                    ]);
+                }
+            }
+        }
+    }
+    table::lay_out(&["pod", "container", "interface", "network", "addresses", "state"], &lines, 0)
+}

@@ -1,0 +1,114 @@
+//! The pod that is meant, and the names that follow from its own.
+//!
+//! | what | name |
+//! |---|---|
+//! | container id | `NAMESPACE_NAME`; beyond 100 characters its beginning and a hash of the whole |
+//! | network namespace | `/run/netns/weft-CONTAINER-ID` |
+//!
+//! A pod's namespace holds no `_`, so two pods never share a name.
+//!
+//! Source: Kubernetes names (RFC 1123); SPEC 1.1.0 on container ids (S24); ip-netns(8).
+
+use std::fmt;
+use std::str::FromStr;
+
+use cni::Error;
+use cni::name::ContainerId;
+use npwg::metadata::{definition_name_fault, label_fault};
+use npwg::plan::PodIdentity;
+use sha2::{Digest, Sha512};
+
+/// Longest container id that is not shortened, in characters.
+const ID_MAX: usize = 100;
+/// Bytes of the hash in a shortened one.
+const HASH_BYTES: usize = 10;
+/// Where network namespaces are mounted.
+pub(crate) const NAMESPACES: &str = "/run/netns";
+
+/// A pod's namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodName {
+    /// The namespace.
+    pub(crate) namespace: String,
+    /// The name.
+    pub(crate) name: String,
+}
+
+impl PodName {
+    /// Both parts, checked.
+    pub(crate) fn new(namespace: &str, name: &str) -> Result<PodName, String> {
+        if let Some(fault) = label_fault(namespace) {
+            return Err(format!("the namespace {namespace:?} {fault}"));
+        }
+        match definition_name_fault(name) {
+            Some(fault) => Err(format!("the name {name:?} {fault}")),
+            None => Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() }),
+        }
+    }
+
+    /// Who is asked for: without a uid, so that of a manifest is taken.
+    pub(crate) fn identity(&self) -> PodIdentity {
+        let PodName { namespace, name } = self;
+        PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: String::new() }
+    }
+
+    /// The container id of its sandbox.
+    pub(crate) fn container_id(&self) -> Result<ContainerId, Error> {
+        let whole = format!("{}_{}", self.namespace, self.name);
+        if whole.len() <= ID_MAX {
+            return ContainerId::new(&whole);
+        }
+        let hash = Sha512::digest(whole.as_bytes());
+        let digits: String = hash.iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
+        let beginning = whole.get(..ID_MAX - digits.len() - 1).unwrap_or_default();
+        ContainerId::new(&format!("{beginning}-{digits}"))
+    }
+}
+
+impl FromStr for PodName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PodName, String> {
+        let (namespace, name) = text.split_once('/').ok_or("expected NAMESPACE/NAME")?;
+        PodName::new(namespace, name)
+    }
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Where the namespace of a sandbox is mounted that nobody brought one for.
+pub(crate) fn namespace_path(container: &ContainerId) -> String {
+    format!("{NAMESPACES}/weft-{container}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_from_the_pods_own() {
+        let pod: PodName = "my-namespace/my-pod.v2".parse().unwrap();
+        let id = pod.container_id().unwrap();
+        assert_eq!(id.as_str(), "my-namespace_my-pod.v2");
+        assert_eq!(namespace_path(&id), "/run/netns/weft-my-namespace_my-pod.v2");
+    }
+
+    #[test]
+    fn long_names_are_shortened_and_stay_different() {
+        let id = |name: &str| PodName::new("ns", name).unwrap().container_id().unwrap().to_string();
+        let [a, b] = ["a", "b"].map(|end| id(&format!("{}.{end}", vec!["x".repeat(60); 4].join("."))));
+        assert_eq!((a.len(), b.len()), (ID_MAX, ID_MAX));
+        assert_ne!(a, b);
+    }
+
+    #[test]
+    fn what_is_no_pod_is_refused() {
+        for bad in ["", "a", "a/", "/b", "a/b/c", "A/b", "a/../b", "a_b/c", "a/b c", "a.b/c"] {
+            assert!(bad.parse::<PodName>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Root: who has it not is told how to run the command with it.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+
+use crate::failure::{Exit, Failure};
+
+/// Refuses unless we are root.
+pub(crate) fn require(command: &str, why: &str) -> Result<(), Failure> {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(lacking(format!("{command} needs root: {why}"))),
+    }
+}
+
+/// A refusal by the file system; if root would have been let in, that is what is said.
+pub(crate) fn refused(what: &str, cause: &io::Error) -> Failure {
+    let sentence = format!("{what}: {cause}");
+    match cause.kind() {
+        ErrorKind::PermissionDenied => lacking(sentence),
+        _ => Failure::new(sentence),
+    }
+}
+
+fn lacking(sentence: String) -> Failure {
+    let line: Vec<String> = std::env::args_os().map(|word| quoted(&word)).collect();
+    Failure::new(sentence).exit(Exit::NeedsRoot).next(format!("run it as: sudo {}", line.join(" ")))
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &OsString) -> String {
+    let word = word.to_string_lossy().into_owned();
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "/._-=:,@+%".contains(c);
+    match !word.is_empty() && word.chars().all(harmless) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_shown_as_a_shell_takes_it() {
+        assert_eq!(quoted(&"a/b-c.yaml".into()), "a/b-c.yaml");
+        assert_eq!(quoted(&"it's me".into()), r"'it'\''s me'");
+        assert_eq!(quoted(&OsString::new()), "''");
+    }
+}
