@@ -135,6 +135,12 @@ fn npwg1_5_3_3_1_rule2_without_a_sandbox_the_first_address_of_no_interface() {
 }
 
 #[test]
+fn npwg1_5_3_3_1_rule2_holds_from_0_3_0_on() {
+    let first_with_interfaces = r#"{"cniVersion":"0.3.0","ips":[{"version":"4","address":"10.0.0.5/24"},{"version":"4","address":"10.0.0.6/24"}]}"#;
+    assert_eq!(one(first_with_interfaces), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+}
+
+#[test]
 fn npwg1_5_3_3_1_rule3_m16_host_addresses_never_show() {
     let host = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"address":"10.0.0.7/24"}]}"#;
     assert_eq!(one(host), json!({"name": "base", "interface": "eth0", "default": true}));
@@ -181,6 +187,14 @@ fn multus_keys_are_added_on_request() {
 }
 
 #[test]
+fn an_mtu_of_nothing_is_no_mtu_and_only_the_main_tables_gateways_count() {
+    let result = r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mtu":0,"sandbox":"/n"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1","table":100},{"dst":"0.0.0.0/0","gw":"10.0.0.2","table":254},{"dst":"0.0.0.0/0","gw":"10.0.0.3","table":0},{"dst":"10.0.0.0/8","gw":"10.0.0.4"}]}"#;
+    let entry = status(&World::new().node(r#""statusKeys":"multus""#), &[result]).remove(0);
+    assert_eq!(entry["gateway"], json!(["10.0.0.2", "10.0.0.3"]));
+    assert!(entry.get("mtu").is_none());
+}
+
+#[test]
 fn v11_5_3_6_4_1_conflict_c6_default_route_is_on_top_where_it_was_asked_for() {
     let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24","gateway":"10.9.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}"#;
     let given = World::new().networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#);
@@ -205,6 +219,12 @@ fn m16_gateway_and_default_route_agree() {
     assert_eq!(v4, [json!(["2001:db8::1"]), json!(["10.9.0.254", "fd00::9"])]);
     let left = gateways(r#"[{"name":"plain","default-route":[]}]"#);
     assert_eq!(left, [Value::Null, json!(["10.9.0.1", "fd00::9"])]);
+    // What the holder has not, the others keep.
+    let v6 = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"routes":[{"dst":"::/0","gw":"fd00::9"}]}"#;
+    let world =
+        World::new().networks(r#"[{"name":"plain","default-route":[]}]"#).node(r#""statusKeys":"multus""#);
+    let entries = status(&world, &[BRIDGE, v6]);
+    assert_eq!((&entries[0]["gateway"], &entries[1]["gateway"]), (&json!(["10.0.0.1"]), &json!(["fd00::9"])));
 }
 
 #[test]

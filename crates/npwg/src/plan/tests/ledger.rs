@@ -59,6 +59,7 @@ fn a_missing_device_is_said_so_before_anything_starts() {
     world.resource("home/device", "intel.com/sriov");
     let fault = world.fails();
     assert!(fault.to_string().contains("intel.com/sriov") && fault.cure.contains("resources"), "{fault}");
+    assert!(fault.reason.contains("was given none"), "{fault}");
 }
 
 #[test]

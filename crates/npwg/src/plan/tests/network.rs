@@ -44,7 +44,9 @@ fn npwg1_6_1_a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path()
     world.keys = r#""clusterNetwork":"missing""#.into();
     let fault = world.fails();
     assert_eq!((fault.requirement.as_str(), fault.subject.as_str()), ("NPWG1-6-1", "clusterNetwork"));
-    assert!(fault.value.contains("missing"), "{fault}");
+    assert!(fault.value.contains("missing") && !fault.reason.contains("could not be read"), "{fault}");
+    world.disk.unreadable.push("/etc/cni/x.conf: not JSON".into());
+    assert!(world.fails().reason.contains("could not be read: /etc/cni/x.conf"));
 }
 
 #[test]
@@ -54,6 +56,8 @@ fn the_delegates_of_the_configuration_go_to_every_pod() {
     let plan = world.plan();
     assert_eq!(shape(&plan), pairs(&[("plain", "eth0"), ("capable", "net1"), ("home/plain", "net2")]));
     assert_eq!(plan.delegates[1].config, CAPABLE);
+    let named: Vec<&str> = plan.delegates.iter().map(|d| d.because[0].why.as_str()).collect();
+    assert_eq!(named, ["delegates[0]", "delegates[1]", "annotation k8s.v1.cni.cncf.io/networks: [0]"]);
 }
 
 #[test]
@@ -88,6 +92,7 @@ fn the_auxiliary_chain_comes_last_if_it_has_files() {
     world.keys = r#""clusterNetwork":"/etc/cni/net.d/05.conf","auxiliaryCNIChainName":"aux""#.into();
     assert_eq!(world.plan().delegates.len(), 2);
     world.file("/etc/cni/net.d/aux/10.conf", r#"{"cniVersion":"1.0.0","name":"a","type":"sbr"}"#);
+    assert_eq!(world.plan().delegates.len(), 3);
     world.file("/etc/cni/net.d/aux/20.conf", r#"{"cniVersion":"1.0.0","name":"b","type":"tuning"}"#);
     let plan = world.plan();
     assert_eq!((plan.delegates[2].network.as_str(), plan.delegates[2].ifname.as_str()), ("aux", "net2"));

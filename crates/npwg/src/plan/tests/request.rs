@@ -137,6 +137,10 @@ fn conflict_c2_a_20_byte_mac_becomes_a_guid_where_only_guids_are_understood() {
         (&verify.mac, verify.guid.as_ref().map(ToString::to_string).as_deref()),
         (&None, Some("bb:cc:dd:ee:ff:00:11:22"))
     );
+    // Where both are understood the address goes as what it is, and is looked for whole.
+    let both = asked(r#""mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22""#).plan();
+    assert_eq!(both.delegates[1].runtime_config.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["mac"]);
+    assert!(both.delegates[1].verify.mac.is_some() && both.delegates[1].verify.guid.is_none());
 }
 
 #[test]
@@ -193,6 +197,9 @@ fn v13_4_1_2_1_11_2_v13_4_1_2_1_11_4_a_claim_is_passed_on_and_nobody_must_unders
         json!({"cni": {"ipam-claim-reference": "vm.net"}})
     );
     assert!(plan.warnings.is_empty() && plan.delegates[1].verify.is_empty());
+    let twice = r#""ipam-claim-reference":"vm.net","cni-args":{"ipam-claim-reference":"CLAIM"}"#;
+    assert!(asked_plain(&twice.replace("CLAIM", "vm.net")).try_plan().is_ok());
+    assert_eq!(asked_plain(twice).fails().requirement, "C8");
 }
 
 #[test]

@@ -47,6 +47,8 @@ fn m4_conflict_c14_several_gateways_get_metrics_in_their_order() {
         wishes(&world)[1],
         via(&[("10.0.0.2", Some(100)), ("2001:db8::1", None), ("10.0.0.1", Some(101))])
     );
+    let six = World::new().networks(r#"[{"name":"plain","default-route":["fd00::2","10.0.0.1","fd00::1"]}]"#);
+    assert_eq!(wishes(&six)[1], via(&[("fd00::2", Some(100)), ("10.0.0.1", None), ("fd00::1", Some(101))]));
 }
 
 #[test]
