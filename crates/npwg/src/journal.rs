@@ -1,10 +1,12 @@
 //! What is known about one sandbox: what was planned for it, and what came of it.
 //!
 //! The hands write it, one file a sandbox, and take a sandbox down by nothing else; the brain reads it to show
-//! what is there. Only the shape is here.
+//! what is there. Only the shape is here: the [`Entry`] as it was planned, then, one JSON value after the other,
+//! a [`Progress`] for each thing that came of it.
 //!
 //! Rules: a form of a newer release is refused by name, never half understood; unknown keys of an older
-//! reader's future are ignored.
+//! reader's future are ignored; a last value without its end was being written when its writer was killed, and
+//! says nothing.
 
 use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
@@ -97,8 +99,57 @@ impl State {
     }
 }
 
+/// What comes after the entry; `A` and `S` are borrowed to write and owned to read.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
+    /// One attachment changed.
+    Attachment {
+        /// Its place in the plan.
+        index: usize,
+        /// As it is now.
+        attachment: A,
+    },
+    /// The whole plan was carried out.
+    Complete {
+        /// What the pod is told.
+        network_status: S,
+    },
+}
+
 impl Entry {
-    /// Reads an entry that was written as JSON.
+    /// All that is known now.
+    ///
+    /// # Errors
+    /// Our own fault, if it cannot be said in JSON.
+    pub fn value(&self) -> Result<Vec<u8>, Error> {
+        encoded(self)
+    }
+
+    /// How the attachments of these places are now.
+    ///
+    /// # Errors
+    /// As for [`Entry::value`].
+    pub fn attachments_at(&self, places: &[usize]) -> Result<Vec<u8>, Error> {
+        let mut values = Vec::new();
+        for (index, attachment) in self.attachments.iter().enumerate() {
+            if places.contains(&index) {
+                let progress: Progress<_, ()> = Progress::Attachment { index, attachment };
+                values.extend(encoded(&progress)?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// That the whole plan was carried out.
+    ///
+    /// # Errors
+    /// As for [`Entry::value`].
+    pub fn completion(&self) -> Result<Vec<u8>, Error> {
+        encoded(&Progress::<(), _>::Complete { network_status: &self.network_status })
+    }
+
+    /// Reads an entry and what came after it.
     ///
     /// # Errors
     /// 6 not an entry, or one of a newer release; the details say what to do.
@@ -110,12 +161,39 @@ impl Entry {
         const CURE: &str = "it is left as it is: see docs/operations.md, «an entry that cannot be read»";
         let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
         let unreadable = |cause: serde_json::Error| fault(format!("unreadable: {cause}"));
-        let Head { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
+        let first = values.next().transpose().map_err(unreadable)?.map_or("", RawValue::get);
+        let Head { version } = serde_json::from_str(first).map_err(unreadable)?;
         if version == 0 || version > VERSION {
             return Err(fault(format!("version {version}: this release reads up to {VERSION}")));
         }
-        serde_json::from_slice(bytes).map_err(unreadable)
+        let mut entry: Entry = serde_json::from_str(first).map_err(unreadable)?;
+        for value in values {
+            let value = match value {
+                Err(cause) if cause.is_eof() => break,
+                value => value.map_err(unreadable)?,
+            };
+            match serde_json::from_str(value.get()).map_err(unreadable)? {
+                Progress::Attachment { index, attachment } => match entry.attachments.get_mut(index) {
+                    Some(known) => *known = attachment,
+                    None => return Err(fault(format!("unreadable: it has no attachment {index}"))),
+                },
+                Progress::Complete { network_status } => {
+                    entry.network_status = network_status;
+                    entry.complete = true;
+                }
+            }
+        }
+        Ok(entry)
     }
+}
+
+/// One value and the end of its last line.
+fn encoded(what: &impl Serialize) -> Result<Vec<u8>, Error> {
+    let bytes = serde_json::to_vec(what);
+    let mut bytes = bytes.map_err(|cause| Error::internal(format!("encode an entry: {cause}")))?;
+    bytes.push(b'\n');
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -129,6 +207,49 @@ mod tests {
         for broken in [&b""[..], b"{", b"{}", b"[]", br#"{"version":1}"#, b"\0\0\0"] {
             let error = Entry::read(broken).map(|_| ()).unwrap_err();
             assert!(error.msg.starts_with("unreadable: ") && !error.details.is_empty(), "{error}");
+        }
+    }
+
+    fn planned() -> Entry {
+        let pod = serde_json::json!({"namespace": "n", "name": "p", "uid": ""});
+        let status = serde_json::json!({"addresses": "bare", "keys": "standard"});
+        let plan = serde_json::json!({"version": 1, "pod": pod, "container": "c", "status": status,
+            "delegates": [], "warnings": []});
+        let planned = serde_json::json!({"state": "planned"});
+        let entry = serde_json::json!({"version": 1, "network": "weft", "containerId": "c", "netns": "/n",
+            "ifname": "eth0", "args": "", "path": "/p", "plan": plan, "attachments": [planned, planned]});
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn values_are_what_came_since_and_one_without_its_end_says_nothing() {
+        let mut entry = planned();
+        let first = entry.value().unwrap();
+        entry.attachments[1].state = State::Attached;
+        entry.attachments[1].result = Some(RawValue::from_string("{\n \"ips\": []\n}".to_owned()).unwrap());
+        let second = [first.clone(), entry.attachments_at(&[1]).unwrap()].concat();
+        let whole = [second.clone(), entry.completion().unwrap()].concat();
+        for end in 0..=whole.len() {
+            // The end of a value's line says nothing more than the value.
+            let read = match Entry::read(&whole[..end]) {
+                Ok(read) => read,
+                Err(_) if end + 1 < first.len() => continue,
+                Err(error) => panic!("{end} bytes of {}: {error}", whole.len()),
+            };
+            assert!(end + 1 >= first.len());
+            assert_eq!(read.complete, end + 1 >= whole.len());
+            let attached = read.attachments[1].state == State::Attached;
+            assert_eq!((attached, read.attachments[0].state), (end + 1 >= second.len(), State::Planned));
+        }
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_refused() {
+        let nobody = r#"{"attachment":{"index":2,"attachment":{"state":"attached"}}}"#;
+        for value in ["{}", "\0", "7", nobody] {
+            let bytes = [planned().value().unwrap(), value.as_bytes().to_vec()].concat();
+            let error = Entry::read(&bytes).map(|_| ()).unwrap_err();
+            assert!(error.msg.starts_with("unreadable: "), "{value}: {error}");
         }
     }
 }

@@ -20,7 +20,7 @@ use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
 use npwg::{status, verify};
 
-use super::journal::Journal;
+use super::journal::{Journal, Record};
 use crate::delegates::Delegates;
 
 use super::{detach, devices, parameters, readiness, routes};
@@ -31,8 +31,8 @@ use super::{detach, devices, parameters, readiness, routes};
 /// The first failure, after everything was undone; what could not be undone is in its details.
 pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
     all_plugins_are_there(hands, entry)?;
-    journal.begin(entry)?;
-    let carried = carry_out(journal, hands, entry);
+    let mut record = journal.begin(entry)?;
+    let carried = carry_out(&mut record, hands, entry);
     let Err(error) = carried else { return carried };
     let undone = detach::take_down(journal, hands, entry);
     Err(match undone {
@@ -57,7 +57,7 @@ fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> 
     Ok(())
 }
 
-fn carry_out(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
+fn carry_out(record: &mut Record, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
     let mut results = Vec::with_capacity(delegates.len());
     for (index, delegate) in delegates.iter().enumerate() {
@@ -73,14 +73,12 @@ fn carry_out(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<
         attachment.microseconds = u64::try_from(started.elapsed().as_micros()).ok();
         attachment.result = Some(attached.raw);
         results.push((network, attached.success));
-        if index + 1 < delegates.len() {
-            journal.update(entry)?;
-        }
+        record.add(&entry.attachments_at(&[index])?)?;
     }
-    settle_routes(entry, &delegates, &mut results)?;
+    let changed = settle_routes(entry, &delegates, &mut results)?;
     entry.network_status = statuses(&entry.plan, &results);
     entry.complete = true;
-    journal.update(entry)?;
+    record.add(&[entry.attachments_at(&changed)?, entry.completion()?].concat())?;
     let default = delegates.iter().position(|delegate| delegate.role == Role::Default).unwrap_or(0);
     match results.into_iter().nth(default) {
         Some((_, success)) => Ok(success),
@@ -99,24 +97,26 @@ fn attach_one(hands: &Delegates, entry: &Entry, delegate: &Delegate) -> Result<(
     Ok((network, attached))
 }
 
-/// Default routes, and the results that say what is now there.
+/// Default routes, and the results that say what is now there; returns the places of those that changed.
 fn settle_routes(
     entry: &mut Entry,
     delegates: &[Delegate],
     results: &mut [(Network, Success)],
-) -> Result<(), Error> {
+) -> Result<Vec<usize>, Error> {
     let parties = delegates.iter().zip(results.iter_mut());
     let mut parties: Vec<routes::Party<'_>> =
         parties.map(|(delegate, (_, result))| routes::Party { delegate, result, changed: false }).collect();
     routes::settle(Path::new(&entry.netns), &mut parties)?;
-    let changed: Vec<bool> = parties.iter().map(|party| party.changed).collect();
-    for (index, (network, result)) in results.iter().enumerate().filter(|(index, _)| changed[*index]) {
+    let parties = parties.iter().enumerate();
+    let changed: Vec<usize> = parties.filter(|(_, party)| party.changed).map(|(index, _)| index).collect();
+    for &index in &changed {
+        let (network, result) = &results[index];
         let value = result.to_value(network.version).context(&delegates[index].network)?;
         let raw = serde_json::value::to_raw_value(&value);
         let raw = raw.map_err(|cause| Error::internal(format!("encode a result: {cause}")))?;
         entry.attachments[index].result = Some(raw);
     }
-    Ok(())
+    Ok(changed)
 }
 
 fn statuses(plan: &Plan, results: &[(Network, Success)]) -> Vec<status::Entry> {

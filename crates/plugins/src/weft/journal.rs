@@ -1,13 +1,13 @@
 //! The journal of this node's sandboxes on disk; what an entry holds is in [`npwg::journal`].
 //!
 //! One file a sandbox, `<directory>/sandboxes/<container id>.json`. It is written durably before the first
-//! effect, then replaced by rename as results come; it goes when everything it names is gone.
+//! effect; results are added to it as they come; it goes when everything it names is gone.
 //!
 //! Rules:
 //! - DEL, CHECK and GC read nothing else: no API server, no pod, no definition, no configuration of today;
 //! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed;
-//! - who crashes leaves either the old file or the new one, and at worst a temporary file that the
-//!   next writer replaces.
+//! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
+//!   replaces, or a last value without its end, which readers pass over.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -52,19 +52,20 @@ impl Journal {
     }
 
     /// Writes an entry so that it survives whatever comes: file and directory are on the disk on return.
-    pub(super) fn begin(&self, entry: &Entry) -> Result<(), Error> {
-        let file = self.replace(entry)?;
-        let synced = file
+    pub(super) fn begin(&self, entry: &Entry) -> Result<Record, Error> {
+        let file = self.replacement(entry)?;
+        let begun = file
             .sync_all()
             .and_then(|()| self.publish(entry))
             .and_then(|()| File::open(&self.directory).and_then(|directory| directory.sync_all()));
-        synced.map_err(|cause| self.failed("write", entry, &cause))
+        begun.map_err(|cause| self.failed("write", entry, &cause))?;
+        Ok(Record { file, path: self.file(&entry.container_id) })
     }
 
     /// Replaces an entry. A machine that loses power has lost its namespaces too, so this one does not wait
     /// for the disk.
     pub(super) fn update(&self, entry: &Entry) -> Result<(), Error> {
-        self.replace(entry)?;
+        self.replacement(entry)?;
         self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
     }
 
@@ -93,9 +94,8 @@ impl Journal {
     }
 
     /// Writes the temporary file; its name is fixed, so a crash leaves at most one.
-    fn replace(&self, entry: &Entry) -> Result<File, Error> {
-        let bytes = serde_json::to_vec(entry)
-            .map_err(|cause| Error::internal(format!("journal: encode {}: {cause}", entry.container_id)))?;
+    fn replacement(&self, entry: &Entry) -> Result<File, Error> {
+        let bytes = entry.value().context("journal")?;
         let mut options = OpenOptions::new();
         let opened = options.write(true).create(true).truncate(true).mode(0o600).open(self.temporary(entry));
         opened
@@ -119,6 +119,22 @@ impl Journal {
 
     fn temporary(&self, entry: &Entry) -> PathBuf {
         self.directory.join(format!(".{}.new", entry.container_id))
+    }
+}
+
+/// The open entry of a sandbox that is being attached.
+pub(super) struct Record {
+    file: File,
+    path: PathBuf,
+}
+
+impl Record {
+    /// Adds values, in one write; they do not wait for the disk, for the same reason as [`Journal::update`].
+    ///
+    /// After a failure the entry has to be replaced: the last value may lack its end.
+    pub(super) fn add(&mut self, values: &[u8]) -> Result<(), Error> {
+        let written = self.file.write_all(values);
+        written.map_err(|cause| Error::io(format_args!("journal: write {}", self.path.display()), cause))
     }
 }
 
