@@ -471,6 +471,97 @@ fn wait_for(what: &str, mut come: impl FnMut() -> bool) {
     }
 }
 
+#[test]
+fn of_two_attaches_at_once_one_succeeds_and_the_sandbox_is_whole() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    settled(&host);
+    for _ in 0..5 {
+        let words = format!("attach -f {} --pod {POD}", examples());
+        let start = || weft(&host).args(words.split(' ')).start();
+        let codes: Vec<Option<i32>> =
+            [start(), start()].into_iter().map(|one| one.finish(Duration::from_secs(20)).code()).collect();
+        assert!(codes == [Some(0), FAILED] || codes == [FAILED, Some(0)], "{codes:?}");
+        assert_shows_the_kernel(&host, &list(&host)[0]);
+        run(&host, &format!("check --pod {POD}")).success();
+        run(&host, &format!("detach --pod {POD}")).success();
+    }
+}
+
+#[test]
+fn whenever_an_attach_is_killed_a_detach_leaves_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = settled(&host);
+    let words = format!("attach -f {} --pod {POD}", examples());
+    for delay in (0..200).step_by(20) {
+        let running = weft(&host).args(words.split(' ')).start();
+        std::thread::sleep(Duration::from_millis(delay));
+        running.kill();
+        // The hands finish what they have begun: wait until nobody holds the sandbox's lock.
+        let lock = format!("{JOURNAL}/my-namespace_my-pod.lock");
+        host.command("flock").args([&lock, "true"]).finish().success();
+        std::thread::sleep(Duration::from_millis(30));
+        run(&host, &format!("detach --pod {POD}")).success();
+        // The next attach clears the private directory of the one that was killed.
+        attach(&host, POD).success();
+        run(&host, &format!("detach --pod {POD}")).success();
+        host.run(["rm", "-f", &lock]);
+        assert_nothing_left(&format!("killed after {delay} ms"), &host, &before);
+    }
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_detached_all_the_same() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = settled(&host);
+    attach(&host, POD).success();
+    host.run(["ip", "netns", "delete", NETNS]);
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert_nothing_left("detach", &host, &before);
+}
+
+#[test]
+fn what_cannot_be_read_is_passed_over_and_said() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    host.write("/run/test/broken.yaml", "kind: [");
+    let words = format!("attach -f {} /run/test/broken.yaml --pod {POD}", examples());
+    let attached = run(&host, &words).success();
+    assert!(attached.stderr.starts_with("weft: passed over: /run/test/broken.yaml:1:7: "), "{attached}");
+    run(&host, &format!("detach --pod {POD}")).success();
+}
+
+#[test]
+fn without_its_hands_it_says_what_to_do() {
+    let host = host!();
+    host.run(["cp", &testkit::binary("weft").display().to_string(), "/run/weft-alone"]);
+    let alone = host.command("/run/weft-alone").clean_environment().env("PATH", "/nonexistent");
+    let refused = alone.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
+    assert_failed(&refused, FAILED, &["weft-cni is not there", "/opt/cni/bin"]);
+    // Found in PATH, or where plugins are.
+    rig::install(&host);
+    for path in ["/nonexistent", "/opt/cni/bin"] {
+        let found = host.command("/run/weft-alone").clean_environment().env("PATH", path);
+        let refused = found.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
+        assert_failed(&refused, FAILED, &["read /x: No such file"]);
+    }
+}
+
+#[test]
+fn the_meta_plugin_asks_the_command_where_nobody_else_answers() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    let _ = testkit::binary("weft");
+    let pod = host.pod("web");
+    let mut config = cluster::configuration(&cluster::recording("home", "three", &json!({})));
+    config.as_object_mut().unwrap().remove("manifestDir");
+    rig::assert_refused(
+        "no agent",
+        &cluster.attachment(&pod).add(&config),
+        11,
+        &["no source of pods and definitions", "manifestDir"],
+    );
+    assert_eq!(cluster.calls().len(), 0);
+}
+
 // === configurations ===
 
 #[test]

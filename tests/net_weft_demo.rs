@@ -7,6 +7,7 @@
 
 #![cfg(test)]
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -136,6 +137,39 @@ fn interrupted_it_removes_everything_and_says_so() {
         kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), signal).unwrap();
         assert_eq!(running.finish(LIMIT).code(), Some(130));
         host.assert_unchanged(&before);
+    }
+}
+
+#[test]
+fn whenever_it_is_interrupted_it_removes_everything() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    for delay in (0..400).step_by(40) {
+        let running = demo(&host, "").start();
+        std::thread::sleep(Duration::from_millis(delay));
+        kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+        let ended = running.finish(LIMIT);
+        // Before it watches for it the signal ends it, and there is nothing to remove.
+        assert!(matches!(ended.code(), Some(0 | 130)) || ended.signal() == Some(2), "{delay} ms: {ended:?}");
+        host.assert_unchanged(&before);
+    }
+}
+
+#[test]
+fn what_a_killed_one_leaves_the_next_one_removes() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    for delay in [60, 150] {
+        let running = demo(&host, "").start();
+        std::thread::sleep(Duration::from_millis(delay));
+        running.kill();
+        // Its hands may still be at work.
+        std::thread::sleep(Duration::from_millis(300));
+        demo(&host, "").finish().success();
+        // It cannot tell who made the empty directory of the copies.
+        let changes = before.changes(&host.snapshot());
+        let files = changes.lines().filter(|line| !line.starts_with("+ directory /run/weft"));
+        assert_eq!(files.collect::<Vec<_>>(), [""; 0], "killed after {delay} ms");
     }
 }
 

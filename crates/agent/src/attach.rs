@@ -28,6 +28,14 @@ use crate::work::Work;
 /// In `CNI_ARGS`: the namespace was made for this sandbox alone.
 pub(crate) const OWN_NAMESPACE: &str = "WEFT_NETNS=own";
 
+/// The private directory of an attach; there is one at a time for each sandbox.
+pub(crate) fn turn(container: &ContainerId) -> Result<Scratch, Failure> {
+    Scratch::new(
+        &format!("weft-attach-{container}"),
+        &format!("container {container} is being attached just now"),
+    )
+}
+
 /// What `weft attach` is told.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
@@ -75,8 +83,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => pod.container_id()?,
     };
     let journal = Journal::at(&material.meta_plugin.journal());
+    let scratch = turn(&container)?;
     refuse_attached(&journal, pod, &container)?;
-    let scratch = Scratch::new(&format!("weft-attach-{}", std::process::id()))?;
     let manifests = scratch.manifests("manifests", material.manifests().map(|file| file.text.as_str()))?;
     let namespace = Namespace::provide(&hands, netns.as_deref(), &container, progress)?;
     let work = Work {
@@ -94,8 +102,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let attached = attach(&work, &interrupt);
     let entry = attached.map_err(|failure| {
-        let left = namespace.withdraw(&work.hands).err();
-        failure.also(left)
+        // Of another attach at the same time, or what could not be undone: it needs its namespace.
+        let needed = work.journal.entry(&work.subject.container).map_or(true, |entry| entry.is_some());
+        failure.also(if needed { None } else { namespace.withdraw(&work.hands).err() })
     })?;
     report(output.format, &entry)
 }

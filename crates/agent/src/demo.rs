@@ -63,10 +63,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let tag = Tag::new();
     let script = examples::script(files, pod.as_ref(), partner.as_ref())?;
-    let before = Snapshot::take(&hands, &tag)?;
-    progress.line(format!("a pretend host, {}, and two pods on it", tag.host()));
-
     let mut stage = Stage::new(tag, hands, plugins.said(), progress);
+    stage.clear()?;
+    let before = Snapshot::take(stage.hands(), stage.tag())?;
+    progress.line(format!("a pretend host, {}, and two pods on it", stage.tag().host()));
+
     let played = play(&mut stage, &script, &interrupt).and_then(|()| interrupt.stop_here());
     let struck = stage.strike();
     if struck.is_ok() {

@@ -8,9 +8,9 @@ use std::path::Path;
 use clap::Args;
 use npwg::journal::Entry;
 
-use crate::attach::OWN_NAMESPACE;
+use crate::attach::{OWN_NAMESPACE, turn};
 use crate::failure::{EXIT_CODES, Failure};
-use crate::hands::{Hands, Plugins, Subject};
+use crate::hands::{Hands, Plugins};
 use crate::journal::{Keeper, Target};
 use crate::output::{Format, Progress, plain};
 use crate::planning::Inputs;
@@ -67,28 +67,24 @@ pub(crate) fn of_entry(
     plugins: &Plugins,
     progress: Progress,
 ) -> Result<Work, Failure> {
-    let Entry { container_id, netns, ifname, args, path, .. } = entry;
-    Ok(Work {
-        hands: hands.clone(),
-        meta_plugin: keeper.meta_plugin(entry)?,
-        subject: Subject {
-            container: container_id.clone(),
-            netns: netns.clone(),
-            ifname: ifname.clone(),
-            args: args.clone(),
-            path: plugins.said().unwrap_or(path).to_owned(),
-        },
-        journal: keeper.journal().clone(),
-        progress,
-    })
+    let (meta_plugin, journal) = (keeper.meta_plugin(entry)?, keeper.journal().clone());
+    let mut work = Work::of_entry(hands.clone(), meta_plugin, entry, journal, progress);
+    if let Some(path) = plugins.said() {
+        path.clone_into(&mut work.subject.path);
+    }
+    Ok(work)
 }
 
 /// Nothing is recorded: at most a namespace is left of an attach that was killed before it began.
 fn remains(target: &Target, hands: &Hands, progress: Progress) -> Result<(), Failure> {
-    let path = target.container()?.map(|container| namespace_path(&container)).unwrap_or_default();
-    if Path::new(&path).exists() {
-        hands.delete(&path)?;
-        progress.line(format!("removed {path}, left by an attach that was ended early"));
+    if let Some(container) = target.container()? {
+        // An attach that is still alive has a use for it.
+        let _turn = turn(&container)?;
+        let path = namespace_path(&container);
+        if Path::new(&path).exists() {
+            hands.delete(&path)?;
+            progress.line(format!("removed {path}, left by an attach that was ended early"));
+        }
     }
     progress.line(format!("{}: nothing is attached", target.describe()));
     Ok(())

@@ -12,12 +12,13 @@ use npwg::plan::{Plan, PodIdentity, Sandbox};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
+use crate::output::plain;
 use crate::pod::PodName;
 use crate::sources::{self, File, Kind};
 
 /// The interface of the default network.
 pub(crate) const IFNAME: &str = "eth0";
-/// Most pods named in a message.
+/// Most pods, and most problems, named in messages.
 const NAMED_MAX: usize = 8;
 
 /// Where pods, definitions and the configuration come from.
@@ -76,27 +77,26 @@ impl Material {
     pub(crate) fn plan(&self, pod: &PodName) -> Result<Plan, Failure> {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
         let manifests = collect(self.manifests());
+        for problem in manifests.problems.iter().take(NAMED_MAX) {
+            eprintln!("weft: passed over: {}", plain(problem));
+        }
         let known = |known: &npwg::metadata::Pod| known.namespace == pod.namespace && known.name == pod.name;
         if !manifests.pods.iter().any(known) {
             let names: Vec<String> =
                 manifests.pods.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
             let failure = Failure::new(format!("pod {pod} is in none of the manifests"));
-            return Err(failure.next(pods_there(&names, &manifests.problems)));
+            return Err(failure.next(pods_there(&names)));
         }
         Ok(plan(&manifests, &self.meta_plugin.node, &pod.identity(), &sandbox)?)
     }
 }
 
-fn pods_there(names: &[String], problems: &[String]) -> String {
+fn pods_there(names: &[String]) -> String {
     let shown = names.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = if names.len() > NAMED_MAX { ", …" } else { "" };
-    let there = match names {
+    match names {
         [] => "they hold no pod".to_owned(),
         _ => format!("pods there: {shown}{more}"),
-    };
-    match problems {
-        [] => there,
-        [first, ..] => format!("{there}; not everything could be read, {first}"),
     }
 }
 

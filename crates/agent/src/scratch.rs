@@ -1,12 +1,17 @@
 //! A private directory for as long as a command runs.
 //!
 //! Rules: mode 0700, made anew or not at all, in `/run`, where only root writes; it goes with the value, also when
-//! the command fails.
+//! the command fails. It is locked as long as its owner lives: one whose lock is free was left by a command
+//! that was killed, and the next one of its kind takes it over to clear it away.
+//!
+//! Source: flock(2): a lock ends with the process, however that ends.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
 
 use crate::failure::Failure;
 use crate::privilege;
@@ -17,24 +22,65 @@ const PARENT: &str = "/run";
 /// The directory.
 #[must_use = "it goes when this is dropped"]
 #[derive(Debug)]
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct Scratch {
+    path: PathBuf,
+    _lock: File,
+}
 
 impl Scratch {
-    /// Makes `/run/NAME`.
-    pub(crate) fn new(name: &str) -> Result<Scratch, Failure> {
+    /// Makes `/run/NAME`; one that was abandoned is replaced. `busy` is what it means that there is a living one.
+    pub(crate) fn new(name: &str, busy: &str) -> Result<Scratch, Failure> {
         let path = Path::new(PARENT).join(name);
-        make(&path).map_err(|cause| privilege::refused(&format!("create {}", path.display()), &cause))?;
-        Ok(Scratch(path))
+        // Locked before it has its name: whoever sees it sees that it is in use.
+        let hidden = Path::new(PARENT).join(format!(".{name}.{}", std::process::id()));
+        let made = make(&hidden).and_then(|()| lock(&hidden)).and_then(|lock| {
+            if let Ok(abandoned) = Scratch::take_over(&path) {
+                drop(abandoned);
+            }
+            // Renaming does not replace a directory that has something in it.
+            match path.exists() {
+                true => Err(ErrorKind::AlreadyExists.into()),
+                false => fs::rename(&hidden, &path).map(|()| lock),
+            }
+        });
+        match made {
+            Ok(lock) => Ok(Scratch { path, _lock: lock }),
+            Err(cause) => {
+                // Best effort: the error that matters is the one we return.
+                let _ = fs::remove_dir(&hidden);
+                Err(match cause.kind() {
+                    ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => Failure::new(busy),
+                    _ => privilege::refused(&format!("create {}", path.display()), &cause),
+                })
+            }
+        }
+    }
+
+    fn take_over(path: &Path) -> io::Result<Scratch> {
+        Ok(Scratch { path: path.to_owned(), _lock: lock(path)? })
+    }
+
+    /// Those whose name begins with `prefix` and whose owners are gone.
+    pub(crate) fn abandoned(prefix: &str) -> Vec<Scratch> {
+        let found = fs::read_dir(PARENT).into_iter().flatten().flatten();
+        let named = found.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+        let paths = named.map(|entry| entry.path()).filter(|path| path.is_dir());
+        paths.filter_map(|path| Scratch::take_over(&path).ok()).collect()
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// Makes a directory in it.
     fn directory(&self, name: &str) -> Result<PathBuf, Failure> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         make(&path).map_err(|cause| Failure::new(format!("create {}: {cause}", path.display())))?;
         Ok(path)
     }
@@ -59,9 +105,9 @@ impl Scratch {
 
     /// Removes it; what is gone is success.
     pub(crate) fn remove(&self) -> Result<(), Failure> {
-        match fs::remove_dir_all(&self.0) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                Err(Failure::new(format!("remove {}: {cause}", self.0.display())))
+        match fs::remove_dir_all(&self.path) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                Err(Failure::new(format!("remove {}: {cause}", self.path.display())))
             }
             _ => Ok(()),
         }
@@ -70,6 +116,13 @@ impl Scratch {
 
 fn make(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Taken at once or not at all.
+fn lock(path: &Path) -> io::Result<File> {
+    let directory = File::open(path)?;
+    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(directory)
 }
 
 impl Drop for Scratch {

@@ -34,6 +34,25 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// On the sandbox of an entry, as it was attached.
+    pub(crate) fn of_entry(
+        hands: Hands,
+        meta_plugin: MetaPlugin,
+        entry: &Entry,
+        journal: Journal,
+        progress: Progress,
+    ) -> Work {
+        let Entry { container_id, netns, ifname, args, path, .. } = entry;
+        let subject = Subject {
+            container: container_id.clone(),
+            netns: netns.clone(),
+            ifname: ifname.clone(),
+            args: args.clone(),
+            path: path.clone(),
+        };
+        Work { hands, meta_plugin, subject, journal, progress }
+    }
+
     /// Attaches every network; what it came to is in the entry.
     ///
     /// # Errors

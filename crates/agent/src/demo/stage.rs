@@ -9,16 +9,17 @@
 //! Rules: what is about to be made is noted first, so that a failure half-way is cleared away too; removal goes on
 //! after failures and returns them all.
 
+use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::name::{ContainerId, IfName};
-use npwg::journal::Entry;
+use npwg::journal::{self, Entry};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
 use crate::hands::{Contents, Hands, Subject};
-use crate::journal::Journal;
+use crate::journal::{Journal, Row};
 use crate::output::Progress;
 use crate::planning::{IFNAME, Material};
 use crate::pod::{NAMESPACES, PodName};
@@ -27,6 +28,10 @@ use crate::work::Work;
 
 /// How the names of every run begin.
 pub(super) const PREFIX: &str = "weft-demo-";
+/// What the pretend host is called.
+const HOST: &str = "host";
+/// The journal's directory, in that of the run.
+const JOURNAL: &str = "journal";
 /// The directory in the example that a run puts its own in the place of.
 const EXAMPLE_DIRECTORY: &str = "/run/weft-example";
 /// Time for one plugin: somebody is waiting at a terminal.
@@ -79,7 +84,7 @@ impl Tag {
 
     /// Where the pretend host is mounted.
     pub(super) fn host(&self) -> String {
-        self.namespace("host")
+        self.namespace(HOST)
     }
 
     fn namespace(&self, of: &str) -> String {
@@ -125,9 +130,43 @@ impl Stage {
         &self.actors
     }
 
+    /// Removes what runs have left that were killed: by their journals first, then whatever bears their names.
+    pub(super) fn clear(&self) -> Result<(), Failure> {
+        for left in Scratch::abandoned(PREFIX) {
+            self.progress.line(format!("removing what an earlier run, {}, has left", left.name()));
+            self.detach_abandoned(&left)?;
+            let own = format!("{}-", left.name());
+            let found = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
+            for entry in found.filter(|entry| entry.file_name().to_string_lossy().starts_with(&own)) {
+                self.hands.delete(&entry.path().display().to_string())?;
+            }
+            left.remove()?;
+        }
+        Ok(())
+    }
+
+    fn detach_abandoned(&self, left: &Scratch) -> Result<(), Failure> {
+        let directory = left.path().join(JOURNAL);
+        let journal = Journal::at(&directory.join(journal::ENTRIES));
+        for row in journal.rows()? {
+            // Of one that cannot be read the interfaces go with the namespaces.
+            let Row::Entry(entry) = row else { continue };
+            let meta_plugin = MetaPlugin::of_journal(&entry.network)?
+                .with("cniDir", &directory)?
+                .with("builtin", "always")?;
+            let hands = self.hands.inside(&format!("{NAMESPACES}/{}-{HOST}", left.name()));
+            let work = Work::of_entry(hands, meta_plugin, &entry, journal.clone(), self.progress);
+            // What refuses goes with the namespaces, too.
+            if let Err(failure) = work.detach(&entry) {
+                self.progress.line(format!("  {failure}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the pretend host and the directory of this run.
     pub(super) fn set(&mut self) -> Result<(), Failure> {
-        self.scratch = Some(Scratch::new(&self.tag.prefix())?);
+        self.scratch = Some(Scratch::new(&self.tag.prefix(), "another demo has the same names")?);
         self.create(&self.tag.host())
     }
 
@@ -184,7 +223,7 @@ impl Stage {
         let mut meta_plugin = material
             .meta_plugin
             .replaced(EXAMPLE_DIRECTORY, &own)?
-            .with("cniDir", &scratch.path().join("journal"))?
+            .with("cniDir", &scratch.path().join(JOURNAL))?
             .with("manifestDir", &manifests)?
             .with("delegateTimeout", &DELEGATE_SECONDS)?;
         if meta_plugin.object.get("builtin").is_none() {
