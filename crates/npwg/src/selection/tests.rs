@@ -396,3 +396,43 @@ fn a_fault_shows_the_value_and_where_it_stands() {
     );
     assert_eq!(refusal.fault().path, KeyPath::root().index(0).key("ips").index(0));
 }
+
+#[test]
+fn conflict_c10_a_device_id_is_text_of_one_line() {
+    assert_eq!(select(&with(r#""deviceID":"""#))[0].device_id, None);
+    assert!(reading(&with(&format!(r#""deviceID":"{}""#, "x".repeat(253)))).settle().is_ok());
+    for bad in [format!("\"{}\"", "x".repeat(254)), "\"a\\nb\"".to_owned(), "5".to_owned()] {
+        fails(&with(&format!(r#""deviceID":{bad}"#)), "C10", "[0].deviceID");
+    }
+}
+
+#[test]
+fn warnings_are_bounded_and_repeat_no_long_key() {
+    let long = "x".repeat(65);
+    let found = reading(&with(&format!(r#""{long}":1,"{}":1"#, &long[..64])));
+    let paths: Vec<String> = found.warnings.iter().map(|warning| warning.fault.path.to_string()).collect();
+    assert_eq!(paths, ["[0]".to_owned(), format!("[0].{}", &long[..64])]);
+    let element = format!(
+        r#"{{"name":"a",{}}}"#,
+        (0..12).map(|n| format!(r#""k{n}":1"#)).collect::<Vec<_>>().join(",")
+    );
+    assert_eq!(reading(&format!("[{element},{element}]")).warnings.len(), WARNINGS_MAX);
+}
+
+#[test]
+fn a_renamed_default_interface_is_warned_about_and_another_is_not() {
+    let text = r#"[{"name":"a","interface":"x0"}]"#;
+    let default = Reading::of(Annotation::DefaultNetwork, text, "kube-system");
+    assert_eq!(default.warnings.iter().map(|w| w.event).collect::<Vec<_>>(), [Reason::Questionable]);
+    assert!(reading(text).warnings.is_empty());
+    assert!(Reading::of(Annotation::DefaultNetwork, r#"[{"name":"a"}]"#, "kube-system").warnings.is_empty());
+}
+
+#[test]
+fn conflict_c16_a_refused_form_is_named() {
+    let reason = |text: &str| reading(text).settle().unwrap_err().to_string();
+    assert!(reason(r#"{"name":"a"}"#).contains("is a JSON object, not a list"));
+    assert!(reason(r#""a""#).contains("is a JSON text, not a list"));
+    // The longest annotation is looked at, one byte more is not.
+    fails(&"a".repeat(ANNOTATION_MAX), "NPWG1-4.1.1-1", "[0]");
+}
