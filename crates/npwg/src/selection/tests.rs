@@ -75,6 +75,7 @@ fn npwg1_4_1_1_1_a_reference_is_name_or_namespace_and_name() {
         assert!(!reading.refusals.is_empty(), "{bad:?}");
     }
     fails("net-a,a/b/c", "NPWG1-4.1.1-1", "[1]");
+    assert_eq!(reading("net-a,a/b/c").settle().unwrap_err().fault().value, "\"a/b/c\"");
 }
 
 #[test]
