@@ -5,7 +5,8 @@
 //! - without a list nothing is dropped; an empty list means that nothing is valid;
 //! - a delegate's list is what the journal still holds for its network, and what the runtime says is valid:
 //!   a network that others use beside us loses nothing of theirs that the runtime knows;
-//! - failures stop nothing and are returned together.
+//! - failures stop nothing and are returned together; but with an entry that cannot be read no delegate is told
+//!   anything: what is not in its list it would take from a pod that may well run.
 //!
 //! Source: SPEC 1.1.0 §2 GC, §3 (S32); Multus defect M12.
 
@@ -33,6 +34,7 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
             Err(error) => errors.push(error),
         }
     }
+    let all_is_known = errors.is_empty();
     let is_stale = |entry: &Entry| {
         entry.network == request.call.config.name.as_str()
             && !valid
@@ -50,7 +52,9 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
             }
         }
     }
-    errors.extend(forward(node, request, flavour, &valid, &kept));
+    if all_is_known {
+        errors.extend(forward(node, request, flavour, &valid, &kept));
+    }
     crate::interface::collected(errors)
 }
 
