@@ -1,0 +1,223 @@
+//! The journal: DEL, CHECK and GC need nothing else, and what cannot be read is left alone.
+//!
+//! ```text
+//!   /var/lib/weft/sandboxes/<container id>.json      or below cniDir
+//! ```
+//!
+//! Source: the promise in `crates/plugins/src/weft/journal.rs`; SPEC 1.1.0 §2 DEL; Multus defects M11, M27.
+
+#![cfg(test)]
+
+use rig::cluster::{MANIFESTS, bridge, configuration, entry_path, recording};
+use rig::{Cluster, assert_nothing_left, assert_refused, links, refusal, with};
+use serde_json::{Value, json};
+use testkit::{Feature, Host, Pod, host};
+
+/// The default network and two of the pod's own, all real; attached and detached once.
+fn world(host: &Host) -> (Cluster<'_>, Value) {
+    let cluster = Cluster::new(host);
+    let mut red = bridge("red", 2);
+    red["plugins"][0]["ipMasq"] = true.into();
+    cluster.definition("red", &red);
+    cluster.definition("blue", &bridge("blue", 3));
+    cluster.pod("web", "red,blue");
+    let config = configuration(&bridge("default", 1));
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    weft.del(&config).success();
+    pod.remove();
+    (cluster, config)
+}
+
+#[test]
+fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
+    type Loss = fn(&Host, &Cluster<'_>, &mut Value, &mut testkit::Attachment<'_>, Pod) -> Option<Pod>;
+    let losses: [(&str, Loss); 6] = [
+        ("the manifests are gone", |host, _, _, _, pod| {
+            host.run(["rm", "-r", MANIFESTS]);
+            Some(pod)
+        }),
+        ("the definitions are others", |_, cluster, _, _, pod| {
+            cluster.recording("red", "one", &json!({ "DEL": [{ "do": "fail" }] }));
+            cluster.recording("blue", "nobody", &json!({}));
+            cluster.pod("web", "nothing/of-this");
+            Some(pod)
+        }),
+        ("the configuration is another", |_, _, config, _, pod| {
+            *config = with(
+                config,
+                &json!({ "delegates": [recording("x", "one", &json!({ "DEL": [{ "do": "fail" }] }))] }),
+            );
+            Some(pod)
+        }),
+        ("the namespace is gone", |_, _, _, _, pod| {
+            pod.remove();
+            None
+        }),
+        ("CNI_NETNS is empty", |_, _, _, weft, pod| {
+            weft.netns.clear();
+            Some(pod)
+        }),
+        ("CNI_NETNS is empty and the namespace gone", |_, _, _, weft, pod| {
+            weft.netns.clear();
+            pod.remove();
+            None
+        }),
+    ];
+    for (what, lose) in losses {
+        let host = host!(Feature::Bridge, Feature::NftMasquerade);
+        let (cluster, config) = world(&host);
+        let before = host.snapshot();
+        let pod = host.pod("web");
+        let mut weft = cluster.attachment(&pod);
+        weft.add(&config).success();
+        let mut config = config;
+        let pod = lose(&host, &cluster, &mut config, &mut weft, pod);
+        weft.del(&config).success();
+        if let Some(pod) = pod {
+            assert!(links(&pod).is_empty(), "{what}: {:?}", links(&pod));
+            pod.remove();
+        }
+        let changes = rig::changes(&before, &host.snapshot());
+        let left: Vec<&str> = changes.lines().filter(|line| !line.contains(MANIFESTS)).collect();
+        assert!(left.is_empty(), "{what}:\n{}", left.join("\n"));
+        assert!(cluster.calls().is_empty(), "{what}: nobody else was asked");
+    }
+}
+
+#[test]
+fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
+    let host = host!(Feature::Bridge);
+    let (cluster, config) = world(&host);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    let file = entry_path(&pod);
+    let whole = host.read(&file).expect("an entry");
+    let newer = whole.replacen("\"version\":1", "\"version\":2", 1);
+    assert_ne!(newer, whole);
+    let broken = [
+        ("empty", String::new()),
+        ("truncated", whole[..whole.len() / 2].to_owned()),
+        ("nearly whole", whole[..whole.len() - 1].to_owned()),
+        ("of zeroes", "\0".repeat(whole.len())),
+        ("another document", "[]".to_owned()),
+        ("of a newer release", newer),
+    ];
+    for (what, content) in &broken {
+        host.write(&file, content);
+        let (before, inside) = (host.snapshot(), pod.snapshot());
+        let known = with(&config, &json!({ "prevResult": {} }));
+        for (verb, finished) in
+            [("DEL", weft.del(&config)), ("ADD", weft.add(&config)), ("CHECK", weft.check(&known))]
+        {
+            let (code, message) = refusal(&finished);
+            assert_eq!(code, 6, "{verb} with an entry {what}: {message}");
+            assert!(message.contains(&file), "{verb} with an entry {what}: {message}");
+            let word = if what.contains("newer") { "version 2" } else { "unreadable" };
+            assert!(message.contains(word), "{verb} with an entry {what}: {message}");
+        }
+        let collected = rig::collect(&weft, &config, Some(&[]));
+        assert_refused(what, &collected, 6, &[&file]);
+        let lock = |line: &&str| !line.contains(".lock");
+        let changes = before.changes(&host.snapshot());
+        let left: Vec<&str> = changes.lines().filter(lock).collect();
+        assert!(left.is_empty(), "{what}: nothing is changed:\n{}", left.join("\n"));
+        rig::assert_pod_unchanged(what, &pod, &inside);
+        assert_eq!(host.read(&file).as_ref(), Some(content), "{what}: never overwritten");
+    }
+    // One sandbox's broken entry is nobody else's trouble, and no GC takes its networks away.
+    cluster.pod("other", "red");
+    let other = host.pod("other");
+    cluster.attachment(&other).add(&config).success();
+    let (web, others) = (pod.container_id(), other.container_id());
+    let collected = rig::collect(&weft, &config, Some(&[(&web, "eth0"), (&others, "eth0")]));
+    assert_refused("GC", &collected, 6, &[&file]);
+    assert_eq!(
+        (links(&pod), links(&other)),
+        (vec!["eth0".into(), "net1".into(), "net2".into()], vec!["eth0".into(), "net1".into()])
+    );
+    assert_refused("GC", &rig::collect(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
+    assert!(links(&other).is_empty(), "what is stale by its own entry goes");
+    assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
+    // Put right by hand, it serves again.
+    host.write(&file, whole);
+    weft.del(&config).success();
+    assert!(links(&pod).is_empty() && cluster.entry(&pod).is_none());
+}
+
+#[test]
+fn a_full_disk_fails_the_add_wherever_it_strikes_and_leaves_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let directory = "/run/cni/small";
+    let pod = host.pod("web");
+    let before = host.snapshot();
+    let inside = pod.snapshot();
+    let (mut failed, mut succeeded) = (0, 0);
+    for pages in 1..12 {
+        let size = format!("size={}k,mode=700", pages * 4);
+        host.run(["mkdir", "-p", directory]);
+        host.run(["mount", "-t", "tmpfs", "-o", &size, "tmpfs", directory]);
+        let weft = cluster.attachment(&pod);
+        let config = with(&config, &json!({ "cniDir": directory }));
+        let finished = weft.add(&config);
+        match finished.code {
+            Some(0) => succeeded += 1,
+            _ => {
+                assert_refused(&size, &finished, 5, &["journal", directory, "No space left"]);
+                assert_eq!(host.run(["ls", "-A", &format!("{directory}/sandboxes")]), "", "{size}");
+                rig::assert_pod_unchanged(&size, &pod, &inside);
+                failed += 1;
+            }
+        }
+        weft.del(&config).success();
+        host.run(["umount", directory]);
+        host.run(["rmdir", directory]);
+        assert_nothing_left(&size, &host, &before);
+        rig::assert_pod_unchanged(&size, &pod, &inside);
+    }
+    assert!(failed >= 2 && succeeded >= 2, "{failed} failed, {succeeded} succeeded: the sizes prove nothing");
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_del_from_its_work() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let directory = "/run/cni/small";
+    let before = host.snapshot();
+    host.run(["mkdir", "-p", directory]);
+    host.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", directory]);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    let config = with(&config, &json!({ "cniDir": directory }));
+    weft.add(&config).success();
+    let _ = host.attempt(["dd", "if=/dev/zero", &format!("of={directory}/filler"), "bs=4k"]);
+    weft.del(&config).success();
+    assert!(links(&pod).is_empty());
+    pod.remove();
+    host.run(["umount", directory]);
+    host.run(["rmdir", directory]);
+    assert_nothing_left("DEL on a full disk", &host, &before);
+}
+
+#[test]
+fn what_is_written_is_for_root_alone_and_goes_where_it_is_told() {
+    let host = host!(Feature::Bridge);
+    let (cluster, config) = world(&host);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    let mode = |path: &str| host.run(["stat", "-c", "%a %U", path]);
+    assert_eq!(mode("/var/lib/weft/sandboxes"), "700 root\n");
+    assert_eq!(mode(&entry_path(&pod)), "600 root\n");
+    weft.del(&config).success();
+    assert_eq!(host.run(["ls", "-A", "/var/lib/weft/sandboxes"]), "", "neither entry nor lock");
+    let elsewhere = with(&config, &json!({ "cniDir": "/run/cni/journal" }));
+    weft.add(&elsewhere).success();
+    assert_eq!(cluster.entry(&pod), None);
+    assert_eq!(mode(&format!("/run/cni/journal/sandboxes/{}.json", pod.container_id())), "600 root\n");
+    weft.del(&elsewhere).success();
+    assert_eq!(host.run(["ls", "-A", "/run/cni/journal/sandboxes"]), "");
+}
