@@ -27,7 +27,7 @@ enum Cause {
 /// What kind of failure it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The object is not there (ENODEV, ENOENT, ESRCH, ENXIO, EADDRNOTAVAIL).
+    /// The object is not there (ENODEV, ENOENT, ENOTDIR, ESRCH, ENXIO, EADDRNOTAVAIL).
     Absent,
     /// The object is there already (EEXIST).
     Exists,
@@ -71,7 +71,9 @@ impl Error {
     pub fn kind(&self) -> Kind {
         let Cause::Kernel { errno, .. } = &self.cause else { return Kind::Other };
         match *errno {
-            Errno::NODEV | Errno::NOENT | Errno::SRCH | Errno::NXIO | Errno::ADDRNOTAVAIL => Kind::Absent,
+            Errno::NODEV | Errno::NOENT | Errno::NOTDIR | Errno::SRCH | Errno::NXIO | Errno::ADDRNOTAVAIL => {
+                Kind::Absent
+            }
             Errno::EXIST => Kind::Exists,
             Errno::BUSY => Kind::Busy,
             Errno::OPNOTSUPP | Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT => Kind::Unsupported,
