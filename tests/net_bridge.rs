@@ -457,6 +457,37 @@ fn g4_dns_of_the_configuration_wins_over_that_of_address_management() {
 }
 
 #[test]
+fn s35_routes_carry_metric_table_scope_mtu_and_advmss() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let given = json!([
+        { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50, "mtu": 1300, "advmss": 1200 },
+        { "dst": "10.8.0.0/16", "table": 77 },
+        { "dst": "10.9.0.0/16", "scope": 253 },
+        { "dst": "fd07::/64", "gw": "fd01::9", "priority": 51 },
+    ]);
+    let keys = config(&json!({ "isGateway": true, "ipam": dual_stack(&given) }));
+    let result = add(&host, &pod, &keys);
+    let seven = &pod.json(["ip", "-j", "route", "show", "10.7.0.0/16"])[0];
+    assert_eq!((&seven["gateway"], &seven["metric"]), (&json!("10.1.0.9"), &json!(50)));
+    let metrics = &seven["metrics"][0];
+    assert_eq!((&metrics["mtu"], &metrics["advmss"]), (&json!(1300), &json!(1200)), "{seven}");
+    assert_eq!(routes(&pod, &["route", "show", "table", "77"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
+    let nine = &pod.json(["ip", "-j", "route", "show", "10.9.0.0/16"])[0];
+    assert_eq!((&nine["scope"], nine.get("gateway")), (&json!("link"), None), "{nine}");
+    assert_eq!(
+        routes(&pod, &["-6", "route", "show", "fd07::/64"]),
+        ["fd07::/64 via fd01::9 dev eth0 metric 51"]
+    );
+    let eth0 = host.attachment("bridge", &pod, "eth0");
+    let known = with(&keys, &json!({ "prevResult": result }));
+    eth0.check(&known).success();
+    pod.run(["ip", "route", "delete", "10.8.0.0/16", "table", "77"]);
+    assert_refused("CHECK", &eth0.check(&known), 999, &["10.8.0.0/16"]);
+}
+
+#[test]
 fn two_containers_of_both_families_reach_each_other_at_once() {
     let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
     rig::install(&host);

@@ -97,6 +97,7 @@ for_every_plugin!(
     s33_status_tells_what_an_add_would,
     s30_address_management_in_process_and_as_a_program_says_the_same,
     s19_a_version_we_do_not_know_is_refused_and_changes_nothing,
+    k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing,
 );
 
 fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case) {
@@ -463,6 +464,56 @@ fn s19_a_version_we_do_not_know_is_refused_and_changes_nothing(host: &Host, case
         for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
             let finished = eth0.call(verb, case.config(version).to_string());
             assert_refused(verb, &finished, 1, &[version]);
+        }
+    }
+    assert_nothing_left(case.plugin, host, &before);
+}
+
+fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &Host, case: &Case) {
+    let (pod, _) = case.primed(host);
+    host.run(["mkdir", "-p", "/run/cni"]);
+    host.run(["mkfifo", "/run/cni/fifo"]);
+    let before = host.snapshot();
+    let config = case.config("1.1.0");
+    let attempt = |change: &dyn Fn(&mut testkit::Attachment<'_>)| {
+        let mut eth0 = host.attachment(case.plugin, &pod, "eth0");
+        change(&mut eth0);
+        eth0
+    };
+    for id in ["../../etc/passwd", "a b", "a\nb", "-x", "a/b"] {
+        let eth0 = attempt(&|eth0| eth0.container_id = id.to_owned());
+        for finished in [eth0.add(&config), eth0.del(&config)] {
+            assert_refused(id, &finished, 4, &["CNI_CONTAINERID"]);
+        }
+    }
+    for ifname in ["..", "a/b", "a b", "sixteen-letters-", "a:b", "\u{a0}"] {
+        let eth0 = attempt(&|eth0| eth0.ifname = ifname.to_owned());
+        for finished in [eth0.add(&config), eth0.del(&config)] {
+            assert_refused(ifname, &finished, 4, &["CNI_IFNAME"]);
+        }
+    }
+    for netns in
+        ["/run/cni/fifo", "/dev/null", "/dev/zero", "/run", "/proc/self/ns/mnt", "relative", "/run/netns/a/"]
+    {
+        let eth0 = attempt(&|eth0| eth0.netns = netns.to_owned());
+        // That it is a namespace of another kind, only the kernel finds out.
+        let code = if netns.ends_with("mnt") { 5 } else { 8 };
+        assert_refused(netns, &eth0.add(&config), code, &[]);
+        // Whatever stands there now, it is no namespace of a container: there is nothing to do inside.
+        let removed = eth0.del(&config);
+        assert!(removed.code == Some(0) || code == 5, "DEL with {netns}: {removed}");
+    }
+    let eth0 = attempt(&|_| {});
+    let deep = format!("{{\"a\":{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let large = with(&config, &json!({ "padding": "x".repeat(2 << 20) })).to_string();
+    let unnamed = with(&config, &json!({ "name": "../x" })).to_string();
+    for (document, code) in
+        [("", 6), ("null", 6), ("[]", 6), ("{", 6), (&deep, 6), (&large, 6), (&unnamed, 7)]
+    {
+        for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+            let (given, message) = rig::refusal(&eth0.call(verb, document));
+            assert!(given == code, "{verb}: {given} {message}");
+            assert!(message.len() < 1000, "{verb}: a message for people: {} bytes", message.len());
         }
     }
     assert_nothing_left(case.plugin, host, &before);
