@@ -55,6 +55,31 @@ struct Node {
 }
 
 impl Weft {
+    /// Plans and attaches; the sandbox is locked.
+    fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        clear_remains(node, who)?;
+        let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
+        let plan = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        for warning in &plan.warnings {
+            eprintln!("weft: {}", warning.fault);
+        }
+        let mut entry = Entry {
+            version: record::VERSION,
+            network: call.config.name.to_string(),
+            container_id: who.container.clone(),
+            netns: netns.display().to_string(),
+            ifname: who.ifname.clone(),
+            args: call.args().to_owned(),
+            path: node.path.clone(),
+            attachments: vec![record::Attachment::default(); plan.delegates.len()],
+            plan,
+            network_status: Vec::new(),
+            complete: false,
+        };
+        attach::attach(&node.journal, &node.hands, &mut entry)
+    }
+
     fn node(&self, call: &Call) -> Result<Node, Error> {
         let configuration = NodeConfiguration::read(call.config.bytes(), self.0)?;
         for warning in &configuration.warnings {
@@ -87,30 +112,11 @@ impl Plugin for Weft {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let Attach { who, netns, call } = request;
+        let Attach { who, netns: _, call } = request;
         let node = self.node(call)?;
         readiness::wait(&node.configuration)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
-        clear_remains(&node, who)?;
-        let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
-        let plan = planning::plan(&node.configuration, call, &sandbox, self.0)?;
-        for warning in &plan.warnings {
-            eprintln!("weft: {}", warning.fault);
-        }
-        let mut entry = Entry {
-            version: record::VERSION,
-            network: call.config.name.to_string(),
-            container_id: who.container.clone(),
-            netns: netns.display().to_string(),
-            ifname: who.ifname.clone(),
-            args: call.args().to_owned(),
-            path: node.path.clone(),
-            attachments: vec![record::Attachment::default(); plan.delegates.len()],
-            plan,
-            network_status: Vec::new(),
-            complete: false,
-        };
-        let attached = attach::attach(&node.journal, &node.hands, &mut entry);
+        let attached = self.attach(&node, request);
         if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
             lock.retire();
         }
@@ -123,6 +129,7 @@ impl Plugin for Weft {
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
             // Nothing was begun for it: the entry comes before the first effect.
+            node.journal.remove(&who.container)?;
             lock.retire();
             return Ok(());
         };
@@ -139,8 +146,9 @@ impl Plugin for Weft {
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let Attach { who, netns, call } = request;
         let node = self.node(call)?;
-        let _lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
+            lock.retire();
             return Err(Error::new(
                 code::UNKNOWN_CONTAINER,
                 format!("sandbox {} is not attached", who.container),
@@ -167,7 +175,8 @@ impl Plugin for Weft {
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let node = self.node(&request.call)?;
         readiness::now(&node.configuration)?;
-        let default = planning::default_network(&node.configuration, &request.call, self.0)?;
+        let default = planning::default_network(&node.configuration, &request.call, self.0);
+        let default = default.map_err(readiness::unavailable)?;
         readiness::plugins_are_there(&node.hands, &default, &node.path)?;
         chain::status(&node.hands, &default, &node.path)
     }

@@ -30,6 +30,8 @@ pub struct Attachment<'a> {
     pub args: String,
     /// `CNI_PATH`.
     pub path: String,
+    /// The words of a command that runs the plugin, in front of its path; empty: it is run directly.
+    pub through: Vec<String>,
 }
 
 impl Host {
@@ -44,6 +46,7 @@ impl Host {
             ifname: ifname.to_owned(),
             args: String::new(),
             path: PLUGINS.to_owned(),
+            through: Vec::new(),
         }
     }
 }
@@ -70,10 +73,13 @@ impl Attachment<'_> {
     /// Any verb with any input.
     #[track_caller]
     pub fn call(&self, verb: &str, stdin: impl Into<Vec<u8>>) -> Finished {
-        let Attachment { host, plugin, container_id, netns, ifname, args, path } = self;
+        let Attachment { host, plugin, container_id, netns, ifname, args, path, through } = self;
         let program = if plugin.starts_with('/') { plugin.into() } else { Path::new(PLUGINS).join(plugin) };
-        let mut command =
-            host.command(program).clean_environment().env("CNI_COMMAND", verb).env("CNI_PATH", path);
+        let command = match through.split_first() {
+            None => host.command(program),
+            Some((first, rest)) => host.command(first).args(rest).args([program]),
+        };
+        let mut command = command.clean_environment().env("CNI_COMMAND", verb).env("CNI_PATH", path);
         let optional = [
             ("CNI_CONTAINERID", container_id),
             ("CNI_NETNS", netns),

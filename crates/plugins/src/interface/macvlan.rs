@@ -20,7 +20,7 @@ use serde::Deserialize;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 use crate::interface::inspection::{compare_addressing, differs, expect_kind, find_inside};
-use crate::interface::parent::{LinkNamespace, Parent};
+use crate::interface::parent::{LinkNamespace, Parent, remove_unnamed};
 use crate::interface::{self, addressing};
 
 /// The plugin.
@@ -135,7 +135,7 @@ impl Plugin for Macvlan {
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || Ok(()))
+        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {

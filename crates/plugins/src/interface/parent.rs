@@ -4,9 +4,11 @@
 //! - the child is made in the container's namespace by one request; it only bears a name of its own
 //!   there until it is renamed, because the kernel looks for its final name in the parent's namespace
 //!   first (fixed in 6.15) and an `eth0` is there;
-//! - a name left by an ADD that was killed in between is removed and made anew.
+//! - a child left under it by an ADD that was killed in between is removed by DEL, and by the next ADD.
 //!
 //! Source: plugins `plugins/main/macvlan` `createMacvlan`, `getDefaultRouteInterfaceName`.
+
+use std::path::Path;
 
 use cni::{Error, code};
 use linux::link::create::NewLink;
@@ -81,7 +83,7 @@ impl Parent {
                 format!("interface {:?} already exists in the container", child.name),
             ));
         }
-        let passing = hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname]);
+        let passing = passing_name(mark);
         let mut made = NewLink { name: &passing, ..child.clone() };
         if self.namespace == LinkNamespace::Host {
             made.netns = Some(container);
@@ -105,6 +107,21 @@ impl Parent {
             return Err(refused(&error));
         }
         inside.link_at(link.index).or_refused()
+    }
+}
+
+/// The name of a child until it has its own.
+fn passing_name(mark: &Mark) -> String {
+    hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname])
+}
+
+/// Removes a child that an ADD which was killed has left under its passing name; nothing there is success.
+pub fn remove_unnamed(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
+    let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
+    let mut inside = netns.rtnl().or_refused()?;
+    match inside.find_link(&passing_name(mark)).or_refused()? {
+        None => Ok(()),
+        Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }
 }
 

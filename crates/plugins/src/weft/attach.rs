@@ -15,6 +15,7 @@ use cni::network::Network;
 use cni::result::Success;
 use cni::runtime::chain::{self, Attached};
 use cni::{Context, Error, code};
+use linux::Netns;
 use npwg::journal::{Entry, State};
 use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
@@ -22,6 +23,7 @@ use npwg::{status, verify};
 
 use super::journal::{Journal, Record};
 use crate::delegates::Delegates;
+use crate::failure::OrRefused;
 
 use super::{detach, devices, parameters, readiness, routes};
 
@@ -31,6 +33,7 @@ use super::{detach, devices, parameters, readiness, routes};
 /// The first failure, after everything was undone; what could not be undone is in its details.
 pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
     all_plugins_are_there(hands, entry)?;
+    all_names_are_free(entry)?;
     let mut record = journal.begin(entry)?;
     let carried = carry_out(&mut record, hands, entry);
     let Err(error) = carried else { return carried };
@@ -57,6 +60,21 @@ fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> 
     Ok(())
 }
 
+/// Refuses a plan one of whose interfaces is there already (S25): undoing it would remove what is not ours.
+fn all_names_are_free(entry: &Entry) -> Result<(), Error> {
+    // What to say of a namespace that is not there, the plugins know.
+    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
+    let mut net = netns.rtnl().or_refused()?;
+    for delegate in &entry.plan.delegates {
+        let name = delegate.ifname.as_str();
+        if net.find_link(name).or_refused()?.is_some() {
+            let why = format!("interface {name:?} already exists in the container");
+            return Err(Error::new(code::INVALID_ENVIRONMENT, why).context(&delegate.network));
+        }
+    }
+    Ok(())
+}
+
 fn carry_out(record: &mut Record, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
     let mut results = Vec::with_capacity(delegates.len());
@@ -66,8 +84,16 @@ fn carry_out(record: &mut Record, hands: &Delegates, entry: &mut Entry) -> Resul
             "" => format!("attach {}", delegate.ifname),
             name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
         };
-        let (network, attached) =
-            attach_one(hands, entry, delegate).map_err(|error| error.context(step()))?;
+        let (network, attached) = match attach_one(hands, entry, delegate) {
+            Ok(attached) => attached,
+            Err(error) => {
+                // These were not attempted (NPWG1-7.2-2): nothing of them is to be torn down.
+                for later in &mut entry.attachments[index + 1..] {
+                    later.state = State::Detached;
+                }
+                return Err(error.context(step()));
+            }
+        };
         let attachment = &mut entry.attachments[index];
         attachment.state = State::Attached;
         attachment.microseconds = u64::try_from(started.elapsed().as_micros()).ok();

@@ -7,7 +7,7 @@
 //! - DEL, CHECK and GC read nothing else: no API server, no pod, no definition, no configuration of today;
 //! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed;
 //! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
-//!   replaces, or a last value without its end, which readers pass over.
+//!   replaces or the next DEL removes, or a last value without its end, which readers pass over.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -69,15 +69,17 @@ impl Journal {
         self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
     }
 
-    /// Removes the entry of a sandbox that has nothing any more.
+    /// Removes the entry of a sandbox that has nothing any more, and what a writer that died has left of one.
     pub(super) fn remove(&self, container: &ContainerId) -> Result<(), Error> {
-        let path = self.file(container);
-        match fs::remove_file(&path) {
-            Err(cause) if cause.kind() != ErrorKind::NotFound => {
-                Err(Error::io(format_args!("journal: remove {}", path.display()), cause))
+        for path in [self.file(container), self.temporary(container)] {
+            match fs::remove_file(&path) {
+                Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io(format_args!("journal: remove {}", path.display()), cause));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// The sandboxes that have an entry, in order of their ids.
@@ -97,19 +99,24 @@ impl Journal {
     fn replacement(&self, entry: &Entry) -> Result<File, Error> {
         let bytes = entry.value().context("journal")?;
         let mut options = OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(self.temporary(entry));
+        let opened = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(self.temporary(&entry.container_id));
         opened
             .and_then(|mut file| file.write_all(&bytes).map(|()| file))
             .map_err(|cause| self.failed("write", entry, &cause))
     }
 
     fn publish(&self, entry: &Entry) -> std::io::Result<()> {
-        fs::rename(self.temporary(entry), self.file(&entry.container_id))
+        fs::rename(self.temporary(&entry.container_id), self.file(&entry.container_id))
     }
 
     fn failed(&self, what: &str, entry: &Entry, cause: &std::io::Error) -> Error {
         // Half a temporary file helps nobody; on a full disk its room does.
-        let _ = fs::remove_file(self.temporary(entry));
+        let _ = fs::remove_file(self.temporary(&entry.container_id));
         Error::io(format_args!("journal: {what} {}", self.file(&entry.container_id).display()), cause)
     }
 
@@ -117,8 +124,8 @@ impl Journal {
         self.directory.join(format!("{container}.json"))
     }
 
-    fn temporary(&self, entry: &Entry) -> PathBuf {
-        self.directory.join(format!(".{}.new", entry.container_id))
+    fn temporary(&self, container: &ContainerId) -> PathBuf {
+        self.directory.join(format!(".{container}.new"))
     }
 }
 

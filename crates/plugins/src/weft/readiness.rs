@@ -57,6 +57,15 @@ pub(super) fn now(node: &NodeConfiguration) -> Result<(), Error> {
     }
 }
 
+/// STATUS: what an ADD would fail of for want of a file or an agent is code 50; a configuration that is wrong
+/// stays that.
+pub(super) fn unavailable(error: Error) -> Error {
+    match error.code {
+        code::IO_FAILURE | code::TRY_AGAIN_LATER => Error { code: code::NOT_AVAILABLE, ..error },
+        _ => error,
+    }
+}
+
 /// STATUS: code 50 if a plugin of the network is not to be found.
 pub(super) fn plugins_are_there(hands: &Delegates, network: &Network, path: &str) -> Result<(), Error> {
     for plugin in network.needs()? {

@@ -1,0 +1,179 @@
+//! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and ends it, as `kill -9` does, right before the K-th
+//! of its system calls that change something.
+//!
+//! The calls of all its threads count together, in the order in which they are made; those of other programs
+//! that it starts do not count, and end with it. Exit code 200: killed, and standard error says before what.
+//! Otherwise the program came to its end earlier, and its exit code is this one's.
+//!
+//! strace counts each thread's calls apart, so with it most places cannot be reached.
+//!
+//! Source: ptrace(2).
+
+#![allow(clippy::panic, clippy::expect_used, reason = "a test's support fails by panicking")]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// The exit code that says «killed».
+const KILLED: u8 = 200;
+
+/// System calls that change something outside the process, or are the moment before or after.
+const EFFECTS: &[(nix::libc::c_long, &str)] = &[
+    (nix::libc::SYS_sendto, "sendto"),
+    (nix::libc::SYS_sendmsg, "sendmsg"),
+    (nix::libc::SYS_write, "write"),
+    (nix::libc::SYS_pwrite64, "pwrite64"),
+    (nix::libc::SYS_ftruncate, "ftruncate"),
+    (nix::libc::SYS_renameat, "renameat"),
+    (nix::libc::SYS_renameat2, "renameat2"),
+    (nix::libc::SYS_unlinkat, "unlinkat"),
+    (nix::libc::SYS_linkat, "linkat"),
+    (nix::libc::SYS_symlinkat, "symlinkat"),
+    (nix::libc::SYS_mkdirat, "mkdirat"),
+    (nix::libc::SYS_fsync, "fsync"),
+    (nix::libc::SYS_fdatasync, "fdatasync"),
+    (nix::libc::SYS_flock, "flock"),
+    (nix::libc::SYS_utimensat, "utimensat"),
+    (nix::libc::SYS_fsetxattr, "fsetxattr"),
+    (nix::libc::SYS_setns, "setns"),
+    (nix::libc::SYS_clone3, "clone3"),
+    (nix::libc::SYS_exit_group, "exit_group"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_rename, "rename"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_unlink, "unlink"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_link, "link"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_symlink, "symlink"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_mkdir, "mkdir"),
+    #[cfg(target_arch = "x86_64")]
+    (nix::libc::SYS_rmdir, "rmdir"),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let place = arguments.next().and_then(|text| text.to_str()?.parse().ok()).expect("a number: which call");
+    // It stops by itself, so that nothing is missed before it is watched.
+    let mut child = Command::new("sh")
+        .args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""])
+        .args(arguments)
+        .spawn()
+        .expect("start a shell");
+    let watched = Watched { main: Pid::from_raw(child.id().cast_signed()), running: false, left: place };
+    match watched.run() {
+        End::Killed(before) => {
+            eprintln!("killed before {before}");
+            // Whoever is watched ends with us.
+            let _ = child.kill();
+            let _ = child.wait();
+            ExitCode::from(KILLED)
+        }
+        End::Exited(status) => {
+            let status = std::process::ExitStatus::from_raw(status);
+            ExitCode::from(status.code().map_or(u8::MAX, |code| code.to_le_bytes()[0]))
+        }
+    }
+}
+
+/// How it ended.
+enum End {
+    Killed(&'static str),
+    Exited(i32),
+}
+
+/// A program under watch.
+struct Watched {
+    main: Pid,
+    /// The shell has become the program.
+    running: bool,
+    /// How many calls are still to come, the last one included.
+    left: u64,
+}
+
+impl Watched {
+    fn run(mut self) -> End {
+        let stopped = waitpid(self.main, Some(WaitPidFlag::WUNTRACED)).expect("wait for the shell");
+        assert!(matches!(stopped, WaitStatus::Stopped(..)), "{stopped:?}");
+        let options = Options::PTRACE_O_TRACESYSGOOD
+            | Options::PTRACE_O_TRACECLONE
+            | Options::PTRACE_O_TRACEFORK
+            | Options::PTRACE_O_TRACEVFORK
+            | Options::PTRACE_O_TRACEEXEC
+            | Options::PTRACE_O_EXITKILL;
+        ptrace::seize(self.main, options).expect("watch the shell");
+        kill(self.main, Signal::SIGCONT).expect("let it go on");
+        loop {
+            let event = waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)).expect("wait for an event");
+            match event {
+                WaitStatus::Exited(pid, code) if pid == self.main => return End::Exited(code << 8),
+                WaitStatus::Signaled(pid, signal, _) if pid == self.main => {
+                    return End::Exited(signal as i32);
+                }
+                WaitStatus::PtraceSyscall(pid) => {
+                    if begins(pid)
+                        && let Some(name) = self.counted(pid)
+                    {
+                        return End::Killed(name);
+                    }
+                    go_on(pid, None);
+                }
+                WaitStatus::PtraceEvent(pid, _, what) => {
+                    if what == ptrace::Event::PTRACE_EVENT_EXEC as i32 {
+                        self.running |= pid == self.main;
+                    }
+                    go_on(pid, None);
+                }
+                WaitStatus::Stopped(pid, signal) => {
+                    let passed = !matches!(signal, Signal::SIGSTOP | Signal::SIGCONT | Signal::SIGTRAP);
+                    go_on(pid, passed.then_some(signal));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Counts the call that `pid` is about to make; its name, if it is the one.
+    fn counted(&mut self, pid: Pid) -> Option<&'static str> {
+        let number = call_of(pid)?;
+        let (_, name) = EFFECTS.iter().find(|(known, _)| *known == number)?;
+        if !self.running || group_of(pid) != Some(self.main) {
+            return None;
+        }
+        self.left -= 1;
+        (self.left == 0).then_some(*name)
+    }
+}
+
+/// A thread that has just ended is no fault.
+fn go_on(pid: Pid, signal: Option<Signal>) {
+    let _ = ptrace::syscall(pid, signal);
+}
+
+/// A call is reported when it begins and when it ends.
+fn begins(pid: Pid) -> bool {
+    ptrace::syscall_info(pid).is_ok_and(|info| info.op == nix::libc::PTRACE_SYSCALL_INFO_ENTRY)
+}
+
+/// The number of the call that a thread is in.
+fn call_of(pid: Pid) -> Option<nix::libc::c_long> {
+    let registers = ptrace::getregs(pid).ok()?;
+    #[cfg(target_arch = "x86_64")]
+    let number = registers.orig_rax;
+    #[cfg(target_arch = "aarch64")]
+    let number = registers.regs[8];
+    nix::libc::c_long::try_from(number).ok()
+}
+
+/// The process that a thread belongs to.
+fn group_of(pid: Pid) -> Option<Pid> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok().map(Pid::from_raw)
+}
