@@ -100,7 +100,6 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
     let broken = [
         ("empty", String::new()),
         ("truncated", whole[..whole.len() / 2].to_owned()),
-        ("nearly whole", whole[..whole.len() - 1].to_owned()),
         ("of zeroes", "\0".repeat(whole.len())),
         ("another document", "[]".to_owned()),
         ("of a newer release", newer),
@@ -121,7 +120,7 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
         let collected = rig::collect(&weft, &config, Some(&[]));
         assert_refused(what, &collected, 6, &[&file]);
         let lock = |line: &&str| !line.contains(".lock");
-        let changes = before.changes(&host.snapshot());
+        let changes = rig::changes(&before, &host.snapshot());
         let left: Vec<&str> = changes.lines().filter(lock).collect();
         assert!(left.is_empty(), "{what}: nothing is changed:\n{}", left.join("\n"));
         rig::assert_pod_unchanged(what, &pod, &inside);
@@ -148,14 +147,45 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
 }
 
 #[test]
+fn an_entry_whose_last_value_lacks_its_end_is_partly_attached_and_taken_down() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let before = host.snapshot();
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    let file = entry_path(&pod);
+    let whole = host.read(&file).expect("an entry").trim_end().to_owned();
+    let first = serde_json::Deserializer::from_str(&whole).into_iter::<Value>();
+    let mut first = first;
+    first.next().expect("a value").expect("JSON");
+    for length in
+        [whole.len() - 1, whole.len() - 40, (whole.len() + first.byte_offset()) / 2, first.byte_offset()]
+    {
+        host.write(&file, &whole[..length]);
+        let known = with(&config, &json!({ "prevResult": {} }));
+        assert_refused("CHECK", &weft.check(&known), 999, &["partly attached"]);
+        assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
+    }
+    weft.del(&config).success();
+    pod.remove();
+    assert_nothing_left("DEL of a cut entry", &host, &before);
+}
+
+#[test]
 fn a_full_disk_fails_the_add_wherever_it_strikes_and_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let directory = "/run/cni/small";
+    // A result as large as the plan: the disk is full before the first effect, or after it.
+    let search: Vec<String> = (0..400).map(|number| format!("domain-{number:04}.example.com")).collect();
+    let result = json!({ "cniVersion": "1.1.0", "dns": { "search": search } });
+    cluster.recording("fat", "two", &json!({ "ADD": [{ "do": "result", "value": result }] }));
+    cluster.pod("web", "red,fat,blue");
     let pod = host.pod("web");
     let before = host.snapshot();
     let inside = pod.snapshot();
-    let (mut failed, mut succeeded) = (0, 0);
+    let (mut failed, mut late, mut succeeded) = (0, 0, 0);
     for pages in 1..12 {
         let size = format!("size={}k,mode=700", pages * 4);
         host.run(["mkdir", "-p", directory]);
@@ -170,15 +200,21 @@ fn a_full_disk_fails_the_add_wherever_it_strikes_and_leaves_nothing() {
                 assert_eq!(host.run(["ls", "-A", &format!("{directory}/sandboxes")]), "", "{size}");
                 rig::assert_pod_unchanged(&size, &pod, &inside);
                 failed += 1;
+                late += usize::from(cluster.order().contains(&"ADD net2".to_owned()));
             }
         }
         weft.del(&config).success();
+        let _ = cluster.calls();
         host.run(["umount", directory]);
         host.run(["rmdir", directory]);
         assert_nothing_left(&size, &host, &before);
         rig::assert_pod_unchanged(&size, &pod, &inside);
     }
-    assert!(failed >= 2 && succeeded >= 2, "{failed} failed, {succeeded} succeeded: the sizes prove nothing");
+    let all = [failed, late, succeeded];
+    assert!(
+        all.iter().all(|count| *count > 0) && failed > late,
+        "failed, late, succeeded: {all:?}: the sizes prove nothing"
+    );
 }
 
 #[test]

@@ -99,12 +99,25 @@ impl<'a> Cluster<'a> {
         attachment
     }
 
-    /// The journal's entry of a pod's sandbox.
+    /// The journal's entry of a pod's sandbox, as far as it got.
     #[must_use]
     #[track_caller]
     pub fn entry(&self, pod: &Pod) -> Option<Value> {
         let text = self.host.read(entry_path(pod))?;
-        Some(serde_json::from_str(&text).expect("an entry is JSON"))
+        let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        let mut entry = values.next().expect("an entry").expect("an entry is JSON");
+        // What came after it; a last value without its end does not count.
+        for progress in values.map_while(Result::ok) {
+            if let Some(index) = progress["attachment"]["index"].as_u64() {
+                entry["attachments"][usize::try_from(index).expect("a place")] =
+                    progress["attachment"]["attachment"].clone();
+            }
+            if let Some(complete) = progress.get("complete") {
+                entry["complete"] = true.into();
+                entry["networkStatus"] = complete["networkStatus"].clone();
+            }
+        }
+        Some(entry)
     }
 }
 
