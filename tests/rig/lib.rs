@@ -131,6 +131,12 @@ pub fn link(netns: &Netns, name: &str) -> Option<Value> {
     (finished.code == Some(0)).then(|| finished.json()[0].clone())
 }
 
+/// Is a link, as [`link`] has it, up? The operational state follows in the kernel's own time.
+#[must_use]
+pub fn is_up(link: &Value) -> bool {
+    link["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "UP"))
+}
+
 /// Names of links, sorted, without `lo`.
 #[must_use]
 #[track_caller]

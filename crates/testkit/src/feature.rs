@@ -4,7 +4,8 @@
 //! - the table is the whole truth: feature, how to try it, what offers it;
 //! - a skip is never silent: it goes to stderr, and to the file that `WEFT_SKIP_LOG` names, which the
 //!   table of lanes counts;
-//! - under CI (`CI` is set) a test may skip what the *kernel* lacks, but fails for what a package offers.
+//! - under CI (`CI` is set) a test may skip what the *kernel* lacks, but fails for what a package offers;
+//! - where nothing may be missing (`WEFT_NO_SKIP` is set: the lane `vm` brings its own kernel), a skip fails.
 //!
 //! Source: the kernel's Kconfig symbols, which are named.
 
@@ -255,7 +256,7 @@ fn attempt(feature: Feature, script: &str) -> Trial {
 /// Whether the running test has to be skipped for want of one of `features`; says so if it has.
 ///
 /// # Panics
-/// Under CI, if the missing thing could be had.
+/// Under CI, if the missing thing could be had, and where nothing may be missing.
 #[must_use]
 #[track_caller]
 pub fn skip(test: &str, features: &[Feature]) -> bool {
@@ -264,6 +265,7 @@ pub fn skip(test: &str, features: &[Feature]) -> bool {
         return false;
     };
     assert!(std::env::var_os("CI").is_none() || !feature.could_be_had(), "{test}: {why}");
+    assert!(std::env::var_os("WEFT_NO_SKIP").is_none(), "{test}: nothing may be missing here: {why}");
     record_skip(test, &why);
     true
 }
