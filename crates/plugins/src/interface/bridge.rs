@@ -228,7 +228,7 @@ impl Plugin for Bridge {
                 errors.extend(spoofing::allow_any(&mark).err());
             }
             if let Some(backend) = network.masquerade {
-                errors.extend(masquerade::remove(backend, &mark, &call.config).err());
+                errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
             }
             interface::collected(errors)
         })
@@ -363,8 +363,8 @@ impl<'a> Attachment<'a> {
         }
         if let Some(backend) = network.masquerade.filter(|_| !result.ips.is_empty()) {
             let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
-            let (mark, config) = (*mark, &request.call.config);
-            undo.push(move || drop(masquerade::remove(backend, mark, config)));
+            let (mark, known) = (*mark, addresses.clone());
+            undo.push(move || drop(masquerade::remove(backend, mark, &known)));
             masquerade::add(backend, mark, &addresses).context("masquerade")?;
         }
         Ok(())

@@ -47,22 +47,27 @@ pub fn add(backend: Backend, mark: &Mark, addresses: &[IpNet]) -> Result<(), Err
     }
 }
 
+/// The addresses of an attachment by its prevResult; none if there is no readable one.
+pub fn known(config: &Config) -> Vec<IpNet> {
+    let result = config.prev_result().ok().flatten().unwrap_or_default();
+    result.ips.iter().map(|ip| ip.address).collect()
+}
+
 /// Removes all that [`add`] made for the attachment; nothing there is success.
+///
+/// `known` are its addresses; none if they are not known.
 ///
 /// Of the other backend too: the configuration may have changed since, or the ADD have been the reference
 /// plugin's, whose default is iptables. No program is run where there is nothing for it to remove.
-pub fn remove(backend: Backend, mark: &Mark, config: &Config) -> Result<(), Error> {
-    // The addresses of prevResult, if there is a readable one, spare looking for them.
-    let result = config.prev_result().ok().flatten().unwrap_or_default();
-    let known: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
-    let natively = nftables::remove(mark, &known);
+pub fn remove(backend: Backend, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+    let natively = nftables::remove(mark, known);
     match backend {
         Backend::Nftables if iptables::is_there(mark) => interface::collected(
-            [natively, iptables::remove(mark)].into_iter().filter_map(Result::err).collect(),
+            [natively, iptables::remove(mark, known)].into_iter().filter_map(Result::err).collect(),
         ),
         Backend::Nftables => natively,
         // A kernel without nf_tables holds nothing of them.
-        Backend::Iptables => iptables::remove(mark),
+        Backend::Iptables => iptables::remove(mark, known),
     }
 }
 

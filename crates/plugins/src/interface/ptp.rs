@@ -100,8 +100,8 @@ impl Plugin for Ptp {
         let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
         forwarding::enable(&addresses)?;
         if let Some(backend) = network.masquerade {
-            let (mark, config) = (&mark, &call.config);
-            undo.push(move || drop(masquerade::remove(backend, mark, config)));
+            let (mark, known) = (&mark, addresses.clone());
+            undo.push(move || drop(masquerade::remove(backend, mark, &known)));
             masquerade::add(backend, mark, &addresses)?;
         }
         interface::prefer_dns(call, &mut result)?;
@@ -113,7 +113,7 @@ impl Plugin for Ptp {
         let network = Network::read(&request.call)?;
         let mark = Mark::of(NAME, &request.call.config, &request.who);
         interface::detach(&mark, request, delegates, || match network.masquerade {
-            Some(backend) => masquerade::remove(backend, &mark, &request.call.config),
+            Some(backend) => masquerade::remove(backend, &mark, &masquerade::known(&request.call.config)),
             None => Ok(()),
         })
     }

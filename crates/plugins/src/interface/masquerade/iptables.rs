@@ -58,12 +58,23 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
         if of_family.is_empty() {
             continue;
         }
-        remove_family(program, &chain)?;
-        let mut script = format!("*nat\n:{chain} - [0:0]\n");
-        for net in &of_family {
-            script.push_str(&format!("-A {chain} -d {net} -j ACCEPT {comment}\n"));
+        let saved = saved(program)?;
+        let mut script = String::from("*nat\n");
+        for jump in jumps(&saved, &chain).filter(|jump| is_of(jump, addresses)) {
+            script.push_str(&deletion(jump));
         }
-        script.push_str(&format!("-A {chain} ! -d {multicast} -j MASQUERADE {comment}\n"));
+        // The chain is there if the container has another interface on the network: that one keeps its rules.
+        if !has_chain(&saved, &chain) {
+            script.push_str(&format!(":{chain} - [0:0]\n"));
+            script.push_str(&format!("-A {chain} ! -d {multicast} -j MASQUERADE {comment}\n"));
+        }
+        for net in &of_family {
+            let accepted =
+                saved.lines().any(|rule| rule.starts_with(&format!("-A {chain} -d {} ", net.trunc())));
+            if !accepted {
+                script.push_str(&format!("-I {chain} 1 -d {net} -j ACCEPT {comment}\n"));
+            }
+        }
         for net in &of_family {
             script.push_str(&format!("-A POSTROUTING -s {} -j {chain} {comment}\n", net.addr()));
         }
@@ -73,10 +84,11 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the chain and every jump to it, both families.
-pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+/// Removes the jumps of the `known` addresses, and the chain if no other jump leads to it; without known
+/// addresses the chain and every jump to it. Both families.
+pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(mark);
-    let results = FAMILIES.map(|(_, program, _)| remove_family(program, &chain));
+    let results = FAMILIES.map(|(_, program, _)| remove_family(program, &chain, known));
     crate::interface::collected(results.into_iter().filter_map(Result::err).collect())
 }
 
@@ -86,7 +98,7 @@ pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let mut errors = Vec::new();
     for (_, program, _) in FAMILIES {
-        let saved = match run(&format!("{program}-save"), &["-t", "nat"], "") {
+        let saved = match saved(program) {
             Ok(saved) => saved,
             Err(error) => {
                 errors.push(error);
@@ -96,7 +108,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
         let mut chains: Vec<&str> =
             saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
         chains.dedup();
-        errors.extend(chains.into_iter().filter_map(|chain| remove_family(program, chain).err()));
+        errors.extend(chains.into_iter().filter_map(|chain| remove_family(program, chain, &[]).err()));
     }
     crate::interface::collected(errors)
 }
@@ -111,18 +123,15 @@ fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> O
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
-fn remove_family(program: &str, chain: &str) -> Result<(), Error> {
-    let saved = run(&format!("{program}-save"), &["-t", "nat"], "")?;
-    let jump = format!("-j {chain}");
-    let jumps = saved.lines().filter(|line| {
-        line.starts_with("-A ") && line.split(" -m ").any(|part| part.ends_with(&jump))
-            || line.ends_with(&jump)
-    });
+fn remove_family(program: &str, chain: &str, known: &[IpNet]) -> Result<(), Error> {
+    let saved = saved(program)?;
+    let (own, others): (Vec<&str>, Vec<&str>) =
+        jumps(&saved, chain).partition(|jump| known.is_empty() || is_of(jump, known));
     let mut script = String::from("*nat\n");
-    for line in jumps {
-        script.push_str(&format!("-D{}\n", line.trim_start_matches("-A")));
+    for jump in own {
+        script.push_str(&deletion(jump));
     }
-    if saved.lines().any(|line| line.starts_with(&format!(":{chain} "))) {
+    if others.is_empty() && has_chain(&saved, chain) {
         script.push_str(&format!("-F {chain}\n-X {chain}\n"));
     }
     if script == "*nat\n" {
@@ -130,6 +139,33 @@ fn remove_family(program: &str, chain: &str) -> Result<(), Error> {
     }
     script.push_str("COMMIT\n");
     restore(program, &script)
+}
+
+/// The table as it is.
+fn saved(program: &str) -> Result<String, Error> {
+    run(&format!("{program}-save"), &["-t", "nat"], "")
+}
+
+fn has_chain(saved: &str, chain: &str) -> bool {
+    saved.lines().any(|line| line.starts_with(&format!(":{chain} ")))
+}
+
+/// The rules that lead to the chain.
+fn jumps<'a>(saved: &'a str, chain: &str) -> impl Iterator<Item = &'a str> {
+    let target = format!("-j {chain}");
+    saved.lines().filter(move |line| line.starts_with("-A ") && line.ends_with(&target))
+}
+
+/// Is it the jump of one of these addresses, in today's form or in the older one of the whole subnet?
+fn is_of(jump: &str, addresses: &[IpNet]) -> bool {
+    let source = jump.split_once(" -s ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
+    addresses
+        .iter()
+        .any(|net| source == IpNet::from(net.addr()).to_string() || source == net.trunc().to_string())
+}
+
+fn deletion(rule: &str) -> String {
+    format!("-D{}\n", rule.trim_start_matches("-A"))
 }
 
 /// One commit, waiting for others who change the rules.
