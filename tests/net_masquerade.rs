@@ -101,6 +101,33 @@ fn g5_a_dels_rules_are_found_also_after_the_backend_was_changed() {
 }
 
 #[test]
+fn g5_two_interfaces_of_one_container_on_one_network_are_hidden_each_by_itself() {
+    for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
+        let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
+        rig::install(&host);
+        let outside = outside(&host);
+        let pod = host.pod("a");
+        let mut keys = config(plugin, backend);
+        keys["ipam"]["routes"] = json!([]);
+        let attachments = ["eth0", "net1"].map(|ifname| host.attachment(plugin, &pod, ifname));
+        let known = attachments.each_ref().map(|attachment| {
+            let result = attachment.add(&keys).success().json();
+            with(&keys, &json!({ "prevResult": result }))
+        });
+        let hidden = |ifname: &str| {
+            let _ = pod.attempt(["ip", "route", "delete", "192.0.2.0/24"]);
+            pod.run(["ip", "route", "add", "192.0.2.0/24", "via", "10.1.0.1", "dev", ifname]);
+            source_seen(&pod, &outside, OUTSIDE[0]).is_some_and(|seen| seen.to_string() == UPLINK[0])
+        };
+        assert!(hidden("eth0") && hidden("net1"), "{plugin} {backend}: both");
+        attachments[0].del(&known[0]).success();
+        assert!(hidden("net1"), "{plugin} {backend}: the second after the first has gone");
+        attachments[1].del(&known[1]).success();
+        assert!(rules(&host, &pod).is_empty(), "{plugin} {backend}: {:?}", rules(&host, &pod));
+    }
+}
+
+#[test]
 fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
