@@ -301,16 +301,29 @@ fn links_between_documents_lead_somewhere() {
 }
 
 #[test]
-fn every_deviation_is_pinned_by_a_test_that_exists() {
-    let Ok(text) = fs::read_to_string(workspace().join("DEVIATIONS.md")) else { return };
+fn every_deviation_and_every_invariant_is_pinned_by_a_test_that_exists() {
     let sources: Vec<String> = sources().into_iter().map(|(_, source)| source).collect();
-    for row in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what ")) {
-        let named = row.rsplit('|').nth(1).unwrap_or_default();
-        // Crate names have no underscore, test names do.
-        for name in named.split('`').filter(|word| word.contains('_')) {
-            let head = format!("fn {name}(");
-            assert!(sources.iter().any(|source| source.contains(&head)), "DEVIATIONS.md: no test {name}");
+    for (document, head) in
+        [("DEVIATIONS.md", "| what | why | test |"), ("ARCHITECTURE.md", "| always | test |")]
+    {
+        let text = fs::read_to_string(workspace().join(document)).expect("a document");
+        let mut lines = text.lines();
+        let mut rows = 0;
+        while lines.by_ref().any(|line| line == head) {
+            for row in lines.by_ref().skip(1).take_while(|line| line.starts_with('|')) {
+                rows += 1;
+                let named = row.rsplit('|').nth(1).unwrap_or_default();
+                let pinned = named.trim() == "the same" || named.matches('`').count() >= 4;
+                assert!(pinned, "{document}: no test is named for {row}");
+                // Crate names have no underscore, test names do.
+                for name in named.split('`').filter(|word| word.contains('_')) {
+                    let head = format!("fn {name}(");
+                    let found = sources.iter().any(|source| source.contains(&head));
+                    assert!(found, "{document}: no test {name}");
+                }
+            }
         }
+        assert!(rows > 5, "{document}: its tables have another head");
     }
 }
 

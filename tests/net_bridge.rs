@@ -232,6 +232,30 @@ fn isolated_ports_reach_the_bridge_and_not_each_other() {
 }
 
 #[test]
+fn a_port_says_whose_it_is_and_is_found_by_that() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    let of_a = add(&host, &a, &config(&json!({})));
+    let of_b = add(&host, &b, &config(&json!({})));
+    let shown = port(&host, &of_a);
+    assert_eq!(
+        shown["ifalias"],
+        format!("weft/bridge/net/{}/eth0", host.attachment("bridge", &a, "eth0").container_id)
+    );
+    // Without the namespace DEL knows the port by its name, GC one that somebody renamed by its alias.
+    let of_b = port(&host, &of_b)["ifname"].as_str().unwrap().to_owned();
+    host.run(["ip", "link", "set", &of_b, "name", "renamed0"]);
+    let mut eth0 = host.attachment("bridge", &a, "eth0");
+    eth0.netns.clear();
+    eth0.del(&config(&json!({}))).success();
+    assert!(rig::link(&host, shown["ifname"].as_str().unwrap()).is_none());
+    assert!(rig::link(&host, "renamed0").is_some());
+    rig::collect(&eth0, &config(&json!({})), Some(&[])).success();
+    assert!(rig::link(&host, "renamed0").is_none());
+}
+
+#[test]
 fn macspoofchk_drops_frames_with_a_foreign_source() {
     let host = host!(Feature::Bridge, Feature::NftBridge, Feature::Ping);
     rig::install(&host);

@@ -214,3 +214,21 @@ fn loopback_is_set_up_whatever_the_interface_is_called() {
     pod.run(["ip", "address", "add", "10.1.0.1/32", "dev", "lo"]);
     assert_refused("a foreign address", &lo.add(&config), 999, &["10.1.0.1"]);
 }
+
+#[test]
+fn g4_dns_of_address_management_survives_an_empty_configuration() {
+    let host = host!(Feature::Macvlan);
+    let _outside = world(&host);
+    let pod = host.pod("a");
+    host.write("/run/cni/resolv.conf", "nameserver 192.0.2.53\nsearch inside\n");
+    let ipam = json!({ "type": "host-local", "resolvConf": "/run/cni/resolv.conf", "ranges": [[{ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.10" }]] });
+    let eth0 = host.attachment("macvlan", &pod, "eth0");
+    for (dns, nameserver) in
+        [(json!({}), "192.0.2.53"), (json!({ "nameservers": ["192.0.2.54"] }), "192.0.2.54")]
+    {
+        let keys = config(&json!({ "ipam": ipam, "dns": dns }));
+        let result = eth0.add(&keys).success().json();
+        assert_eq!(result["dns"]["nameservers"], json!([nameserver]));
+        eth0.del(&keys).success();
+    }
+}

@@ -77,17 +77,21 @@ fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
 
 /// Single plugins beside the peer's and the kernel's floor.
 pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
-    let (mut floor_add, mut floor_del) = (Vec::new(), Vec::new());
+    let (mut floor_add, mut floor_del, mut with_exec) = (Vec::new(), Vec::new(), Vec::new());
     for run in 0..=setting.runs {
         let (add, del) = floor::bridge_port(&Container::new(format!("f{run}"))?, run)?;
+        let bare = start_process(Path::new("/bin/true"), &[], "")?;
         if run > 0 {
             floor_add.push(add);
             floor_del.push(del);
+            with_exec.push(add + bare);
         }
     }
     let (floor_add, floor_del) = (Times::new(floor_add), Times::new(floor_del));
     let Duel { ours, peer } = duel(setting, "bridge", |tag| bridge(setting, tag, false))?;
     table.compare("bridge + host-local ADD", &ours.0, "kernel floor", &floor_add, "at most 2 ms, at most 2x");
+    let with_exec = Times::new(with_exec);
+    table.compare("bridge + host-local ADD", &ours.0, "the floor and a bare exec", &with_exec, "");
     table.compare("bridge + host-local DEL", &ours.1, "kernel floor", &floor_del, "at most 2 ms more");
     if let Some(peer) = &peer {
         table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");

@@ -39,6 +39,7 @@ const PING_WAIT: Duration = Duration::from_secs(2);
 pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
     let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
     let outcome = match words.as_slice() {
+        ["install" | "sandbox", .., "--help" | "-h"] => Ok(say(USAGE)),
         ["install", rest @ ..] => install(rest),
         ["sandbox", "create", path] => Netns::create(Path::new(path)).or_refused().map(|_| ExitCode::SUCCESS),
         ["sandbox", "delete", path] => {

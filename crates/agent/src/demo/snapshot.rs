@@ -128,9 +128,9 @@ fn contents_differences(before: &Contents, after: &Contents) -> Vec<String> {
 /// If something is left that is not a bridge, its address or its route.
 pub(super) fn explain_remains(fresh: &Contents, left: &Contents, progress: Progress) -> Result<(), Failure> {
     progress.line(
-        "\nleft on the pretend host, which goes with it: bridges with their addresses and routes, and the",
+        "\nleft on the pretend host, which goes with it: bridges with their addresses and routes (and the empty",
     );
-    progress.line("table of the masquerading; both stay for the next pod, as those of CNI's own plugins do");
+    progress.line("table of the masquerading); they stay for the next pod, as those of CNI's own plugins do");
     let bridges = bridges(left);
     let mut foreign = Vec::new();
     for line in contents_differences(fresh, left) {
