@@ -245,6 +245,8 @@ fn a_port_says_whose_it_is_and_is_found_by_that() {
     );
     // Without the namespace DEL knows the port by its name, GC one that somebody renamed by its alias.
     let of_b = port(&host, &of_b)["ifname"].as_str().unwrap().to_owned();
+    // Kernels before 6.2 rename no link that is up.
+    host.run(["ip", "link", "set", &of_b, "down"]);
     host.run(["ip", "link", "set", &of_b, "name", "renamed0"]);
     let mut eth0 = host.attachment("bridge", &a, "eth0");
     eth0.netns.clear();
