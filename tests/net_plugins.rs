@@ -20,6 +20,22 @@ struct Case {
     makes: bool,
 }
 
+/// The VLAN of the first attachment; a parent has each only once.
+const FIRST_VLAN: usize = 5;
+
+/// Plugins whose link has no end on the host: nothing there leads to it, it goes with its namespace.
+const INSIDE_ONLY: [&str; 4] = ["dummy", "ipvlan", "macvlan", "vlan"];
+
+/// What a plugin's links and neighbours need of the kernel.
+fn features(plugin: &str) -> &'static [Feature] {
+    match plugin {
+        "dummy" => &[Feature::Root, Feature::Dummy],
+        "ipvlan" => &[Feature::Root, Feature::Ipvlan],
+        "vlan" => &[Feature::Root, Feature::Vlan],
+        _ => &[Feature::Root, Feature::Macvlan, Feature::NftMasquerade, Feature::NftBridge],
+    }
+}
+
 fn ipam() -> Value {
     json!({
         "type": "host-local",
@@ -30,6 +46,8 @@ fn ipam() -> Value {
 
 fn case(plugin: &'static str) -> Case {
     let own = match plugin {
+        "ipvlan" => json!({ "master": "up0" }),
+        "vlan" => json!({ "master": "up0", "vlanId": FIRST_VLAN }),
         "bridge" => json!({ "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true }),
         "macvlan" => json!({ "master": "up0" }),
         "ptp" => json!({ "ipMasq": true }),
@@ -45,6 +63,18 @@ fn case(plugin: &'static str) -> Case {
 impl Case {
     fn config(&self, version: &str) -> Value {
         in_version(&self.config, version)
+    }
+
+    /// What is different for an attachment beside others: what only one of them can have.
+    fn own(&self, place: usize) -> Value {
+        match self.plugin {
+            "vlan" => json!({ "vlanId": FIRST_VLAN + place }),
+            _ => json!({}),
+        }
+    }
+
+    fn is_inside_only(&self) -> bool {
+        INSIDE_ONLY.contains(&self.plugin)
     }
 
     /// A world in which the plugin's shared furniture is there already: bridge, tables, directories, sysctls.
@@ -73,14 +103,19 @@ macro_rules! for_every_plugin {
         for_every_plugin!(@ macvlan $($body)*);
         for_every_plugin!(@ ptp $($body)*);
         for_every_plugin!(@ loopback $($body)*);
+        for_every_plugin!(@ dummy $($body)*);
+        for_every_plugin!(@ ipvlan $($body)*);
+        for_every_plugin!(@ vlan $($body)*);
     };
     (@ $plugin:ident $($body:ident)*) => {
         mod $plugin {
             $(
                 #[test]
                 fn $body() {
-                    let host = testkit::host!(testkit::Feature::Macvlan, testkit::Feature::NftMasquerade, testkit::Feature::NftBridge);
-                    super::$body(&host, &super::case(stringify!($plugin)));
+                    let plugin = stringify!($plugin);
+                    if !testkit::skip(&testkit::test_name(), super::features(plugin)) {
+                        super::$body(&testkit::Host::new(), &super::case(plugin));
+                    }
                 }
             )*
         }
@@ -188,9 +223,10 @@ const LOSSES: [(&str, Loss); 7] = [
 
 fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
-    let config = case.config("1.1.0");
     let mut pod = Some(pod);
-    for (what, lose) in LOSSES {
+    for (place, (what, lose)) in LOSSES.into_iter().enumerate() {
+        // A namespace takes its time to go, and what is in it with it.
+        let config = with(&case.config("1.1.0"), &case.own(place));
         let what = format!("{}: DEL {what}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut attachment = host.attachment(case.plugin, &own, "eth0");
@@ -201,10 +237,10 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
         if attachment.netns.is_empty() {
             // What is inside alone, nothing on the host leads to: it goes with the namespace.
             let own = pod.as_ref().unwrap();
-            match case.plugin {
-                "loopback" => drop(own.run(["ip", "link", "set", "lo", "down"])),
-                "macvlan" => drop(own.run(["ip", "link", "delete", "eth0"])),
-                _ => {}
+            if case.plugin == "loopback" {
+                own.run(["ip", "link", "set", "lo", "down"]);
+            } else if case.is_inside_only() {
+                own.run(["ip", "link", "delete", "eth0"]);
             }
         }
         match &pod {
@@ -257,8 +293,16 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
             fixed("10.1.0.9/24", json!([{ "dst": "10.7.0.0/16", "gw": "10.8.0.1" }])),
             5,
         ),
-        ("the mtu is out of range", json!({ "mtu": 1_000_000 }), 7),
     ];
+    if case.plugin != "dummy" {
+        failures.push(("the mtu is out of range", json!({ "mtu": 1_000_000 }), 7));
+    }
+    if matches!(case.plugin, "ipvlan" | "macvlan" | "vlan") {
+        failures.extend([
+            ("the master is not there", json!({ "master": "nowhere" }), 7),
+            ("the mtu is the master's no more", json!({ "mtu": 1501 }), 7),
+        ]);
+    }
     match case.plugin {
         "bridge" => failures.extend([
             ("the gateway conflicts", fixed("10.2.0.9/16", json!([])), 999),
@@ -266,11 +310,9 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
             ("hairpin and promiscuous", json!({ "hairpinMode": true, "promiscMode": true }), 7),
             ("no addresses wanted but given", json!({ "disableContainerInterface": true }), 7),
         ]),
-        "macvlan" => failures.extend([
-            ("the master is not there", json!({ "master": "nowhere" }), 7),
-            ("the mtu is the master's no more", json!({ "mtu": 1501 }), 7),
-            ("the mode is none", json!({ "mode": "bridged" }), 7),
-        ]),
+        "ipvlan" | "macvlan" => failures.push(("the mode is none", json!({ "mode": "bridged" }), 7)),
+        "vlan" => failures.push(("the id is none", json!({ "vlanId": 4095 }), 7)),
+        "dummy" => failures.push(("no address", json!({ "ipam": {} }), 7)),
         _ => failures.extend([
             (
                 "no gateway",
@@ -340,17 +382,17 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
     let b = host.pod("b");
     let config = case.config("1.1.0");
     let other = with(&config, &json!({ "name": "other" }));
-    let attach = |pod: &Pod, ifname: &str, config: &Value| {
+    let attach = |pod: &Pod, ifname: &str, place: usize, config: &Value| {
         let attachment = host.attachment(case.plugin, pod, ifname);
-        attachment.add(config).success();
+        attachment.add(&with(config, &case.own(place))).success();
         attachment
     };
-    let eth0 = attach(&a, "eth0", &config);
-    let _kept = case.makes.then(|| attach(&a, "eth1", &config));
-    let _b = attach(&b, "eth0", &config);
+    let eth0 = attach(&a, "eth0", 0, &config);
+    let _kept = case.makes.then(|| attach(&a, "eth1", 1, &config));
+    let _b = attach(&b, "eth0", 2, &config);
     if case.makes {
         let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] });
-        attach(&b, "eth9", &with(&other, &json!({ "ipam": ipam, "bridge": "br9" })));
+        attach(&b, "eth9", 3, &with(&other, &json!({ "ipam": ipam, "bridge": "br9" })));
     }
     let full = host.snapshot();
     rig::collect(&eth0, &config, None).success();
@@ -370,11 +412,10 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
         );
         assert_eq!(files("other"), [format!("{ib} eth9")], "{}: another network loses nothing", case.plugin);
         assert!(rig::links(&a).contains(&"eth1".to_owned()) && rig::links(&b).contains(&"eth9".to_owned()));
-        if case.plugin != "macvlan" {
-            // A macvlan link has no end on the host: with its pod gone there is nothing left to collect.
+        if !case.is_inside_only() {
             assert_eq!((rig::links(&a), rig::links(&b)), (vec!["eth1".into()], vec!["eth9".into()]));
         }
-        let expected = if case.plugin == "macvlan" { 0 } else { 2 };
+        let expected = if matches!(case.plugin, "bridge" | "ptp") { 2 } else { 0 };
         assert_eq!(marks(host, "weft_masquerade", "net"), expected);
         assert_eq!(marks(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
     }
@@ -522,7 +563,7 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
 #[test]
 fn the_table_has_the_features_it_needs() {
     testkit::require!(Feature::Root, Feature::Bridge, Feature::Veth);
-    for plugin in ["bridge", "macvlan", "ptp", "loopback"] {
+    for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "ipvlan", "vlan"] {
         assert_eq!(case(plugin).makes, case(plugin).config.get("ipam").is_some());
     }
 }

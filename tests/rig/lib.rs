@@ -23,8 +23,21 @@ pub use cluster::Cluster;
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Every name under which the tests call `weft-cni`.
-pub const NAMES: [&str; 10] =
-    ["weft-cni", "weft", "multus", "bridge", "host-local", "loopback", "macvlan", "ptp", "static", "tuning"];
+pub const NAMES: [&str; 13] = [
+    "weft-cni",
+    "weft",
+    "multus",
+    "bridge",
+    "dummy",
+    "host-local",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "ptp",
+    "static",
+    "tuning",
+    "vlan",
+];
 
 /// Puts `weft-cni` where the host's runtime looks, under all its names.
 pub fn install(host: &Host) {

@@ -6,9 +6,12 @@ use npwg::configuration::Flavour;
 
 use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
+use crate::interface::dummy::Dummy;
+use crate::interface::ipvlan::Ipvlan;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
+use crate::interface::vlan::Vlan;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::static_address::Static;
 use crate::weft::Weft;
@@ -18,16 +21,19 @@ pub const TABLE: &Table<'static> = &[
     ("weft", &Weft(Flavour::Weft)),
     ("multus", &Weft(Flavour::Multus)),
     ("bridge", &Bridge),
+    ("dummy", &Dummy),
     ("host-local", &HostLocal),
+    ("ipvlan", &Ipvlan),
     ("loopback", &Loopback),
     ("macvlan", &Macvlan),
     ("ptp", &Ptp),
     ("static", &Static),
     ("tuning", &Tuning),
+    ("vlan", &Vlan),
 ];
 
 /// The plugins whose attachment is one link in the container that they made and that DEL removes.
-const MAKE_A_LINK: &[&str] = &["bridge", "macvlan", "ptp"];
+const MAKE_A_LINK: &[&str] = &["bridge", "dummy", "ipvlan", "macvlan", "ptp", "vlan"];
 
 /// Does this plugin make the container's link, and would its DEL remove it?
 pub fn makes_link(name: &str) -> bool {

@@ -5,14 +5,18 @@
 
 pub mod addressing;
 pub mod bridge;
+pub mod dummy;
 pub mod forwarding;
 pub mod inspection;
+pub mod ipvlan;
 pub mod loopback;
 pub mod macvlan;
 pub mod masquerade;
 pub mod parent;
 pub mod ptp;
+pub mod single;
 pub mod veth;
+pub mod vlan;
 
 use std::path::Path;
 
@@ -108,6 +112,17 @@ pub fn link_in(netns: &Netns, name: &str) -> Result<(Rtnl, Link), Error> {
     let mut net = netns.rtnl().or_refused()?;
     let link = net.link(name).or_refused()?;
     Ok((net, link))
+}
+
+/// A container's interface must not be there before we make it (S25).
+pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
+    match inside.find_link(name).or_refused()? {
+        None => Ok(()),
+        Some(_) => Err(Error::new(
+            code::INVALID_ENVIRONMENT,
+            format!("interface {name:?} already exists in the container"),
+        )),
+    }
 }
 
 /// Prepares the interface, still down, for its addresses; call it inside the namespace.

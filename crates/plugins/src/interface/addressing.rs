@@ -92,6 +92,8 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
             sysctl::write_interface(Family::V6, interface, "disable_ipv6", "0").or_refused()?;
         }
     }
+    // New addresses are announced, as arp_notify has it for IPv4: best effort as upstream.
+    let _ = sysctl::write_interface(Family::V6, name, "ndisc_notify", "1");
     match sysctl::write_interface(Family::V6, name, "keep_addr_on_down", "1") {
         Err(error) if error.kind() != Kind::Absent => Err(crate::failure::refused(&error)),
         _ => Ok(()),

@@ -10,18 +10,17 @@ use cni::address::parse_mac;
 use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
-use cni::plugin::ipam::Ipam;
-use cni::result::{Interface, Success};
+use cni::result::Success;
+use linux::Netns;
 use linux::link::create::{MacvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
-use linux::{Netns, Undo};
 use serde::Deserialize;
 
-use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
-use crate::interface::inspection::{compare_addressing, differs, expect_kind, find_inside};
-use crate::interface::parent::{LinkNamespace, Parent, remove_unnamed};
-use crate::interface::{self, addressing};
+use crate::interface;
+use crate::interface::inspection::{differs, expect_kind};
+use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::single::{self, Source};
 
 /// The plugin.
 pub struct Macvlan;
@@ -81,7 +80,7 @@ impl Network {
         };
         Ok(Network {
             master: (!master.is_empty()).then_some(master),
-            parent_in: if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host },
+            parent_in: LinkNamespace::read(link_in_container),
             mode: match mode.as_str() {
                 "" | "bridge" => MacvlanMode::Bridge,
                 "private" => MacvlanMode::Private,
@@ -107,30 +106,9 @@ impl Plugin for Macvlan {
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
-        let Attach { who, netns: path, call } = request;
-        let network = Network::read(call)?;
-        let netns = interface::open_netns(path)?;
-        let mut undo = Undo::new();
-        let link = create(request, &network, &netns)?;
-        let (name, inside) = (who.ifname.as_str(), &netns);
-        undo.push(move || interface::remove_inside(inside, name));
-        let interface = Interface { sandbox: path.display().to_string(), ..interface::describe(&link) };
-        let mut result = Success { interfaces: vec![interface], ..Success::default() };
-        match Ipam::configured(call, delegates)? {
-            Some(ipam) => {
-                let reserved = ipam.add()?;
-                undo.push(move || drop(ipam.del()));
-                interface::adopt(reserved, 0, &mut result)?;
-                addressing::enter(&netns, &link, &result)?;
-            }
-            None => {
-                let mut net = netns.rtnl().or_refused()?;
-                net.set_up(link.index, &link.name).or_refused()?;
-            }
-        }
-        interface::prefer_dns(call, &mut result)?;
-        undo.commit();
-        Ok(result)
+        let network = Network::read(&request.call)?;
+        let source = Source::of(&request.call, delegates)?;
+        single::add(request, source, |netns| create(request, &network, netns))
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -140,34 +118,23 @@ impl Plugin for Macvlan {
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
-            ipam.check()?;
-        }
-        let result = request.call.config.require_prev_result()?;
-        let netns = interface::open_netns(&request.netns)?;
-        let mut inside = find_inside(request, &result, &netns)?;
-        expect_kind(&inside.link, NAME)?;
-        if inside.link.detail != (Detail::Macvlan { mode: Some(network.mode) }) {
-            let (is, wanted) = (format!("{:?}", inside.link.detail), format!("{:?}", network.mode));
-            return Err(differs(&inside.link.name, "mode", &is, &wanted));
-        }
-        inspect_parent(&network, &netns, &inside.link)?;
-        compare_addressing(&mut inside, &result)
+        single::check(request, delegates, |netns, link| {
+            expect_kind(link, NAME)?;
+            if link.detail != (Detail::Macvlan { mode: Some(network.mode) }) {
+                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", network.mode));
+                return Err(differs(&link.name, "mode", &is, &wanted));
+            }
+            inspect_parent(network.master.as_deref(), network.parent_in, netns, link)
+        })
     }
 
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
-        match Ipam::configured(&request.call, delegates)? {
-            Some(ipam) => ipam.gc(),
-            None => Ok(()),
-        }
+        single::gc(request, delegates)
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
         Network::read(&request.call)?;
-        match Ipam::configured(&request.call, delegates)? {
-            Some(ipam) => ipam.status(),
-            None => Ok(()),
-        }
+        single::status(&request.call, delegates)
     }
 }
 
@@ -185,19 +152,4 @@ fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Er
     link.mtu = mtu;
     link.mac = network.mac.as_deref();
     parent.create_child(&link, netns, &mark)
-}
-
-/// The parent that the interface is on must be the configured one.
-fn inspect_parent(network: &Network, netns: &Netns, link: &Link) -> Result<(), Error> {
-    let Some(master) = &network.master else { return Ok(()) };
-    match Parent::find(Some(master), network.parent_in, netns) {
-        Ok(parent) if link.link == Some(parent.link.index) => Ok(()),
-        Ok(parent) => Err(differs(
-            &link.name,
-            "parent index",
-            &format!("{:?}", link.link),
-            &parent.link.index.to_string(),
-        )),
-        Err(error) => Err(error),
-    }
 }

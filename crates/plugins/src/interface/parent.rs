@@ -18,6 +18,8 @@ use linux::{Kind, Netns, Rtnl};
 
 use crate::failure::{OrRefused, refused};
 use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
+use crate::interface::expect_no_link;
+use crate::interface::inspection::differs;
 
 /// Where a parent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,13 @@ pub enum LinkNamespace {
     Host,
     /// In the container's (`linkInContainer`).
     Container,
+}
+
+impl LinkNamespace {
+    /// What `linkInContainer` says.
+    pub fn read(link_in_container: bool) -> LinkNamespace {
+        if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host }
+    }
 }
 
 /// A parent that is there.
@@ -77,12 +86,7 @@ impl Parent {
         mark: &Mark,
     ) -> Result<Link, Error> {
         let mut inside = container.rtnl().or_refused()?;
-        if inside.find_link(child.name).or_refused()?.is_some() {
-            return Err(Error::new(
-                code::INVALID_ENVIRONMENT,
-                format!("interface {:?} already exists in the container", child.name),
-            ));
-        }
+        expect_no_link(&mut inside, child.name)?;
         let passing = passing_name(mark);
         let mut made = NewLink { name: &passing, ..child.clone() };
         if self.namespace == LinkNamespace::Host {
@@ -96,7 +100,7 @@ impl Parent {
             tried = self.net.add_link(&made);
         }
         if let Err(error) = tried {
-            return Err(refused(&error).details(format!("on {}", self.link.name)));
+            return Err(self.blame(&error));
         }
         let link = inside.link(&passing).or_refused()?;
         let alias = mark.text(ALIAS_MAX);
@@ -107,6 +111,31 @@ impl Parent {
             return Err(refused(&error));
         }
         inside.link_at(link.index).or_refused()
+    }
+
+    /// What the kernel grants once for a parent (a VLAN's id) may be given up by another container any moment.
+    fn blame(&self, error: &linux::Error) -> Error {
+        let parent = &self.link.name;
+        match error.kind() {
+            Kind::Exists => Error::new(code::TRY_AGAIN_LATER, error.to_string())
+                .details(format!("on {parent}: it has one already, perhaps in another container")),
+            _ => refused(error).details(format!("on {parent}")),
+        }
+    }
+}
+
+/// CHECK: the parent that the interface is on must be the configured one.
+pub fn inspect_parent(
+    master: Option<&str>,
+    namespace: LinkNamespace,
+    container: &Netns,
+    link: &Link,
+) -> Result<(), Error> {
+    let Some(master) = master else { return Ok(()) };
+    let parent = Parent::find(Some(master), namespace, container)?.link.index;
+    match link.link == Some(parent) {
+        true => Ok(()),
+        false => Err(differs(&link.name, "parent index", &format!("{:?}", link.link), &parent.to_string())),
     }
 }
 

@@ -9,7 +9,6 @@
 //! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
 
 use cni::Error;
-use cni::error::code;
 use linux::link::create::{NewKind, NewLink, Peer};
 use linux::link::{Change, Link};
 use linux::sysctl::{self, Family};
@@ -17,6 +16,7 @@ use linux::{Kind, Netns, Rtnl};
 
 use crate::failure::OrRefused;
 use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
+use crate::interface::expect_no_link;
 
 /// How many names are tried for the host end.
 const TRIES: u32 = 10;
@@ -79,12 +79,7 @@ impl Veth<'_> {
     /// Something has one of the two names: whose is it? Returns how many names to skip.
     fn make_room(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
         let mut container = self.netns.rtnl().or_refused()?;
-        if container.find_link(self.container_name).or_refused()?.is_some() {
-            return Err(Error::new(
-                code::INVALID_ENVIRONMENT,
-                format!("interface {:?} already exists in the container", self.container_name),
-            ));
-        }
+        expect_no_link(&mut container, self.container_name)?;
         match host.find_link(name).or_refused()? {
             // Ours, and its other end is not in the container: left by an ADD into a namespace that
             // somebody keeps alive.

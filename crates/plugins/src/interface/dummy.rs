@@ -1,0 +1,72 @@
+//! `dummy`: an interface that leads nowhere, for addresses that the container has for itself.
+//!
+//! Rules beyond the reference plugin's: a failed ADD leaves nothing; DNS of address management survives unless
+//! the configuration has its own.
+//!
+//! Source: containernetworking/plugins `plugins/main/dummy` v1.9.1.
+
+use cni::Error;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::plugin::ipam::Ipam;
+use cni::result::Success;
+use linux::Netns;
+use linux::link::Link;
+use linux::link::create::{NewKind, NewLink};
+
+use crate::failure::OrRefused;
+use crate::fingerprint::{ALIAS_MAX, Mark};
+use crate::interface;
+use crate::interface::inspection::expect_kind;
+use crate::interface::single::{self, Source};
+
+/// The plugin.
+pub struct Dummy;
+
+const NAME: &str = "dummy";
+
+// === impl Plugin ===
+
+impl Plugin for Dummy {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let ipam = require_ipam(Ipam::configured(&request.call, delegates)?)?;
+        single::add(request, Source::Managed(ipam), |netns| create(request, netns))
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        interface::detach(&mark, request, delegates, || Ok(()))
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        single::check(request, delegates, |_, link| expect_kind(link, NAME))
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        single::gc(request, delegates)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        require_ipam(Ipam::configured(&request.call, delegates)?)?.status()
+    }
+}
+
+fn require_ipam(ipam: Option<Ipam<'_>>) -> Result<Ipam<'_>, Error> {
+    ipam.ok_or_else(|| Error::config("ipam.type: missing: what a dummy interface is for is its addresses"))
+}
+
+/// `ip link add ETH type dummy` in the container.
+fn create(request: &Attach, netns: &Netns) -> Result<Link, Error> {
+    let ifname = request.who.ifname.as_str();
+    let mut net = netns.rtnl().or_refused()?;
+    interface::expect_no_link(&mut net, ifname)?;
+    let alias = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
+    let link = NewLink { alias: Some(&alias), ..NewLink::new(ifname, NewKind::Dummy) };
+    net.add_link(&link).or_refused()?;
+    net.link(ifname).or_refused()
+}

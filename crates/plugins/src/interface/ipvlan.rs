@@ -1,0 +1,140 @@
+//! `ipvlan`: an interface with addresses of its own, and the hardware address of its parent on the host.
+//!
+//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs neither parent nor default
+//! route; a network without address management is a layer-2 network; DNS of address management survives
+//! unless the configuration has its own.
+//!
+//! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel `Documentation/networking/ipvlan.rst`.
+
+use cni::Error;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use linux::Netns;
+use linux::link::create::{IpvlanMode, NewKind, NewLink};
+use linux::link::{Detail, Link};
+use serde::Deserialize;
+
+use crate::fingerprint::Mark;
+use crate::interface;
+use crate::interface::inspection::{differs, expect_kind};
+use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::single::{self, Source};
+
+/// The plugin.
+pub struct Ipvlan;
+
+const NAME: &str = "ipvlan";
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    master: String,
+    mode: String,
+    mtu: u32,
+    #[serde(rename = "linkInContainer")]
+    link_in_container: bool,
+}
+
+/// An ipvlan network, checked.
+#[derive(Debug)]
+struct Network {
+    /// The parent as configured; absent: that of the plugin before, or the interface of the default route.
+    master: Option<String>,
+    /// Where the parent is.
+    parent_in: LinkNamespace,
+    mode: IpvlanMode,
+    /// MTU in bytes, if configured.
+    mtu: Option<u32>,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let Conf { master, mode, mtu, link_in_container } = call.config.decode()?;
+        if !master.is_empty() {
+            interface::check_name("master", &master)?;
+        }
+        Ok(Network {
+            master: (!master.is_empty()).then_some(master),
+            parent_in: LinkNamespace::read(link_in_container),
+            mode: match mode.as_str() {
+                "" | "l2" => IpvlanMode::L2,
+                "l3" => IpvlanMode::L3,
+                "l3s" => IpvlanMode::L3s,
+                other => return Err(Error::key("mode", format!("{other:?}"), "not one of l2, l3, l3s")),
+            },
+            mtu: interface::check_mtu(mtu)?,
+        })
+    }
+
+    /// Without a name of its own the parent is the one interface of the plugin before.
+    fn chained(self, previous: Option<&Success>) -> Result<Network, Error> {
+        let (None, Some(previous)) = (&self.master, previous) else { return Ok(self) };
+        match previous.interfaces.as_slice() {
+            [only] if !only.name.is_empty() => {
+                interface::check_name("prevResult.interfaces[0].name", &only.name)?;
+                Ok(Network { master: Some(only.name.clone()), ..self })
+            }
+            several => Err(Error::config(format!(
+                "master: missing, and prevResult has {} interfaces, not the one that could serve: name it",
+                several.len()
+            ))),
+        }
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Ipvlan {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let previous = request.call.config.prev_result()?;
+        let network = Network::read(&request.call)?.chained(previous.as_ref())?;
+        let source = match (Source::of(&request.call, delegates)?, previous) {
+            (Source::Nowhere, Some(previous)) if !previous.ips.is_empty() => Source::Given(previous),
+            (source, _) => source,
+        };
+        single::add(request, source, |netns| create(request, &network, netns))
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        single::check(request, delegates, |netns, link| {
+            expect_kind(link, NAME)?;
+            if link.detail != (Detail::Ipvlan { mode: Some(network.mode) }) {
+                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", network.mode));
+                return Err(differs(&link.name, "mode", &is, &wanted));
+            }
+            inspect_parent(network.master.as_deref(), network.parent_in, netns, link)
+        })
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        single::gc(request, delegates)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        single::status(&request.call, delegates)
+    }
+}
+
+/// Makes the interface in the container under its final name.
+fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
+    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;
+    let mtu = parent.check_mtu(network.mtu)?;
+    let kind = NewKind::Ipvlan { parent: parent.link.index, mode: network.mode };
+    let link = NewLink { mtu, ..NewLink::new(request.who.ifname.as_str(), kind) };
+    parent.create_child(&link, netns, &mark)
+}

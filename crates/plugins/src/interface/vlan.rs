@@ -1,0 +1,134 @@
+//! `vlan`: the container's interface in one VLAN of a parent interface (802.1Q).
+//!
+//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs no parent; a network without
+//! address management is a layer-2 network; DNS of address management survives unless the configuration has
+//! its own.
+//!
+//! Source: containernetworking/plugins `plugins/main/vlan` v1.9.1; kernel `net/8021q`.
+
+use cni::Error;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use linux::Netns;
+use linux::link::create::{NewKind, NewLink};
+use linux::link::{Detail, Link};
+use serde::Deserialize;
+
+use crate::fingerprint::Mark;
+use crate::interface;
+use crate::interface::inspection::{differs, expect_kind};
+use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::single::{self, Source};
+
+/// The plugin.
+pub struct Vlan;
+
+const NAME: &str = "vlan";
+/// The largest id that is one.
+const ID_MAX: u16 = 4094;
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    master: String,
+    #[serde(rename = "vlanId")]
+    vlan_id: i64,
+    mtu: u32,
+    #[serde(rename = "linkInContainer")]
+    link_in_container: bool,
+}
+
+/// A VLAN network, checked.
+#[derive(Debug)]
+struct Network {
+    /// The parent.
+    master: String,
+    /// Where the parent is.
+    parent_in: LinkNamespace,
+    /// 0 (frames with a priority only) to 4094.
+    id: u16,
+    /// MTU in bytes, if configured; at most the parent's.
+    mtu: Option<u32>,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let Conf { master, vlan_id, mtu, link_in_container } = call.config.decode()?;
+        if master.is_empty() {
+            return Err(Error::config("master: missing: name the interface that carries the VLAN"));
+        }
+        interface::check_name("master", &master)?;
+        let id = u16::try_from(vlan_id).ok().filter(|id| *id <= ID_MAX);
+        Ok(Network {
+            master,
+            parent_in: LinkNamespace::read(link_in_container),
+            id: id.ok_or_else(|| Error::key("vlanId", vlan_id, format!("not within 0..={ID_MAX}")))?,
+            mtu: interface::check_mtu(mtu)?,
+        })
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Vlan {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let network = Network::read(&request.call)?;
+        let source = Source::of(&request.call, delegates)?;
+        single::add(request, source, |netns| create(request, &network, netns))
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        single::check(request, delegates, |netns, link| inspect(&network, netns, link))
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        single::gc(request, delegates)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Network::read(&request.call)?;
+        single::status(&request.call, delegates)
+    }
+}
+
+/// Makes the interface in the container under its final name.
+///
+/// The kernel has an id once for a parent, whatever namespace the interface is in.
+fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
+    let Network { master, parent_in, id, mtu } = network;
+    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let mut parent = Parent::find(Some(master), *parent_in, netns)?;
+    let mtu = parent.check_mtu(*mtu)?;
+    let kind = NewKind::Vlan { parent: parent.link.index, id: *id };
+    let link = NewLink { mtu, ..NewLink::new(request.who.ifname.as_str(), kind) };
+    parent.create_child(&link, netns, &mark).map_err(|error| error.context(format_args!("vlanId: {id}")))
+}
+
+fn inspect(network: &Network, netns: &Netns, link: &Link) -> Result<(), Error> {
+    let Network { master, parent_in, id, mtu } = network;
+    expect_kind(link, NAME)?;
+    match link.detail {
+        Detail::Vlan { id: is } if is == *id => {}
+        _ => return Err(differs(&link.name, "vlan id", &format!("{:?}", link.detail), &id.to_string())),
+    }
+    match mtu {
+        Some(mtu) if *mtu != link.mtu => {
+            return Err(differs(&link.name, "mtu", &link.mtu.to_string(), &mtu.to_string()));
+        }
+        _ => {}
+    }
+    inspect_parent(Some(master), *parent_in, netns, link)
+}
