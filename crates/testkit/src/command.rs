@@ -150,6 +150,15 @@ impl Command {
         Running { child, line: self.line }
     }
 
+    /// The same, with an input that is open as long as the handle and this process live: a program that reads it
+    /// ends with them, however this process ends.
+    #[track_caller]
+    pub fn start_tied(mut self) -> Running {
+        self.inner.stdin(Stdio::piped()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
+        let child = self.spawn();
+        Running { child, line: self.line }
+    }
+
     #[track_caller]
     fn spawn(&mut self) -> Child {
         let Command { world, inner, line, .. } = self;

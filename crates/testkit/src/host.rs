@@ -163,6 +163,16 @@ impl Host {
         Pod { netns, path: PathBuf::from(format!("/run/netns/{name}")), life: Arc::clone(&self.life) }
     }
 
+    /// The namespace that a program mounted as `/run/netns/NAME`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn netns(&self, name: &str) -> Netns {
+        Netns { world: self.netns.world.mounted(name), name: name.to_owned() }
+    }
+
     /// The name of the test that made it.
     #[must_use]
     pub fn test(&self) -> &str {

@@ -27,7 +27,7 @@ const MACHINE: &str = "/run/machine";
 
 /// Directories of which a pretend host has its own copy, and the entries it must not see of the machine's.
 const SHADOWED: [(&str, &[&str]); 3] =
-    [("/etc", &["cni"]), ("/var/lib", &["cni", "weft", "kubelet"]), ("/opt", &["cni"])];
+    [("/etc", &["cni"]), ("/var/lib", &["cni", "weft", "containerd", "kubelet"]), ("/opt", &["cni"])];
 
 /// Namespaces to work in.
 #[derive(Clone, Debug)]
@@ -60,6 +60,17 @@ impl World {
                 .and_then(|()| mount_bind("/proc/thread-self/ns/net", &path))
                 .unwrap_or_else(|errno| panic!("mount network namespace {path}: {errno}"));
             own("ns/net")
+        });
+        World { network, ..self.clone() }
+    }
+
+    /// The network namespace that is mounted as `/run/netns/NAME` in this world's file system.
+    pub(crate) fn mounted(&self, name: &str) -> World {
+        let path = format!("/run/netns/{name}");
+        let network = self.run(|| {
+            Arc::new(
+                File::open(&path).unwrap_or_else(|error| panic!("open network namespace {path}: {error}")),
+            )
         });
         World { network, ..self.clone() }
     }
@@ -156,6 +167,10 @@ fn lay_out_directories() -> Result<(), Errno> {
             }
         }
     }
+    // Control groups are mounted below it, and are the machine's.
+    let machine = format!("{MACHINE}/sys");
+    fs::create_dir(&machine).map_err(failed)?;
+    mount_bind_recursive("/sys", &machine)?;
     mount("sysfs", "/sys", "sysfs", plain | MountFlags::NOEXEC, None)?;
     // As ip-netns(8) leaves it: namespaces mounted here are seen, and can be removed, from copies of this world.
     fs::create_dir("/run/netns").map_err(failed)?;
