@@ -28,6 +28,12 @@ impl<'a> Cluster<'a> {
         Cluster { host }
     }
 
+    /// The manifests of a host on which [`Cluster::new`] was called before.
+    #[must_use]
+    pub fn on(host: &'a Host) -> Cluster<'a> {
+        Cluster { host }
+    }
+
     /// A pod that selects `networks`: the value of the annotation, as text or as JSON.
     #[track_caller]
     pub fn pod(&self, name: &str, networks: impl Into<Value>) {

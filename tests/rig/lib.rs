@@ -12,12 +12,18 @@
 )]
 
 pub mod cluster;
+pub mod containerd;
+pub mod cri;
+pub mod machine;
+pub mod parts;
 pub mod traffic;
 
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Host, Netns, Pod, Snapshot};
 
 pub use cluster::Cluster;
+pub use containerd::Containerd;
+pub use machine::Machine;
 
 /// Every version of the protocol there has been.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

@@ -1,0 +1,328 @@
+//! The container runtime interface, as a kubelet speaks it: gRPC over a unix socket.
+//!
+//! The messages are those of `runtime.v1` that the tests use, with the fields that they use; a field that is not
+//! written down here is neither sent nor seen.
+//!
+//! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
+
+/// As long as a kubelet waits for its runtime.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A pod as the runtime is told of it.
+#[derive(Clone, PartialEq, Message)]
+pub struct PodSandboxConfig {
+    /// Which pod.
+    #[prost(message, optional, tag = "1")]
+    pub metadata: Option<PodSandboxMetadata>,
+    /// What it calls itself.
+    #[prost(string, tag = "2")]
+    pub hostname: String,
+    /// Ports of the node that lead to it.
+    #[prost(message, repeated, tag = "5")]
+    pub port_mappings: Vec<PortMapping>,
+    /// Annotations of the pod.
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub annotations: BTreeMap<String, String>,
+    /// What only Linux has.
+    #[prost(message, optional, tag = "8")]
+    pub linux: Option<LinuxPodSandboxConfig>,
+}
+
+/// Which pod.
+#[derive(Clone, PartialEq, Message)]
+pub struct PodSandboxMetadata {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its uid.
+    #[prost(string, tag = "2")]
+    pub uid: String,
+    /// Its namespace.
+    #[prost(string, tag = "3")]
+    pub namespace: String,
+    /// How often its sandbox was made before.
+    #[prost(uint32, tag = "4")]
+    pub attempt: u32,
+}
+
+/// A port of the node that leads to the pod.
+#[derive(Clone, PartialEq, Message)]
+pub struct PortMapping {
+    /// TCP 0, UDP 1, SCTP 2.
+    #[prost(int32, tag = "1")]
+    pub protocol: i32,
+    /// The pod's.
+    #[prost(int32, tag = "2")]
+    pub container_port: i32,
+    /// The node's.
+    #[prost(int32, tag = "3")]
+    pub host_port: i32,
+    /// Which address of the node; empty: each.
+    #[prost(string, tag = "4")]
+    pub host_ip: String,
+}
+
+/// What only Linux has.
+#[derive(Clone, PartialEq, Message)]
+pub struct LinuxPodSandboxConfig {
+    /// The control group above the pod's.
+    #[prost(string, tag = "1")]
+    pub cgroup_parent: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RunPodSandboxRequest {
+    #[prost(message, optional, tag = "1")]
+    config: Option<PodSandboxConfig>,
+}
+
+/// The answer to `RunPodSandbox`, and the request of most others.
+#[derive(Clone, PartialEq, Message)]
+struct SandboxId {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(bool, tag = "2")]
+    verbose: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Empty {}
+
+#[derive(Clone, PartialEq, Message)]
+struct PodSandboxStatusResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<PodSandboxStatus>,
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PodSandboxStatus {
+    #[prost(int32, tag = "3")]
+    state: i32,
+    #[prost(message, optional, tag = "5")]
+    network: Option<PodSandboxNetworkStatus>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PodSandboxNetworkStatus {
+    #[prost(string, tag = "1")]
+    ip: String,
+    #[prost(message, repeated, tag = "2")]
+    additional_ips: Vec<PodIp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PodIp {
+    #[prost(string, tag = "1")]
+    ip: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ListPodSandboxResponse {
+    #[prost(message, repeated, tag = "1")]
+    items: Vec<ListedSandbox>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ListedSandbox {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(int32, tag = "3")]
+    state: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<RuntimeStatus>,
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RuntimeStatus {
+    #[prost(message, repeated, tag = "1")]
+    conditions: Vec<Condition>,
+}
+
+/// One thing that a runtime says of itself.
+#[derive(Clone, PartialEq, Message)]
+pub struct Condition {
+    /// `RuntimeReady`, `NetworkReady`.
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    /// Whether it is so.
+    #[prost(bool, tag = "2")]
+    pub holds: bool,
+    /// Why not, in one word.
+    #[prost(string, tag = "3")]
+    pub reason: String,
+    /// And in a sentence.
+    #[prost(string, tag = "4")]
+    pub message: String,
+}
+
+/// What a runtime says of a sandbox.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    /// Whether it runs.
+    pub ready: bool,
+    /// The pod's addresses, the first one first.
+    pub addresses: Vec<String>,
+    /// The runtime's own notes: `pid`, `runtimeSpec`, `cniResult`.
+    pub info: Value,
+}
+
+/// A client of one runtime.
+#[derive(Debug)]
+pub struct Cri {
+    socket: PathBuf,
+}
+
+// === impl Sandbox ===
+
+impl Sandbox {
+    /// The name below `/run/netns` of its network namespace.
+    ///
+    /// # Panics
+    /// If it has none there.
+    #[must_use]
+    #[track_caller]
+    pub fn netns(&self) -> String {
+        let namespaces = self.info["runtimeSpec"]["linux"]["namespaces"].as_array();
+        let network = namespaces.into_iter().flatten().find(|namespace| namespace["type"] == "network");
+        let path = network.and_then(|network| network["path"].as_str()).unwrap_or_default();
+        let name = path.rsplit_once("/run/netns/").map(|(_, name)| name.to_owned());
+        name.unwrap_or_else(|| panic!("no network namespace of its own: {}", self.info))
+    }
+}
+
+// === impl Cri ===
+
+impl Cri {
+    /// A client of the runtime that listens at `socket`, as this process can open it.
+    #[must_use]
+    pub fn new(socket: &Path) -> Cri {
+        Cri { socket: socket.to_owned() }
+    }
+
+    /// Makes a sandbox; its id.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn run_pod_sandbox(&self, config: &PodSandboxConfig) -> Result<String, String> {
+        let request = RunPodSandboxRequest { config: Some(config.clone()) };
+        self.call::<_, SandboxId>("RunPodSandbox", request).map(|answer| answer.id)
+    }
+
+    /// Ends what is in a sandbox and takes its network away.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn stop_pod_sandbox(&self, id: &str) -> Result<(), String> {
+        self.call::<_, Empty>("StopPodSandbox", sandbox(id)).map(|Empty {}| ())
+    }
+
+    /// Forgets a sandbox.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn remove_pod_sandbox(&self, id: &str) -> Result<(), String> {
+        self.call::<_, Empty>("RemovePodSandbox", sandbox(id)).map(|Empty {}| ())
+    }
+
+    /// What the runtime says of a sandbox.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn pod_sandbox_status(&self, id: &str) -> Result<Sandbox, String> {
+        let answer: PodSandboxStatusResponse = self.call("PodSandboxStatus", sandbox(id))?;
+        let status = answer.status.unwrap_or_default();
+        let network = status.network.unwrap_or_default();
+        let first = Some(network.ip).filter(|ip| !ip.is_empty());
+        let addresses = first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect();
+        let info =
+            answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        Ok(Sandbox { ready: status.state == 0, addresses, info })
+    }
+
+    /// The ids of all sandboxes, and whether they run.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn list_pod_sandbox(&self) -> Result<Vec<(String, bool)>, String> {
+        let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
+        Ok(answer.items.into_iter().map(|item| (item.id, item.state == 0)).collect())
+    }
+
+    /// What the runtime says of itself: its conditions, and its own notes by name.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn status(&self) -> Result<(Vec<Condition>, HashMap<String, String>), String> {
+        let answer: StatusResponse = self.call("Status", StatusRequest { verbose: true })?;
+        Ok((answer.status.unwrap_or_default().conditions, answer.info))
+    }
+
+    /// One call on a connection of its own: a runtime may have been restarted since the last.
+    fn call<Q: Message + 'static, A: Message + Default + 'static>(
+        &self,
+        method: &str,
+        request: Q,
+    ) -> Result<A, String> {
+        let runtime = runtime();
+        let answer = runtime.block_on(async {
+            let channel = self.connect().await?;
+            let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(16 << 20);
+            client.ready().await.map_err(|error| error.to_string())?;
+            let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"))
+                .map_err(|error| error.to_string())?;
+            let mut request = tonic::Request::new(request);
+            request.set_timeout(DEADLINE);
+            let codec = ProstCodec::<Q, A>::default();
+            let answer = client.unary(request, path, codec).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+        });
+        answer.map_err(|message| format!("{method}: {message}"))
+    }
+
+    async fn connect(&self) -> Result<Channel, String> {
+        let socket = self.socket.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        // The address is asked for, and not used.
+        let endpoint = Endpoint::from_static("http://runtime");
+        let connected = endpoint.connect_with_connector(connector).await;
+        connected.map_err(|error| format!("connect to {}: {error}", self.socket.display()))
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime of this thread")
+}
+
+fn sandbox(id: &str) -> SandboxId {
+    SandboxId { id: id.to_owned(), verbose: true }
+}

@@ -1,0 +1,32 @@
+//! The real parts of a lane, which `lanes/LANE/prepare` got ready.
+
+use std::path::{Path, PathBuf};
+
+/// The directory of a lane's parts; nothing if they were not got ready, and the test is skipped then.
+///
+/// # Panics
+/// Under CI, where nothing that packages offer may be missing.
+#[must_use]
+#[track_caller]
+pub fn parts(lane: &str) -> Option<PathBuf> {
+    // target/debug/deps/containerd_x-0123456789abcdef
+    let test = std::env::current_exe().expect("the path of this test");
+    let target = test.ancestors().nth(3).expect("a test lies in target/PROFILE/deps");
+    let directory = target.join(lane);
+    if directory.join("ready").exists() {
+        return Some(directory);
+    }
+    let why = format!("{} is not there: run `lanes/{lane}/prepare`", directory.display());
+    assert!(std::env::var_os("CI").is_none(), "{why}");
+    testkit::record_skip(&testkit::test_name(), &why);
+    None
+}
+
+/// A path as text.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of this tree is text")
+}
