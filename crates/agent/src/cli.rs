@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{attach, check, cnitool, demo, detach, explain, lint, list, plan};
+use crate::{attach, check, cnitool, crds, demo, detach, explain, lint, list, plan};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -52,6 +52,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Run the plugins of one network for one namespace, as cnitool does
     Cni(cnitool::Arguments),
+    /// Print the definitions of custom resources
+    Crds(crds::Arguments),
 }
 
 /// What was asked for, under the name the program was called by.
@@ -94,6 +96,7 @@ impl Call {
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
+            Command::Crds(arguments) => crds::run(arguments),
             // In cnitool's manner an error is one line.
             Command::Cni(arguments) => {
                 cnitool::run(arguments).map_err(|error| Failure::new(error.to_string()))

@@ -11,6 +11,7 @@ mod check;
 mod cli;
 mod cnitool;
 mod configuration;
+mod crds;
 mod demo;
 mod detach;
 mod explain;

@@ -1,0 +1,29 @@
+//! `weft crds`: the definitions of custom resources, for `kubectl apply -f -`.
+//!
+//! They are the files of `deploy/crds/`, in the order of their names; a test compares the two.
+//!
+//! Source: the standard, 3.1; `apiextensions.k8s.io/v1`.
+
+use clap::Args;
+
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output;
+
+/// One document each.
+const DEFINITIONS: &[&str] =
+    &[include_str!("../../../deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml")];
+
+/// What `weft crds` is told: nothing.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft crds | kubectl apply -f -
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {}
+
+/// Prints them.
+pub(crate) fn run(Arguments {}: &Arguments) -> Result<(), Failure> {
+    let documents: Vec<String> = DEFINITIONS.iter().map(|text| format!("---\n{text}")).collect();
+    output::print(&documents.concat())
+}
