@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use testkit::{Host, Netns};
@@ -26,7 +27,7 @@ pub const PAUSE: &str = "weft.test/pause:1";
 /// A machine with containerd on it.
 #[derive(Debug)]
 pub struct Containerd {
-    machine: Machine,
+    machine: Arc<Machine>,
     root: String,
     cri: Cri,
 }
@@ -42,7 +43,7 @@ impl Containerd {
     #[track_caller]
     pub fn new(host: Host) -> Option<Containerd> {
         let parts = parts("containerd")?;
-        let machine = Machine::new(host, "node");
+        let machine = Arc::new(Machine::new(host, "node"));
         machine.run(["mkdir", "-p", NETWORKS]);
         let root = text(&parts.join("root")).to_owned();
         machine.write(CONFIGURATION, configuration(&root));
@@ -94,6 +95,12 @@ impl Containerd {
         let words = ["env", &path, "containerd", "--config", CONFIGURATION];
         self.machine.start("containerd", words);
         self.machine.wait("containerd", "answers", || self.cri.status().ok());
+    }
+
+    /// The machine that it runs on.
+    #[must_use]
+    pub fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
     }
 
     /// The interface that a kubelet uses.

@@ -14,6 +14,7 @@
 pub mod cluster;
 pub mod containerd;
 pub mod cri;
+pub mod kube;
 pub mod machine;
 pub mod parts;
 pub mod traffic;
@@ -23,6 +24,7 @@ use testkit::{Attachment, Finished, Host, Netns, Pod, Snapshot};
 
 pub use cluster::Cluster;
 pub use containerd::Containerd;
+pub use kube::Kube;
 pub use machine::Machine;
 
 /// Every version of the protocol there has been.

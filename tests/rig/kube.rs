@@ -1,0 +1,211 @@
+//! A real Kubernetes API: etcd and kube-apiserver on a machine of the test's own; see `lanes/kube/prepare`.
+//!
+//! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
+//! Access is controlled (Node, RBAC): who wants something comes with an identity.
+//!
+//! Source: kube-apiserver(8) of 1.20.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::Finished;
+
+use crate::machine::Machine;
+use crate::parts::{parts, text};
+
+/// The server.
+pub const SERVER: &str = "https://127.0.0.1:6443";
+/// Where kubeconfigs are.
+const CONFIGURATIONS: &str = "/run/kube";
+/// Addresses of Services.
+const SERVICES: &str = "10.96.0.0/16";
+
+/// Whether pods need a service account, which a controller would have to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accounts {
+    /// A pod is given its namespace's account.
+    Required,
+    /// There is no controller that makes them.
+    Absent,
+}
+
+/// A Kubernetes API.
+#[derive(Debug)]
+pub struct Kube {
+    machine: Arc<Machine>,
+    parts: PathBuf,
+    accounts: Accounts,
+}
+
+// === impl Kube ===
+
+impl Kube {
+    /// Starts one on `machine`; nothing, and the test is skipped, if the lane was not made ready.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
+        let kube = Kube { machine, parts: parts("kube")?, accounts };
+        kube.launch();
+        Some(kube)
+    }
+
+    /// Starts both, or what of them does not run.
+    #[track_caller]
+    pub fn launch(&self) {
+        if !self.machine.lives("etcd") {
+            self.launch_etcd();
+        }
+        self.launch_server();
+        let name = "admin";
+        let (certificate, key) = (self.pki("admin.crt"), self.pki("admin.key"));
+        self.configuration(name, &json!({ "client-certificate": certificate, "client-key": key }));
+        self.machine.wait("kube-apiserver", "is ready", || {
+            self.attempt(["get", "--raw", "/readyz"], "").code.filter(|code| *code == 0)
+        });
+    }
+
+    fn launch_etcd(&self) {
+        let (clients, peers) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
+        let cluster = format!("one={peers}");
+        let words = [
+            &self.program("etcd"),
+            "--name=one",
+            "--data-dir=/run/etcd",
+            &format!("--listen-client-urls={clients}"),
+            &format!("--advertise-client-urls={clients}"),
+            &format!("--listen-peer-urls={peers}"),
+            &format!("--initial-advertise-peer-urls={peers}"),
+            &format!("--initial-cluster={cluster}"),
+        ];
+        self.machine.start("etcd", words);
+    }
+
+    fn launch_server(&self) {
+        let pki = |name| self.pki(name);
+        let mut words = vec![
+            self.program("kube-apiserver"),
+            "--etcd-servers=http://127.0.0.1:2379".to_owned(),
+            "--bind-address=0.0.0.0".to_owned(),
+            "--advertise-address=192.0.2.1".to_owned(),
+            "--secure-port=6443".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-admission-plugins=NodeRestriction".to_owned(),
+            "--allow-privileged=true".to_owned(),
+            "--profiling=false".to_owned(),
+            format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--client-ca-file={}", pki("ca.crt")),
+            format!("--tls-cert-file={}", pki("server.crt")),
+            format!("--tls-private-key-file={}", pki("server.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-key-file={}", pki("accounts.pub")),
+            format!("--service-account-signing-key-file={}", pki("accounts.key")),
+            format!("--kubelet-client-certificate={}", pki("admin.crt")),
+            format!("--kubelet-client-key={}", pki("admin.key")),
+            format!("--kubelet-certificate-authority={}", pki("ca.crt")),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ];
+        if self.accounts == Accounts::Absent {
+            words.push("--disable-admission-plugins=ServiceAccount".to_owned());
+        }
+        self.machine.start("kube-apiserver", words.iter().map(String::as_str));
+    }
+
+    /// The path of one of the programs.
+    #[must_use]
+    pub fn program(&self, name: &str) -> String {
+        text(&self.parts.join("bin").join(name)).to_owned()
+    }
+
+    /// The path of a certificate or key.
+    #[must_use]
+    pub fn pki(&self, name: &str) -> String {
+        text(&self.parts.join("pki").join(name)).to_owned()
+    }
+
+    /// Writes a kubeconfig for who has these credentials; its path.
+    #[track_caller]
+    pub fn configuration(&self, name: &str, user: &Value) -> String {
+        let path = format!("{CONFIGURATIONS}/{name}");
+        let document = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
+            "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
+            "clusters": [{ "name": "it", "cluster": { "server": SERVER, "certificate-authority": self.pki("ca.crt") } }],
+            "users": [{ "name": "it", "user": user }],
+        });
+        self.machine.write(&path, document.to_string());
+        path
+    }
+
+    /// The kubeconfig of who may do everything.
+    #[must_use]
+    pub fn admin(&self) -> String {
+        format!("{CONFIGURATIONS}/admin")
+    }
+
+    /// Makes a service account, if there is none, and a kubeconfig with a token of it; its path.
+    #[track_caller]
+    pub fn service_account(&self, namespace: &str, name: &str) -> String {
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name, "namespace": namespace },
+        });
+        self.apply(&account.to_string());
+        let token = self.token(namespace, name);
+        self.configuration(&format!("{namespace}-{name}"), &json!({ "token": token }))
+    }
+
+    /// A token of a service account.
+    #[must_use]
+    #[track_caller]
+    pub fn token(&self, namespace: &str, name: &str) -> String {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
+        let request = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}"#;
+        let answer = self.attempt(["create", "--raw", &path, "-f", "-"], request).success().json();
+        answer["status"]["token"].as_str().expect("a token").to_owned()
+    }
+
+    /// `kubectl` with these words and this input, as who may do everything.
+    #[track_caller]
+    pub fn attempt<'a>(&self, words: impl IntoIterator<Item = &'a str>, stdin: &str) -> Finished {
+        self.attempt_as(&self.admin(), words, stdin)
+    }
+
+    /// The same as somebody else.
+    #[track_caller]
+    pub fn attempt_as<'a>(
+        &self,
+        configuration: &str,
+        words: impl IntoIterator<Item = &'a str>,
+        stdin: &str,
+    ) -> Finished {
+        let kubectl = self.machine.command(&self.program("kubectl"));
+        // Its cache of what the server offers.
+        let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration);
+        kubectl.args(words).stdin(stdin).deadline(crate::machine::PATIENCE).finish()
+    }
+
+    /// `kubectl` with words that must succeed; what it prints.
+    #[track_caller]
+    pub fn kubectl<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> String {
+        self.attempt(words, "").success().stdout
+    }
+
+    /// `kubectl get` with these words, as JSON.
+    #[track_caller]
+    pub fn json<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Value {
+        let words = ["get", "-o", "json"].into_iter().chain(words);
+        self.attempt(words, "").success().json()
+    }
+
+    /// Applies manifests, which must be accepted.
+    #[track_caller]
+    pub fn apply(&self, manifests: &str) -> String {
+        self.attempt(["apply", "-f", "-"], manifests).success().stdout
+    }
+}
