@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1, masqueraded          bridge ── eth0 on br1, masqueraded
-//!         ├─ net1  bridge br2, sources checked
+//!         ├─ net1  bridge br2, sources checked; its traffic limited
 //!         ├─ net2  macvlan on up0
 //!         └─ net3  ptp, masqueraded; its interface tuned
 //! ```
@@ -145,6 +145,8 @@ fn four_networks(host: &Host) -> (Cluster<'_>, Value) {
     std::mem::forget(rig::traffic::outside(host));
     let mut checked = bridge("checked", 2);
     checked["plugins"][0]["macspoofchk"] = true.into();
+    let limits = json!({ "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
+    checked["plugins"].as_array_mut().expect("plugins").push(limits);
     cluster.definition("checked", &checked);
     let range = |subnet: u8| json!({ "type": "host-local", "ranges": [[{ "subnet": format!("10.{subnet}.0.0/24") }]] });
     cluster.definition(
@@ -184,7 +186,15 @@ fn a_del_of_bridge_can_be_killed_at_any_step() {
 
 #[test]
 fn an_add_of_four_networks_can_be_killed_at_any_step() {
-    let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade, Feature::NftBridge);
+    let host = host!(
+        Feature::Bridge,
+        Feature::Macvlan,
+        Feature::NftMasquerade,
+        Feature::NftBridge,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred
+    );
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).add();
@@ -193,7 +203,15 @@ fn an_add_of_four_networks_can_be_killed_at_any_step() {
 
 #[test]
 fn a_del_of_four_networks_can_be_killed_at_any_step() {
-    let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade, Feature::NftBridge);
+    let host = host!(
+        Feature::Bridge,
+        Feature::Macvlan,
+        Feature::NftMasquerade,
+        Feature::NftBridge,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred
+    );
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).del();
@@ -225,7 +243,15 @@ fn the_very_first_add_can_be_killed_and_what_is_half_made_is_completed() {
 
 #[test]
 fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
-    let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade, Feature::NftBridge);
+    let host = host!(
+        Feature::Bridge,
+        Feature::Macvlan,
+        Feature::NftMasquerade,
+        Feature::NftBridge,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred
+    );
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);

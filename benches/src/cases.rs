@@ -108,16 +108,77 @@ pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// A pod through the meta-plugin: one network, and the default network with three more.
-pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
-    let one = pod(setting, 0)?;
-    let four = pod(setting, 3)?;
-    table.compare("pod, default + 3 networks ADD", &four.0, "default only", &one.0, "at most 6 ms");
-    table.compare("pod, default + 3 networks DEL", &four.1, "default only", &one.1, "at most 1.5x");
+/// ADD and DEL of a plugin that stands behind another one: our bridge, made and removed outside the clock.
+fn duel_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<Duel, Failure> {
+    let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
+        .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
+        .collect();
+    let front = write(setting, &format!("{plugin}-front.json"), &bridge(setting, "w", false))?;
+    let front = Plugin { directory: &setting.ours, name: "bridge", config: &front };
+    let mut times = vec![(Vec::new(), Vec::new()); contestants.len()];
+    for run in 0..=setting.runs {
+        for (index, (directory, tag)) in contestants.iter().enumerate() {
+            let container = Container::new(format!("{plugin}{tag}{run}"))?;
+            call("ADD", front, &container)?;
+            let previous: Value = serde_json::from_slice(&fs::read(front.config.with_extension("answer"))?)?;
+            let mut config = keys.clone();
+            config["cniVersion"] = json!("1.0.0");
+            config["name"] = json!("bench-chain");
+            config["type"] = json!(plugin);
+            config["prevResult"] = previous;
+            let config = write(setting, &format!("{plugin}-{tag}.json"), &config)?;
+            let behind = Plugin { directory, name: plugin, config: &config };
+            let (add, del) = (call("ADD", behind, &container)?, call("DEL", behind, &container)?);
+            call("DEL", front, &container)?;
+            if run > 0 {
+                times[index].0.push(add);
+                times[index].1.push(del);
+            }
+        }
+    }
+    let mut sorted = times.into_iter().map(|(add, del)| (Times::new(add), Times::new(del)));
+    let ours = sorted.next().ok_or("nobody was timed")?;
+    Ok(Duel { ours, peer: sorted.next() })
+}
+
+fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Value) -> Result<(), Failure> {
+    let Duel { ours, peer } = duel_behind_bridge(setting, plugin, keys)?;
+    if let Some(peer) = &peer {
+        table.compare(&format!("{plugin} ADD"), &ours.0, "Go", &peer.0, "at least 4x faster");
+        table.compare(&format!("{plugin} DEL"), &ours.1, "Go", &peer.1, "");
+    }
     Ok(())
 }
 
-fn pod(setting: &Setting, networks: usize) -> Result<(Times, Times), Failure> {
+/// Plugins behind another one beside the peer's.
+pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    behind_bridge(setting, table, "bandwidth", &limits())?;
+    Ok(())
+}
+
+/// A pod through the meta-plugin: one network, and the default network with three more.
+pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let one = pod(setting, 0, &[])?;
+    let four = pod(setting, 3, &[])?;
+    let limited = pod(setting, 0, &[with_type("bandwidth", limits())])?;
+    table.compare("pod, default + 3 networks ADD", &four.0, "default only", &one.0, "at most 6 ms");
+    table.compare("pod, default + 3 networks DEL", &four.1, "default only", &one.1, "at most 1.5x");
+    table.compare("pod, default with bandwidth DEL", &limited.1, "default only", &one.1, "at most 1.3x");
+    Ok(())
+}
+
+/// Rates for both directions.
+fn limits() -> Value {
+    json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
+}
+
+fn with_type(plugin: &str, mut keys: Value) -> Value {
+    keys["type"] = json!(plugin);
+    keys
+}
+
+/// A pod with so many networks beside the default one, behind whose bridge other plugins may stand.
+fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, Times), Failure> {
     let manifests = setting.scratch.join(format!("manifests-{networks}"));
     fs::create_dir_all(&manifests)?;
     let names: Vec<String> = (1..=networks).map(|number| format!("net-{number}")).collect();
@@ -138,18 +199,20 @@ fn pod(setting: &Setting, networks: usize) -> Result<(Times, Times), Failure> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
     fs::write(manifests.join("pod.json"), list.to_string())?;
     let mut default = bridge(setting, "w", false);
-    default["name"] = json!("bench-pod");
     default["bridge"] = json!("podbr");
     default["ipam"]["subnet"] = json!("10.249.0.0/16");
+    let plugins: Vec<Value> = std::iter::once(default).chain(behind.iter().cloned()).collect();
+    let default = json!({"cniVersion": "1.0.0", "name": "bench-pod", "plugins": plugins});
     let config = json!({
         "cniVersion": "1.0.0", "name": "weft", "type": "weft", "manifestDir": manifests,
         "cniDir": setting.scratch.join("state"), "binDir": setting.ours, "delegates": [default],
     });
-    let config = write(setting, &format!("weft-{networks}.json"), &config)?;
+    let tag = format!("{networks}-{}", behind.len());
+    let config = write(setting, &format!("weft-{tag}.json"), &config)?;
     let plugin = Plugin { directory: &setting.ours, name: "weft", config: &config };
     let (mut adds, mut dels) = (Vec::new(), Vec::new());
     for run in 0..=setting.runs {
-        let container = Container::new(format!("pod{networks}-{run}"))?;
+        let container = Container::new(format!("pod{tag}-{run}"))?;
         let (add, del) = (call("ADD", plugin, &container)?, call("DEL", plugin, &container)?);
         if run > 0 {
             adds.push(add);
@@ -175,7 +238,7 @@ pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
 /// The largest resident size of an ADD, in kilobytes, as time(1) reports it.
 fn resident(setting: &Setting) -> Result<u64, Failure> {
     let container = Container::new("rss".to_owned())?;
-    let config = setting.scratch.join("weft-3.json");
+    let config = setting.scratch.join("weft-3-0.json");
     let output = std::process::Command::new("/usr/bin/time")
         .args(["-f", "%M"])
         .arg(setting.ours.join("weft"))

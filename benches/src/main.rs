@@ -61,6 +61,7 @@ fn run() -> Result<(), Failure> {
     let mut table = Table::default();
     cases::start(&setting, &mut table)?;
     cases::plugins(&setting, &mut table)?;
+    cases::chained(&setting, &mut table)?;
     cases::pods(&setting, &mut table)?;
     cases::size(&setting, &mut table)?;
     table.print();

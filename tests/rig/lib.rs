@@ -31,10 +31,11 @@ pub use machine::Machine;
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Every name under which the tests call `weft-cni`.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: &[&str] = &[
     "weft-cni",
     "weft",
     "multus",
+    "bandwidth",
     "bridge",
     "dummy",
     "host-local",
@@ -49,7 +50,7 @@ pub const NAMES: [&str; 13] = [
 
 /// Puts `weft-cni` where the host's runtime looks, under all its names.
 pub fn install(host: &Host) {
-    host.install(&testkit::binary("weft-cni"), &NAMES);
+    host.install(&testkit::binary("weft-cni"), NAMES);
 }
 
 /// `config` in a version of the protocol.

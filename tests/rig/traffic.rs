@@ -87,3 +87,50 @@ pub fn speaks(client: &Netns, server: &Netns, address: &str) -> bool {
     let mut word = String::new();
     accepted.read_to_string(&mut word).is_ok_and(|_| word == "thread")
 }
+
+/// How much longer than it is measured a stream is sent, so that what was saved up at first does not count.
+const WARM_UP: Duration = Duration::from_millis(700);
+
+/// How many pieces the time of a measurement has.
+const PIECES: u32 = 9;
+
+/// Bytes a second that arrive over one TCP connection from `client` to `server`, measured over `time`: the median of
+/// pieces of it, since on a busy machine a reader that comes late finds in one piece what belongs to two.
+#[must_use]
+#[track_caller]
+pub fn throughput(client: &Netns, server: &Netns, address: &str, time: Duration) -> f64 {
+    use std::io::Write;
+    let address: IpAddr = address.parse().expect("an address");
+    let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
+    let to = listener.local_addr().expect("our own address");
+    let mut stream = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connect");
+    let (mut accepted, _) = listener.accept().expect("accept");
+    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let piece = vec![0; 64 * 1024];
+            // The reader closes: that is the end.
+            while stream.write_all(&piece).is_ok() {}
+        });
+        let mut piece = vec![0; 64 * 1024];
+        let mut read_until = |until: Instant| {
+            let mut total = 0;
+            while Instant::now() < until {
+                total += accepted.read(&mut piece).expect("bytes keep coming");
+            }
+            total
+        };
+        read_until(Instant::now() + WARM_UP);
+        let piece_rate = |_| {
+            let started = Instant::now();
+            let total = read_until(started + time / PIECES);
+            total as f64 / started.elapsed().as_secs_f64()
+        };
+        let mut rates: Vec<f64> = (0..PIECES).map(piece_rate).collect();
+        rates.sort_by(f64::total_cmp);
+        let rate = rates[rates.len() / 2];
+        accepted.shutdown(std::net::Shutdown::Both).expect("close");
+        drop(accepted);
+        rate
+    })
+}

@@ -167,6 +167,11 @@ pub(crate) fn ne32_of(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(value.try_into().ok()?))
 }
 
+/// 64 bits in this machine's order; none if it has another length.
+pub(crate) fn ne64_of(value: &[u8]) -> Option<u64> {
+    Some(u64::from_ne_bytes(value.try_into().ok()?))
+}
+
 /// 16 bits in this machine's order; none if it has another length.
 pub(crate) fn ne16_of(value: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(value.try_into().ok()?))

@@ -1,5 +1,5 @@
 //! What weft asks of the Linux kernel, in the kernel's own words: namespaces, links, addresses,
-//! routes, rules, packet filters, sysctls.
+//! routes, rules, packet filters, traffic control, sysctls.
 //!
 //! Rules of this crate:
 //! - it knows no CNI, no configuration, no pods: it speaks of links;
@@ -26,6 +26,7 @@ pub mod route;
 pub mod rtnl;
 pub mod rule;
 pub mod sysctl;
+pub mod tc;
 pub mod undo;
 
 pub use error::{Error, Kind};

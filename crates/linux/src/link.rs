@@ -372,7 +372,9 @@ impl Rtnl {
         }
         let mut message = Message::link(DELETE_LINK, 0);
         message.attributes.ne32(attribute::GROUP, group);
-        self.execute(0, message, || format!("delete {grouped} links of group {group}"))
+        let deleted = self.execute(0, message, || format!("delete {grouped} links of group {group}"));
+        // Another who removes links through the same group may have taken ours along.
+        crate::error::absent_is_fine(deleted)
     }
 
     /// Creates a link. `ip link add …`, see [`create::NewLink`].

@@ -1,7 +1,7 @@
 //! A conversation with the routing part of the kernel, in one namespace.
 //!
 //! The operations live beside the things they are about: [`crate::link`], [`crate::address`],
-//! [`crate::route`], [`crate::rule`].
+//! [`crate::route`], [`crate::rule`], [`crate::tc`].
 
 pub(crate) mod message;
 

@@ -4,6 +4,7 @@ use cni::plugin::Plugin;
 use cni::plugin::process::Table;
 use npwg::configuration::Flavour;
 
+use crate::chained::bandwidth::Bandwidth;
 use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
@@ -20,6 +21,7 @@ use crate::weft::Weft;
 pub const TABLE: &Table<'static> = &[
     ("weft", &Weft(Flavour::Weft)),
     ("multus", &Weft(Flavour::Multus)),
+    ("bandwidth", &Bandwidth),
     ("bridge", &Bridge),
     ("dummy", &Dummy),
     ("host-local", &HostLocal),
@@ -38,6 +40,14 @@ const MAKE_A_LINK: &[&str] = &["bridge", "dummy", "ipvlan", "macvlan", "ptp", "v
 /// Does this plugin make the container's link, and would its DEL remove it?
 pub fn makes_link(name: &str) -> bool {
     MAKE_A_LINK.contains(&name)
+}
+
+/// The plugins among them whose link has another end on the host, found by the attachment's mark.
+const MAKE_A_VETH: &[&str] = &["bridge", "ptp"];
+
+/// Does the link that this plugin makes have an end on the host?
+pub fn makes_veth(name: &str) -> bool {
+    MAKE_A_VETH.contains(&name)
 }
 
 /// The built-in plugin of this name.

@@ -2,4 +2,5 @@
 //!
 //! They need its result, hand it on, and undo on DEL what they did, wherever the interface still is.
 
+pub mod bandwidth;
 pub mod tuning;

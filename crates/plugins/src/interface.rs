@@ -36,6 +36,9 @@ use serde::Deserialize;
 use crate::failure::OrRefused;
 use crate::fingerprint::{ALIAS_MAX, Mark};
 
+/// The group that links are gathered in to be removed together; whoever puts one there wants it gone.
+pub const REMOVAL_GROUP: u32 = 0x7765_6674;
+
 /// Largest MTU the kernel takes anywhere, in bytes.
 const MTU_MAX: u32 = 65535;
 /// Smallest MTU that IPv4 allows, in bytes.
@@ -221,12 +224,8 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
             && !mark.container.is_empty()
             && !keep.contains(&link.alias)
     };
-    let mut errors = Vec::new();
-    for link in host.links().or_refused()?.into_iter().filter(stale) {
-        let deleted = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
-        errors.extend(deleted.or_refused().err());
-    }
-    collected(errors)
+    let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
+    host.delete_links(&stale, REMOVAL_GROUP).or_refused()
 }
 
 /// The failures of a teardown as one result.

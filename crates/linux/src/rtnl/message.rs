@@ -36,6 +36,21 @@ pub(crate) const DELETE_RULE: u16 = 33;
 /// `RTM_GETRULE`
 pub(crate) const GET_RULE: u16 = 34;
 
+/// `RTM_NEWQDISC`
+pub(crate) const NEW_QDISC: u16 = 36;
+/// `RTM_DELQDISC`
+pub(crate) const DELETE_QDISC: u16 = 37;
+/// `RTM_GETQDISC`
+pub(crate) const GET_QDISC: u16 = 38;
+/// `RTM_NEWTCLASS`
+pub(crate) const NEW_CLASS: u16 = 40;
+/// `RTM_GETTCLASS`
+pub(crate) const GET_CLASS: u16 = 42;
+/// `RTM_NEWTFILTER`
+pub(crate) const NEW_FILTER: u16 = 44;
+/// `RTM_GETTFILTER`
+pub(crate) const GET_FILTER: u16 = 46;
+
 /// `AF_UNSPEC`
 pub(crate) const UNSPEC: u8 = 0;
 /// `AF_INET`
@@ -45,8 +60,8 @@ pub(crate) const BRIDGE: u8 = 7;
 /// `AF_INET6`
 pub(crate) const INET6: u8 = 10;
 
-/// The longest fixed part, that of links, in bytes.
-const FIXED_MAX: usize = 16;
+/// The longest fixed part, that of traffic control, in bytes.
+const FIXED_MAX: usize = 20;
 
 /// One message.
 #[derive(Debug, Clone)]
@@ -61,6 +76,7 @@ fn fixed_length(kind: u16) -> usize {
     match kind {
         16..20 => 16,
         20..24 => 8,
+        36..48 => 20,
         _ => 12,
     }
 }
@@ -87,6 +103,15 @@ impl Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(0, &[family, destination, source, 0, table, protocol, scope, action]);
         message.put(8, &flags.to_ne_bytes());
+        message
+    }
+
+    /// A message about traffic control (`struct tcmsg`): an object of this handle below `parent` on a link.
+    pub(crate) fn traffic(kind: u16, index: u32, handle: u32, parent: u32, info: u32) -> Message {
+        let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
+        for (at, value) in [(4, index), (8, handle), (12, parent), (16, info)] {
+            message.put(at, &value.to_ne_bytes());
+        }
         message
     }
 

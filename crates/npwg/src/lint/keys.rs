@@ -14,7 +14,10 @@ pub type Row = (&'static str, &'static [&'static str]);
 
 /// Plugins that make, change or check an interface.
 pub const PLUGINS: &[Row] = &[
-    ("bandwidth", &["ingressRate", "ingressBurst", "egressRate", "egressBurst"]),
+    (
+        "bandwidth",
+        &["ingressRate", "ingressBurst", "egressRate", "egressBurst", "shapedSubnets", "unshapedSubnets"],
+    ),
     (
         "bridge",
         &[

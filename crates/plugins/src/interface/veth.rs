@@ -108,19 +108,25 @@ fn is_own(link: &Link, alias: &str) -> bool {
     link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }
 
-/// Removes the host end of an attachment if it is still there: for a DEL without namespace.
-pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
+/// The host end of an attachment, if it is there.
+pub fn find_host_end(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error> {
     let alias = mark.text(ALIAS_MAX);
     for attempt in 0..TRIES {
         match host.find_link(&host_name(mark, attempt)).or_refused()? {
-            Some(link) if is_own(&link, &alias) => {
-                return linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused();
-            }
+            Some(link) if is_own(&link, &alias) => return Ok(Some(link)),
             Some(_) => {}
-            None => return Ok(()),
+            None => break,
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+/// Removes the host end of an attachment if it is still there: for a DEL without namespace.
+pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
+    match find_host_end(host, mark)? {
+        Some(link) => linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused(),
+        None => Ok(()),
+    }
 }
 
 /// [`remove_host_end`] while undoing: the error that matters is another one.

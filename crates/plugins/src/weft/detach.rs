@@ -13,15 +13,18 @@ use std::path::Path;
 use cni::network::{Network, plugin_type};
 use cni::runtime::chain::{self, Attached};
 use cni::{Context, Error, code};
-use linux::Netns;
+use linux::{Netns, Rtnl};
 use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
 
 use super::journal::Journal;
 use super::{devices, parameters};
 use crate::builtins;
+use crate::chained::bandwidth::{self, shaper::find_ifb};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::{REMOVAL_GROUP, veth};
 
 /// Takes down what the entry says may be there, and removes the entry when nothing is left.
 ///
@@ -80,39 +83,77 @@ pub(super) fn last_result(entry: &Entry, index: usize, network: &Network) -> Res
     }
 }
 
-/// Removes, in one request, the links that DEL of the built-in plugins would remove one by one.
+/// Removes together the links that DEL of the built-in plugins would remove one by one.
+///
+/// A request removes links of one namespace. Where there are links on the host to be removed anyhow (an ifb), the
+/// pairs go by their ends there, too.
 fn unregister(hands: &Delegates, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
-    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let pending = delegates.iter().zip(&entry.attachments);
-    let names: Vec<&str> = pending
-        .filter(|(delegate, attachment)| {
-            attachment.state != State::Detached && owns_its_link(hands, delegate, &entry.path)
-        })
-        .map(|(delegate, _)| delegate.ifname.as_str())
-        .collect();
+    let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
+    let own: Vec<Own<'_>> = pending.filter_map(|(delegate, _)| Own::of(hands, entry, delegate)).collect();
+    let mut host = Rtnl::open().or_refused()?;
+    let mut outside = Vec::new();
+    for one in own.iter().filter(|one| one.has_ifb) {
+        outside.extend(find_ifb(&mut host, &one.mark(bandwidth::NAME))?.map(|ifb| ifb.index));
+    }
+    let by_host_end = !outside.is_empty();
+    let mut names = Vec::new();
+    for one in &own {
+        if one.is_veth && by_host_end {
+            let end = veth::find_host_end(&mut host, &one.mark(&one.maker))?;
+            outside.extend(end.map(|end| end.index));
+        } else {
+            names.push(one.ifname);
+        }
+    }
     // One link alone is removed by its own plugin, for the same price.
+    if outside.len() > 1 {
+        host.delete_links(&outside, REMOVAL_GROUP).or_refused()?;
+    }
     if names.len() < 2 {
         return Ok(());
     }
+    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
     let mut indexes = Vec::with_capacity(names.len());
     for name in names {
         indexes.extend(net.find_link(name).or_refused()?.map(|link| link.index));
     }
-    net.delete_links(&indexes, GROUP).or_refused()
+    net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
 }
 
-/// The group that links are gathered in to be removed; theirs is a namespace that is going away.
-const GROUP: u32 = 0x7765_6674;
+/// An attachment that is nothing but links which our own plugins made and would remove.
+struct Own<'a> {
+    ifname: &'a str,
+    container: &'a str,
+    network: String,
+    maker: String,
+    is_veth: bool,
+    has_ifb: bool,
+}
 
-/// Is the attachment nothing but links that our own plugins made and would remove?
-///
-/// A foreign plugin in the chain may want to see the interface before it goes.
-fn owns_its_link(hands: &Delegates, delegate: &Delegate, path: &str) -> bool {
-    let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return false };
-    let Ok(types) = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>() else {
-        return false;
-    };
-    types.first().is_some_and(|first| builtins::makes_link(first.as_str()))
-        && types.iter().all(|plugin| hands.in_process(plugin, path))
+impl<'a> Own<'a> {
+    /// A foreign plugin in the chain may want to see the interface before it goes: then it is none.
+    fn of(hands: &Delegates, entry: &'a Entry, delegate: &'a Delegate) -> Option<Own<'a>> {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
+        let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
+        let maker = types.first().filter(|first| builtins::makes_link(first.as_str()))?;
+        types.iter().all(|plugin| hands.in_process(plugin, &entry.path)).then(|| Own {
+            ifname: delegate.ifname.as_str(),
+            container: entry.container_id.as_str(),
+            network: network.name.to_string(),
+            is_veth: builtins::makes_veth(maker.as_str()),
+            has_ifb: types.iter().any(|plugin| plugin.as_str() == bandwidth::NAME),
+            maker: maker.as_str().to_owned(),
+        })
+    }
+
+    fn mark(&self, plugin: &str) -> Mark {
+        Mark {
+            plugin: plugin.to_owned(),
+            network: self.network.clone(),
+            container: self.container.to_owned(),
+            ifname: self.ifname.to_owned(),
+        }
+    }
 }

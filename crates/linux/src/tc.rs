@@ -1,0 +1,296 @@
+//! Traffic control: how fast a link may send, and where what it receives is sent on to.
+//!
+//! Rules: numbers are bytes and bytes a second; the tree on a link is ours alone, so making it replaces
+//! what was there. What u32 filters look like is in [`filter`].
+//!
+//! Source: tc(8), tc-tbf(8), tc-htb(8); kernel `include/uapi/linux/pkt_sched.h`, `net/sched/sch_tbf.c`,
+//! `sch_htb.c`, `sch_fifo.c`.
+
+pub mod filter;
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
+use rustix::io::Errno;
+
+use crate::attributes::{find, ne32_of, ne64_of, text};
+use crate::error::Error;
+use crate::netlink::Request;
+use crate::rtnl::Rtnl;
+use crate::rtnl::message::{DELETE_QDISC, GET_CLASS, GET_QDISC, Message, NEW_CLASS, NEW_QDISC};
+
+/// `TCA_KIND`
+pub(crate) const KIND: u16 = 1;
+/// `TCA_OPTIONS`
+pub(crate) const OPTIONS: u16 = 2;
+/// `TCA_TBF_PARMS`; the same number for `TCA_HTB_PARMS`.
+const PARAMETERS: u16 = 1;
+/// `TCA_TBF_RATE64`
+const TBF_RATE64: u16 = 4;
+/// `TCA_TBF_BURST`
+const TBF_BURST: u16 = 6;
+/// `TCA_HTB_INIT`
+const HTB_INIT: u16 = 2;
+/// `TCA_HTB_RATE64`
+const HTB_RATE64: u16 = 6;
+/// `TCA_HTB_CEIL64`
+const HTB_CEIL64: u16 = 7;
+
+/// `TC_H_ROOT`
+const ROOT: u32 = 0xffff_ffff;
+/// `TC_H_INGRESS`
+const INGRESS: u32 = 0xffff_fff1;
+/// `ffff:`, which the discipline at the entrance always has.
+const INGRESS_HANDLE: u32 = 0xffff_0000;
+/// `1:`, the one that ours has at the root.
+const HANDLE: u32 = 0x1_0000;
+
+/// `TC_LINKLAYER_ETHERNET`
+const ETHERNET: u8 = 1;
+/// Nanoseconds of one tick in which the kernel counts the time that a full bucket lasts.
+const TICK: u64 = 64;
+/// `TC_HTB_PROTOVER`
+const HTB_VERSION: u32 = 3;
+/// Bytes that a class may send in its turn; the kernel's own choice depends on the rate, and may be absurd.
+const QUANTUM: u32 = 60_000;
+
+/// A limit: tokens come in at a rate, and a bucket of them may be spent at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Bytes a second; at least 1.
+    pub rate: u64,
+    /// Size of the bucket in bytes: no larger packet ever passes.
+    pub burst: u32,
+    /// Bytes that may wait for tokens; what comes then is dropped.
+    pub limit: u32,
+}
+
+/// A limit as the kernel has it, which keeps the bucket's size as the time it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Bytes a second.
+    pub rate: u64,
+    /// The time a full bucket lasts, in ticks of 64 ns.
+    pub ticks: u32,
+    /// Bytes that may wait; classes do not say.
+    pub limit: Option<u32>,
+}
+
+/// What stands at the root of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// One bucket for everything (`tbf`).
+    Bucket(Measured),
+    /// Classes (`htb`); what no filter chooses goes to this one.
+    Classes {
+        /// Minor number of the class.
+        default: u32,
+    },
+    /// Anything else, by its name.
+    Other(String),
+}
+
+// === impl Bucket ===
+
+impl Bucket {
+    /// The time a full bucket lasts, in ticks; more than the kernel can count is its most.
+    fn ticks(&self) -> u32 {
+        let time = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1) * TICK);
+        u32::try_from(time).unwrap_or(u32::MAX)
+    }
+
+    /// Is this what the kernel has? Its conversions lose up to a thousandth of the bucket, and others count in
+    /// microseconds; what does not fit into its counter it cannot say.
+    pub fn is(&self, measured: &Measured) -> bool {
+        let ticks = self.ticks();
+        let close = measured.ticks.abs_diff(ticks) <= 32 + ticks / 1000;
+        measured.rate == self.rate
+            && measured.limit.is_none_or(|limit| limit == self.limit)
+            && (close || ticks == u32::MAX)
+    }
+
+    /// `struct tc_ratespec`: 12 bytes.
+    fn rate_bytes(rate: u64) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[1] = ETHERNET;
+        bytes[8..].copy_from_slice(&u32::try_from(rate).unwrap_or(u32::MAX).to_ne_bytes());
+        bytes
+    }
+
+    /// `struct tc_tbf_qopt`
+    fn filter_bytes(&self) -> Vec<u8> {
+        let mut bytes = Bucket::rate_bytes(self.rate).to_vec();
+        // No second, faster limit.
+        bytes.extend([0; 12]);
+        for number in [self.limit, self.ticks(), 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// `struct tc_htb_opt`: the rate is the ceiling, too.
+    fn class_bytes(&self) -> Vec<u8> {
+        let rate = Bucket::rate_bytes(self.rate);
+        let mut bytes = [rate, rate].concat();
+        for number in [self.ticks(), self.ticks(), QUANTUM, 0, 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+impl Rtnl {
+    /// Limits what a link sends. `tc qdisc replace dev NAME root handle 1: tbf rate R burst B limit L`
+    pub fn limit(&mut self, link: u32, name: &str, bucket: &Bucket) -> Result<(), Error> {
+        let mut message = Message::traffic(NEW_QDISC, link, HANDLE, ROOT, 0);
+        message.attributes.text(KIND, "tbf").nested(OPTIONS, |options| {
+            options.bytes(PARAMETERS, &bucket.filter_bytes());
+            // In bytes: as a time, a large bucket of a slow link would not fit.
+            options.ne32(TBF_BURST, bucket.burst);
+            if bucket.rate > u64::from(u32::MAX) {
+                options.bytes(TBF_RATE64, &bucket.rate.to_ne_bytes());
+            }
+        });
+        self.execute(NLM_F_CREATE | NLM_F_REPLACE, message, || {
+            format!("limit {name} to {} bytes/s with bursts of {} bytes", bucket.rate, bucket.burst)
+        })
+    }
+
+    /// Puts classes at the root of a link. `tc qdisc replace dev NAME root handle 1: htb default MINOR`
+    pub fn classify(&mut self, link: u32, name: &str, default: u16) -> Result<(), Error> {
+        let mut message = Message::traffic(NEW_QDISC, link, HANDLE, ROOT, 0);
+        let mut init = Vec::new();
+        for number in [HTB_VERSION, 10, u32::from(default), 0, 0] {
+            init.extend(number.to_ne_bytes());
+        }
+        message.attributes.text(KIND, "htb").nested(OPTIONS, |options| {
+            options.bytes(HTB_INIT, &init);
+        });
+        self.execute(NLM_F_CREATE | NLM_F_REPLACE, message, || format!("put classes at the root of {name}"))
+    }
+
+    /// Adds a class with its limit and the queue of what waits.
+    ///
+    /// `tc class add dev NAME parent 1: classid 1:MINOR htb rate R ceil R burst B`, then
+    /// `tc qdisc add dev NAME parent 1:MINOR bfifo limit L`
+    pub fn add_class(&mut self, link: u32, name: &str, minor: u16, bucket: &Bucket) -> Result<(), Error> {
+        let id = HANDLE | u32::from(minor);
+        let mut class = Message::traffic(NEW_CLASS, link, id, HANDLE, 0);
+        class.attributes.text(KIND, "htb").nested(OPTIONS, |options| {
+            options.bytes(PARAMETERS, &bucket.class_bytes());
+            if bucket.rate > u64::from(u32::MAX) {
+                options.bytes(HTB_RATE64, &bucket.rate.to_ne_bytes());
+                options.bytes(HTB_CEIL64, &bucket.rate.to_ne_bytes());
+            }
+        });
+        let mut queue = Message::traffic(NEW_QDISC, link, 0, id, 0);
+        queue.attributes.text(KIND, "bfifo").bytes(OPTIONS, &bucket.limit.to_ne_bytes());
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let requests = [class, queue].map(|message| Request { flags, message }).into();
+        self.execute_all(requests, |_| format!("add class 1:{minor:x} to {name}"))
+    }
+
+    /// Lets filters see what a link receives. `tc qdisc add dev NAME ingress`
+    ///
+    /// # Errors
+    /// [`crate::Kind::Exists`] if there is such an entrance already.
+    pub fn add_entrance(&mut self, link: u32, name: &str) -> Result<(), Error> {
+        let mut message = Message::traffic(NEW_QDISC, link, INGRESS_HANDLE, INGRESS, 0);
+        message.attributes.text(KIND, "ingress").nested(OPTIONS, |_| {});
+        self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add ingress to {name}"))
+    }
+
+    /// Removes the entrance with its filters. `tc qdisc del dev NAME ingress`
+    pub fn remove_entrance(&mut self, link: u32, name: &str) -> Result<(), Error> {
+        let message = Message::traffic(DELETE_QDISC, link, 0, INGRESS, 0);
+        self.execute(0, message, || format!("remove ingress from {name}"))
+    }
+
+    /// Removes what stands at the root: the link sends as fast as it can. `tc qdisc del dev NAME root`
+    pub fn unlimit(&mut self, link: u32, name: &str) -> Result<(), Error> {
+        let message = Message::traffic(DELETE_QDISC, link, 0, ROOT, 0);
+        self.execute(0, message, || format!("remove the root of {name}"))
+    }
+
+    /// What stands at the root of a link, if anybody put something there. `tc qdisc show dev NAME root`
+    pub fn root(&mut self, link: u32, name: &str) -> Result<Option<Root>, Error> {
+        let message = Message::traffic(GET_QDISC, link, 0, ROOT, 0);
+        // Without the echo the kernel tells everybody but who asked.
+        let answers =
+            self.ask_all(vec![Request { flags: NLM_F_ECHO, message }], || format!("read the root of {name}"));
+        match answers {
+            Ok(answers) => Ok(answers.iter().find_map(root_of)),
+            Err(error) if matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The limit of a class. `tc class show dev NAME classid 1:MINOR`
+    pub fn class(&mut self, link: u32, name: &str, minor: u16) -> Result<Option<Measured>, Error> {
+        let query = Message::traffic(GET_CLASS, link, 0, 0, 0);
+        let answers = self.dump(&query, || format!("list the classes of {name}"))?;
+        let id = HANDLE | u32::from(minor);
+        let found = answers.iter().filter(|answer| answer.kind() == NEW_CLASS && answer.word_at(8) == id);
+        Ok(found.filter_map(|answer| class_of(answer.attributes.find(OPTIONS)?)).next())
+    }
+}
+
+fn root_of(message: &Message) -> Option<Root> {
+    if message.kind() != NEW_QDISC || message.word_at(12) != ROOT {
+        return None;
+    }
+    let kind = text(message.attributes.find(KIND)?);
+    let options = message.attributes.find(OPTIONS).unwrap_or_default();
+    Some(match kind.as_str() {
+        "tbf" => bucket_of(options).map_or(Root::Other(kind), Root::Bucket),
+        "htb" => Root::Classes {
+            default: find(options, HTB_INIT)
+                .and_then(|init| init.get(8..12))
+                .and_then(ne32_of)
+                .unwrap_or_default(),
+        },
+        _ => Root::Other(kind),
+    })
+}
+
+fn bucket_of(options: &[u8]) -> Option<Measured> {
+    let parameters = find(options, PARAMETERS)?;
+    let number = |at: usize| parameters.get(at..at + 4).and_then(ne32_of);
+    let rate = find(options, TBF_RATE64).and_then(ne64_of);
+    Some(Measured {
+        rate: rate.or_else(|| number(8).map(u64::from))?,
+        limit: Some(number(24)?),
+        ticks: number(28)?,
+    })
+}
+
+fn class_of(options: &[u8]) -> Option<Measured> {
+    let parameters = find(options, PARAMETERS)?;
+    let number = |at: usize| parameters.get(at..at + 4).and_then(ne32_of);
+    let rate = find(options, HTB_RATE64).and_then(ne64_of);
+    Some(Measured { rate: rate.or_else(|| number(8).map(u64::from))?, limit: None, ticks: number(24)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_itself_within_what_conversions_lose() {
+        let bucket = Bucket { rate: 1_000_000, burst: 250_000, limit: 275_000 };
+        assert_eq!(bucket.ticks(), 3_906_250, "a quarter of a second");
+        let measured = |rate, ticks, limit| Measured { rate, ticks, limit: Some(limit) };
+        assert!(bucket.is(&measured(1_000_000, 3_906_250, 275_000)));
+        assert!(bucket.is(&measured(1_000_000, 3_906_234, 275_000)), "Go counts microseconds");
+        for other in
+            [(1_000_001, 3_906_250, 275_000), (1_000_000, 3_806_250, 275_000), (1_000_000, 3_906_250, 1)]
+        {
+            assert!(!bucket.is(&measured(other.0, other.1, other.2)), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_too_large_to_be_counted_is_the_largest() {
+        let bucket = Bucket { rate: 125_000, burst: u32::MAX, limit: u32::MAX };
+        assert_eq!(bucket.ticks(), u32::MAX);
+        assert!(bucket.is(&Measured { rate: 125_000, ticks: 7, limit: None }));
+    }
+}

@@ -1,0 +1,121 @@
+//! `bandwidth`: how fast a container may send and receive, by token buckets on the host's side.
+//!
+//! ```text
+//!   container ── veth ─┬─ root: bucket (ingress: to the container)
+//!                      └─ ingress: all redirected to ─► ifb ── root: bucket (egress: from the container)
+//! ```
+//!
+//! Rules beyond the reference plugin's:
+//! - a failed ADD leaves nothing, and one that was killed stands in nobody's way;
+//! - several interfaces of one container on one network each have their ifb;
+//! - a bucket holds at least one packet: with less, nothing would ever pass.
+//!
+//! DEL removes the ifb alone: the rest goes with the interface, and taking it away before would cost as much as
+//! removing another link.
+//!
+//! Source: containernetworking/plugins `plugins/meta/bandwidth` v1.9.1; subnets: v1.5.1.
+
+pub mod limits;
+pub mod shaper;
+
+use cni::Error;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use cni::version::Version;
+use linux::link::Link;
+use linux::{Netns, Rtnl, Undo};
+
+use self::limits::Limits;
+use self::shaper::Shaper;
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::{self, link_in, open_netns};
+
+/// The plugin.
+pub struct Bandwidth;
+
+/// Its name, also in marks.
+pub const NAME: &str = "bandwidth";
+
+// === impl Plugin ===
+
+impl Plugin for Bandwidth {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// From 0.3.0, which has lists of plugins.
+    fn versions(&self) -> &'static [Version] {
+        &Version::ALL[2..]
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        let limits = Limits::read(&call.config)?;
+        let mut result = call.config.require_prev_result()?;
+        if limits.is_none() {
+            return Ok(result);
+        }
+        let mut host = Rtnl::open().or_refused()?;
+        let end = host_end(&mut host, &open_netns(netns)?, who.ifname.as_str(), &result)?;
+        let mark = Mark::of(NAME, &call.config, who);
+        let mut undo = Undo::new();
+        let shaper = Shaper { end: &end, mark: &mark, limits: &limits };
+        if let Some(ifb) = shaper.apply(&mut host, &mut undo)? {
+            result.interfaces.push(interface::describe(&ifb));
+        }
+        undo.commit();
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let mut host = Rtnl::open().or_refused()?;
+        match shaper::find_ifb(&mut host, &mark)? {
+            None => Ok(()),
+            Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
+        }
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let Attach { who, netns, call } = request;
+        let limits = Limits::read(&call.config)?;
+        let result = call.config.require_prev_result()?;
+        let mut host = Rtnl::open().or_refused()?;
+        let end = host_end(&mut host, &open_netns(netns)?, who.ifname.as_str(), &result)?;
+        let mark = Mark::of(NAME, &call.config, who);
+        Shaper { end: &end, mark: &mark, limits: &limits }.inspect(&mut host)
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        interface::sweep(NAME, request)
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        Limits::read(&request.call.config).map(|_| ())
+    }
+}
+
+/// The host's end of the container's interface: it must be the other end of the pair, and prevResult must name
+/// it, so that it was an earlier plugin of this list that made it.
+fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> Result<Link, Error> {
+    let (_, inside) = link_in(netns, ifname)?;
+    let refused = |why: &str| Error::config(format!("interface {ifname} of the container {why}"));
+    let Some(peer) = inside.link.filter(|_| inside.kind == "veth") else {
+        return Err(refused("is no veth: only what has an end on the host can be limited"));
+    };
+    let end = match host.link_at(peer) {
+        Ok(end) if end.kind == "veth" && end.link == Some(inside.index) => end,
+        Ok(_) => return Err(refused("has its other end not on the host")),
+        Err(error) if error.kind() == linux::Kind::Absent => {
+            return Err(refused("has its other end not on the host"));
+        }
+        Err(error) => return Err(crate::failure::refused(&error)),
+    };
+    match result.interfaces.iter().any(|known| known.sandbox.is_empty() && known.name == end.name) {
+        true => Ok(end),
+        false => Err(refused(&format!("ends at {}, which prevResult does not name", end.name))),
+    }
+}

@@ -1,0 +1,207 @@
+//! The kernel's side of `bandwidth`: buckets, classes, and the ifb that what a container sends goes through.
+//!
+//! An ifb has the name that the reference plugin gives it, a hash of network and container, so that either
+//! finds the other's; a second interface of the same container on the same network gets one of its own.
+
+use cni::Error;
+use linux::link::Link;
+use linux::link::create::{NewKind, NewLink};
+use linux::tc::filter::Side;
+use linux::tc::{Bucket, Root};
+use linux::{Kind, Rtnl, Undo};
+use sha2::{Digest, Sha512};
+
+use super::limits::{Limit, Limits, Scope};
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::{ALIAS_MAX, Mark, hashed, hex};
+use crate::interface::inspection::differs;
+
+/// What a name of an ifb begins with.
+const PREFIX: &str = "bwp";
+/// How long it is, in bytes.
+const NAME_LENGTH: usize = 15;
+/// Class of what is limited.
+const LIMITED: u16 = 0x30;
+/// Class of what is not.
+const FREE: u16 = 1;
+
+/// One attachment's limits.
+pub struct Shaper<'a> {
+    /// The host's end of its interface.
+    pub end: &'a Link,
+    /// Whose it is.
+    pub mark: &'a Mark,
+    /// What is asked for.
+    pub limits: &'a Limits,
+}
+
+/// The names the ifb of an attachment may have, in the order they are tried.
+fn names(mark: &Mark) -> [String; 2] {
+    let Mark { plugin: _, network, container, ifname } = mark;
+    let frozen = Sha512::digest(format!("{network}{container}"));
+    [hex(PREFIX, NAME_LENGTH, &frozen), hashed(PREFIX, NAME_LENGTH, &[network, container, ifname])]
+}
+
+/// The ifb of an attachment, if there is one.
+pub fn find_ifb(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error> {
+    let alias = mark.text(ALIAS_MAX);
+    for name in names(mark) {
+        if let Some(link) = host.find_link(&name).or_refused()?
+            && is_own(&link, &alias)
+        {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
+}
+
+/// One without a mark was made by the reference plugin, or by a call that was killed before it could say so.
+fn is_own(link: &Link, alias: &str) -> bool {
+    link.kind == "ifb" && (link.alias == alias || link.alias.is_empty())
+}
+
+// === impl Shaper ===
+
+impl Shaper<'_> {
+    /// Limits what is to be limited; the ifb, if one was needed.
+    pub fn apply(&self, host: &mut Rtnl, undo: &mut Undo<'_>) -> Result<Option<Link>, Error> {
+        let Shaper { end, mark: _, limits } = self;
+        let ifb = match &limits.egress {
+            None => None,
+            Some(limit) => Some(self.apply_egress(host, limit, undo)?),
+        };
+        if let Some(limit) = &limits.ingress {
+            let (index, name) = (end.index, end.name.clone());
+            undo.push(move || {
+                let _ = Rtnl::open().and_then(|mut host| host.unlimit(index, &name));
+            });
+            shape(host, end, &limit.bucket(end.mtu), (Side::Source, &limits.scope))?;
+        }
+        Ok(ifb)
+    }
+
+    fn apply_egress(&self, host: &mut Rtnl, limit: &Limit, undo: &mut Undo<'_>) -> Result<Link, Error> {
+        let Shaper { end, mark, limits } = self;
+        let owner = (*mark).clone();
+        undo.push(move || {
+            let Ok(mut host) = Rtnl::open() else { return };
+            if let Ok(Some(ifb)) = find_ifb(&mut host, &owner) {
+                let _ = host.delete_link(ifb.index, &ifb.name);
+            }
+        });
+        let ifb = self.create_ifb(host)?;
+        // Limited before anything goes through it.
+        shape(host, &ifb, &limit.bucket(end.mtu), (Side::Destination, &limits.scope))?;
+        self.enter(host)?;
+        let (index, name) = (end.index, end.name.clone());
+        undo.push(move || {
+            let _ = Rtnl::open().and_then(|mut host| host.remove_entrance(index, &name));
+        });
+        host.redirect(end.index, &end.name, ifb.index).or_refused()?;
+        Ok(ifb)
+    }
+
+    fn create_ifb(&self, host: &mut Rtnl) -> Result<Link, Error> {
+        let alias = self.mark.text(ALIAS_MAX);
+        for name in names(self.mark) {
+            let mut ifb = NewLink::new(&name, NewKind::Ifb);
+            ifb.mtu = Some(self.end.mtu);
+            ifb.tx_queue_length = Some(0);
+            ifb.alias = Some(&alias);
+            ifb.no_link_local = true;
+            ifb.up = true;
+            match host.add_link(&ifb) {
+                Err(error) if error.kind() == Kind::Exists => {}
+                made => return made.and_then(|()| host.link(&name)).or_refused(),
+            }
+            // Of an ADD that was killed: made anew, since nobody knows how far it came.
+            if let Some(left) = host.find_link(&name).or_refused()?.filter(|link| is_own(link, &alias)) {
+                linux::error::absent_is_fine(host.delete_link(left.index, &name)).or_refused()?;
+                return host.add_link(&ifb).and_then(|()| host.link(&name)).or_refused();
+            }
+        }
+        let names = names(self.mark).join(" and ");
+        Err(Error::internal(format!("both names for the ifb are taken: {names}")))
+    }
+
+    /// Makes the entrance for the redirection. One that leads nowhere any more is of an ADD that was killed; any
+    /// other is somebody's.
+    fn enter(&self, host: &mut Rtnl) -> Result<(), Error> {
+        let Shaper { end, .. } = self;
+        match host.add_entrance(end.index, &end.name) {
+            Err(error) if error.kind() == Kind::Exists => {
+                let targets = host.redirections(end.index, &end.name).or_refused()?;
+                let is_gone = |target: &u32| matches!(host.link_at(*target), Err(error) if *target == 0 || error.kind() == Kind::Absent);
+                if targets.is_empty() || !targets.iter().all(is_gone) {
+                    return Err(refused(&error));
+                }
+                host.remove_entrance(end.index, &end.name).or_refused()?;
+                host.add_entrance(end.index, &end.name).or_refused()
+            }
+            entered => entered.or_refused(),
+        }
+    }
+
+    /// Fails unless everything is as [`Shaper::apply`] leaves it.
+    pub fn inspect(&self, host: &mut Rtnl) -> Result<(), Error> {
+        let Shaper { end, mark, limits } = self;
+        if let Some(limit) = &limits.ingress {
+            compare(host, end, &limit.bucket(end.mtu), &limits.scope)?;
+        }
+        let Some(limit) = &limits.egress else { return Ok(()) };
+        let Some(ifb) = find_ifb(host, mark)? else {
+            return Err(Error::internal(format!("link {} is missing", names(mark)[0])));
+        };
+        if !ifb.up {
+            return Err(differs(&ifb.name, "state", "down", "up"));
+        }
+        let targets = host.redirections(end.index, &end.name).or_refused()?;
+        if !targets.contains(&ifb.index) {
+            return Err(Error::internal(format!("{} is not redirected to {}", end.name, ifb.name)));
+        }
+        compare(host, &ifb, &limit.bucket(end.mtu), &limits.scope)
+    }
+}
+
+/// Limits what a link sends: all of it, or the class that is chosen by the address at the other end.
+fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, (side, scope): (Side, &Scope)) -> Result<(), Error> {
+    let Link { index, name, .. } = link;
+    let (subnets, default, chosen) = match scope {
+        Scope::All => return host.limit(*index, name, bucket).or_refused(),
+        Scope::Only(subnets) => (subnets, FREE, LIMITED),
+        Scope::AllBut(subnets) => (subnets, LIMITED, FREE),
+    };
+    host.classify(*index, name, default).or_refused()?;
+    host.add_class(*index, name, LIMITED, bucket).or_refused()?;
+    host.add_class(*index, name, FREE, &Limit::unlimited()).or_refused()?;
+    for subnet in subnets {
+        host.choose_class(*index, name, (side, *subnet), chosen).or_refused()?;
+    }
+    Ok(())
+}
+
+/// Is the link limited so?
+fn compare(host: &mut Rtnl, link: &Link, bucket: &Bucket, scope: &Scope) -> Result<(), Error> {
+    let root = host.root(link.index, &link.name).or_refused()?;
+    let wanted = format!("{} bytes/s", bucket.rate);
+    let measured = match (&root, scope) {
+        (Some(Root::Bucket(measured)), Scope::All) => Some(*measured),
+        (Some(Root::Classes { default }), Scope::Only(_)) if *default == u32::from(FREE) => {
+            host.class(link.index, &link.name, LIMITED).or_refused()?
+        }
+        (Some(Root::Classes { default }), Scope::AllBut(_)) if *default == u32::from(LIMITED) => {
+            host.class(link.index, &link.name, LIMITED).or_refused()?
+        }
+        _ => None,
+    };
+    match measured {
+        Some(measured) if bucket.is(&measured) => Ok(()),
+        Some(measured) => Err(differs(&link.name, "limit", &format!("{measured:?}"), &format!("{bucket:?}"))),
+        None => Err(differs(
+            &link.name,
+            "limit",
+            &root.map_or("none".to_owned(), |root| format!("{root:?}")),
+            &wanted,
+        )),
+    }
+}
