@@ -265,3 +265,29 @@ fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
         walk.assert_nothing_left(&what);
     }
 }
+
+#[test]
+fn portmap_can_be_killed_at_any_step() {
+    let host = host!(Feature::Veth, Feature::NftFib, Feature::NftMasquerade);
+    rig::install(&host);
+    let pod = host.pod("a");
+    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
+    host.run(["sysctl", "-qw", "net.ipv6.conf.h0.disable_ipv6=1"]);
+    host.run(["ip", "link", "set", "h0", "up"]);
+    host.run(["ip", "address", "add", "10.1.2.1/24", "dev", "h0"]);
+    let sandbox = pod.path().display().to_string();
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "portmap",
+        "prevResult": {
+            "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": sandbox }],
+            "ips": [{ "address": "10.1.2.3/24", "interface": 0 }, { "address": "fd01::3/64", "interface": 0 }],
+        },
+        "runtimeConfig": { "portMappings": [
+            { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
+            { "hostPort": 5353, "containerPort": 53, "protocol": "udp" },
+        ] },
+    });
+    let walk = || Walk::new(&host, &pod, host.attachment("portmap", &pod, "eth0"), config.clone());
+    let (add, del) = (walk().add(), walk().del());
+    assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
+}

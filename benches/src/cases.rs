@@ -153,7 +153,27 @@ fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Valu
 /// Plugins behind another one beside the peer's.
 pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     behind_bridge(setting, table, "bandwidth", &limits())?;
+    for (backend, target) in [("nftables", "at least 10x faster"), ("iptables", "at least 4x faster")] {
+        let Duel { ours, peer } = duel(setting, "portmap", |tag| portmap(tag, backend))?;
+        if let Some(peer) = &peer {
+            table.compare(&format!("portmap, {backend} ADD"), &ours.0, "Go, iptables", &peer.0, target);
+            table.compare(&format!("portmap, {backend} DEL"), &ours.1, "Go, iptables", &peer.1, "");
+        }
+    }
     Ok(())
+}
+
+/// Two ports of one address; who is compared with the Go plugin may have another backend.
+fn portmap(tag: &str, backend: &str) -> Value {
+    let (port, backend) = if tag == "g" { (9000, "iptables") } else { (8000, backend) };
+    json!({
+        "cniVersion": "1.0.0", "name": format!("bench-portmap-{tag}"), "type": "portmap", "backend": backend,
+        "prevResult": { "cniVersion": "1.0.0", "ips": [{ "address": "10.200.0.2/24" }] },
+        "runtimeConfig": { "portMappings": [
+            { "hostPort": port, "containerPort": 80, "protocol": "tcp" },
+            { "hostPort": port + 1, "containerPort": 81, "protocol": "tcp" },
+        ] },
+    })
 }
 
 /// A pod through the meta-plugin: one network, and the default network with three more.

@@ -42,6 +42,7 @@ pub const NAMES: &[&str] = &[
     "ipvlan",
     "loopback",
     "macvlan",
+    "portmap",
     "ptp",
     "static",
     "tuning",

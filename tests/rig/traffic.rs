@@ -7,7 +7,7 @@
 //! The outside has no route back to the pods: it only reaches who comes with the host's address.
 
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use testkit::{Host, Netns, Pod};
@@ -69,6 +69,76 @@ pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAd
             }
         }
     }
+}
+
+/// How two programs speak to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// A connection.
+    Tcp,
+    /// A datagram.
+    Udp,
+}
+
+/// Whom a server at `at` in `server` sees when `client` speaks to `to`, which may be another address that leads
+/// there; `None` if nothing arrives, or no answer comes back.
+#[must_use]
+#[track_caller]
+pub fn reached(
+    transport: Transport,
+    client: &Netns,
+    to: &str,
+    server: &Netns,
+    at: &str,
+) -> Option<SocketAddr> {
+    let to: SocketAddr = to.parse().expect("an address and a port");
+    let at: SocketAddr = at.parse().expect("an address and a port");
+    match transport {
+        Transport::Tcp => reached_by_connection(client, to, server, at),
+        Transport::Udp => {
+            let listener = server.within(|| UdpSocket::bind(at)).expect("listen");
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let talk = client.within(|| UdpSocket::bind(any)).expect("a socket");
+            answered(&talk, to, &listener)
+        }
+    }
+}
+
+fn reached_by_connection(
+    client: &Netns,
+    to: SocketAddr,
+    server: &Netns,
+    at: SocketAddr,
+) -> Option<SocketAddr> {
+    let listener = server.within(|| TcpListener::bind(at)).expect("listen");
+    listener.set_nonblocking(true).expect("not to wait");
+    let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        if let Ok((_, peer)) = listener.accept() {
+            return Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // Somebody else answered.
+    drop(talk);
+    None
+}
+
+/// Whom `server` sees when `client` sends it a word by way of `to`, if its answer comes back.
+#[must_use]
+#[track_caller]
+pub fn answered(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
+    for socket in [client, server] {
+        socket.set_read_timeout(Some(PATIENCE / 3)).expect("set a timeout");
+    }
+    // What was refused before is said now.
+    let _ = client.send_to(b"warp", to).or_else(|_| client.send_to(b"warp", to));
+    let mut word = [0; 8];
+    let (_, peer) = server.recv_from(&mut word).ok()?;
+    server.send_to(b"weft", peer).expect("answer");
+    let (length, from) = client.recv_from(&mut word).ok()?;
+    (from == to && word[..length] == *b"weft").then(|| SocketAddr::new(peer.ip().to_canonical(), peer.port()))
 }
 
 /// Whether bytes written by a client arrive at a server: a connection and one word.

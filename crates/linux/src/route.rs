@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use rustix::io::Errno;
 
 use crate::attributes::{Attributes, address_of, find, items, ne16_of, ne32_of};
 use crate::error::Error;
@@ -194,6 +195,22 @@ impl Rtnl {
     pub fn delete_route(&mut self, route: &Route) -> Result<(), Error> {
         let message = route.message(DELETE_ROUTE);
         self.execute(0, message, || format!("remove route {}", route.describe()))
+    }
+
+    /// The index of the link by which packets to this address leave; `None` if they do not. `ip route get ADDRESS`
+    pub fn link_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
+        let fields = RouteFields { destination: IpNet::from(address).prefix_len(), ..RouteFields::default() };
+        let mut query = Message::route(GET_ROUTE, family(address), fields);
+        query.attributes.address(DESTINATION, address);
+        match self.ask(query, || format!("find route to {address}")) {
+            Ok(answers) => {
+                Ok(answers.iter().find_map(|answer| answer.attributes.find(LINK).and_then(ne32_of)))
+            }
+            Err(error) => match error.errno() {
+                Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(None),
+                _ => Err(error),
+            },
+        }
     }
 
     /// Every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`

@@ -636,3 +636,17 @@ fn median_of_one_element(nft: &mut Nft) -> (Duration, Duration) {
     deleted.sort();
     (added[25], deleted[25])
 }
+
+#[test]
+fn tables_are_listed_by_family() {
+    let host = host!(Feature::NftInet);
+    for line in ["add table inet weft", "add table inet other", "add table ip weft4"] {
+        host.run(["nft", line]);
+    }
+    let mut nft = nft(&host);
+    let mut names = nft.tables(Family::Inet).expect("list tables");
+    names.sort();
+    assert_eq!(names, ["other", "weft"]);
+    assert_eq!(nft.tables(Family::Ip).expect("list tables"), ["weft4"]);
+    assert!(nft.tables(Family::Bridge).expect("list tables").is_empty());
+}

@@ -5,6 +5,7 @@ use cni::plugin::process::Table;
 use npwg::configuration::Flavour;
 
 use crate::chained::bandwidth::Bandwidth;
+use crate::chained::portmap::Portmap;
 use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
@@ -28,6 +29,7 @@ pub const TABLE: &Table<'static> = &[
     ("ipvlan", &Ipvlan),
     ("loopback", &Loopback),
     ("macvlan", &Macvlan),
+    ("portmap", &Portmap),
     ("ptp", &Ptp),
     ("static", &Static),
     ("tuning", &Tuning),

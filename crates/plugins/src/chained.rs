@@ -3,4 +3,5 @@
 //! They need its result, hand it on, and undo on DEL what they did, wherever the interface still is.
 
 pub mod bandwidth;
+pub mod portmap;
 pub mod tuning;

@@ -22,6 +22,7 @@ pub mod install;
 pub mod interface;
 pub mod inventory;
 pub mod ipam;
+pub mod iptables;
 pub mod weft;
 
 use std::ffi::OsString;

@@ -2,14 +2,17 @@
 
 use super::comment;
 use super::set::{Data, Element};
-use super::{Nft, Table, kind};
+use super::{Family, Nft, Table, kind};
 use crate::attributes::{Attributes, be64_of, items};
 use crate::error::{Error, Kind};
 use crate::netfilter::Message;
 use crate::netlink::Request;
 
+const GET_TABLE: u8 = 1;
 const GET_RULE: u8 = 7;
 const GET_ELEMENTS: u8 = 13;
+
+const TABLE_NAME: u16 = 1;
 
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
@@ -42,6 +45,22 @@ pub struct ListedElement {
 }
 
 impl Nft {
+    /// The names of the tables of a family. `nft list tables inet`
+    pub fn tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
+        let request = Message {
+            kind: kind(GET_TABLE),
+            family: family.number(),
+            resource: 0,
+            attributes: Attributes::new(),
+        };
+        let answers = self
+            .socket
+            .dump(0, &request)
+            .map_err(|failure| failure.of(format!("list tables {}", family.word())))?;
+        let own = answers.iter().filter(|answer| answer.family == family.number());
+        Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
+    }
+
     /// The rules of a chain, in order. `nft -a list chain inet weft web`
     ///
     /// No rules if the chain, or its table, is not there.

@@ -9,6 +9,8 @@
 mod iptables;
 mod nftables;
 
+pub use nftables::subnet_chain;
+
 use cni::Error;
 use cni::config::Config;
 use cni::invocation::Sweep;

@@ -191,6 +191,6 @@ fn map(address: IpAddr) -> &'static str {
 }
 
 /// Named after the subnet, so all addresses of one share it; a colon would have to be quoted for nft.
-fn subnet_chain(net: &IpNet) -> String {
+pub fn subnet_chain(net: &IpNet) -> String {
     format!("subnet_{}", net.trunc()).replace(':', "-")
 }

@@ -1,0 +1,200 @@
+//! `portmap`: ports of the host lead to ports of the container.
+//!
+//! Rules beyond the reference plugin's:
+//! - everything a call changes in the packet filter is one transaction (with iptables: one a family);
+//! - DEL needs neither configuration nor addresses nor mappings, and removes what either backend, or the
+//!   reference plugin, made for the attachment;
+//! - a port that somebody else had is the last one's who asked for it, and the other's DEL does not take it away;
+//! - flows of UDP that still go where the port led before are forgotten, on ADD and on DEL.
+//!
+//! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
+
+mod conditions;
+mod iptables;
+mod nftables;
+mod reference;
+mod settings;
+
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use cni::{Error, code};
+use ipnet::IpNet;
+use linux::conntrack::Conntrack;
+use linux::nft::Protocol;
+use linux::sysctl::{self, Family};
+use linux::{Rtnl, Undo};
+
+use self::iptables::Forwarding;
+use self::nftables::Variant;
+use self::settings::{Backend, Mapping, Masquerade, Settings, container_addresses};
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::{collected, open_netns};
+
+/// The plugin.
+pub struct Portmap;
+
+const NAME: &str = "portmap";
+
+// === impl Plugin ===
+
+impl Plugin for Portmap {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let (wanted, result) = Wanted::read(request)?;
+        open_netns(&request.netns)?;
+        if let Some(wanted) = wanted {
+            let mut undo = Undo::new();
+            if wanted.settings.masquerade != Masquerade::Nothing {
+                route_loopback(&wanted.addresses, &mut undo)?;
+            }
+            wanted.add()?;
+            undo.commit();
+            forget(&wanted.udp_ports());
+        }
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        remove(&Mark::of(NAME, &request.call.config, &request.who))
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        match Wanted::read(request)? {
+            (Some(wanted), _) => wanted.check(),
+            (None, _) => Ok(()),
+        }
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        let Some(valid) = request.valid()? else { return Ok(()) };
+        let network = request.call.config.name.as_str();
+        let swept = [nftables::sweep(NAME, network, &valid), iptables::sweep(network, &valid)];
+        finish(swept)
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        let able = match Settings::read(&request.call.config)?.backend {
+            Backend::Nftables { .. } => nftables::status(),
+            Backend::Iptables { .. } => iptables::status(),
+        };
+        able.map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
+    }
+}
+
+/// What is to be forwarded, how, and where to.
+struct Wanted {
+    mark: Mark,
+    settings: Settings,
+    mappings: Vec<Mapping>,
+    addresses: Vec<IpNet>,
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    /// Nothing, if the runtime names no mappings; and the result of the plugin before.
+    fn read(request: &Attach) -> Result<(Option<Wanted>, Success), Error> {
+        let Attach { who, netns: _, call } = request;
+        let settings = Settings::read(&call.config)?;
+        let mappings = Mapping::all(&call.config)?;
+        let result = call.config.require_prev_result()?;
+        if mappings.is_empty() {
+            return Ok((None, result));
+        }
+        let ifname = who.ifname.as_str();
+        let addresses = container_addresses(&result, ifname);
+        if addresses.is_empty() {
+            let why = format!("prevResult has no address of {ifname} that they could lead to");
+            let named = format!("{} port mappings", mappings.len());
+            return Err(Error::key("runtimeConfig: portMappings", named, why));
+        }
+        let mark = Mark::of(NAME, &call.config, who);
+        Ok((Some(Wanted { mark, settings, mappings, addresses }), result))
+    }
+
+    fn add(&self) -> Result<(), Error> {
+        let Wanted { mark, settings, mappings, addresses } = self;
+        match &settings.backend {
+            Backend::Nftables { bit, conditions } => {
+                let variant = Variant { bit: *bit, conditions };
+                nftables::add(&variant, mark, mappings, settings.masquerade, addresses)
+            }
+            Backend::Iptables { marking, conditions } => {
+                let masquerade = settings.masquerade;
+                let forwarding = Forwarding { mark, mappings, masquerade, marking, conditions };
+                // The other family's commit may have succeeded.
+                forwarding.add(addresses).inspect_err(|_| drop(iptables::remove(mark)))
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let Wanted { mark, settings, mappings, addresses } = self;
+        match &settings.backend {
+            Backend::Nftables { bit, conditions } => {
+                let variant = Variant { bit: *bit, conditions };
+                nftables::check(&variant, mark, mappings, settings.masquerade, addresses)
+            }
+            Backend::Iptables { marking, conditions } => {
+                let masquerade = settings.masquerade;
+                Forwarding { mark, mappings, masquerade, marking, conditions }.check(addresses)
+            }
+        }
+    }
+
+    fn udp_ports(&self) -> Vec<u16> {
+        let udp = self.mappings.iter().filter(|mapping| mapping.protocol == Protocol::Udp);
+        udp.map(|mapping| mapping.host_port.get()).collect()
+    }
+}
+
+/// Lets packets from 127.0.0.0/8 leave by the link that leads to the container; the port is then reachable by
+/// that address from the host itself.
+///
+/// `sysctl -w net.ipv4.conf.LINK.route_localnet=1`. IPv6 knows nothing of the kind.
+fn route_loopback(addresses: &[IpNet], undo: &mut Undo<'_>) -> Result<(), Error> {
+    const PARAMETER: &str = "route_localnet";
+    let Some(net) = addresses.iter().find(|net| net.addr().is_ipv4()) else { return Ok(()) };
+    let mut host = Rtnl::open().or_refused()?;
+    let Some(index) = host.link_towards(net.addr()).or_refused()? else { return Ok(()) };
+    let link = host.link_at(index).or_refused()?.name;
+    let before = sysctl::read_interface(Family::V4, &link, PARAMETER).or_refused()?;
+    if before != "1" {
+        sysctl::write_interface(Family::V4, &link, PARAMETER, "1").or_refused()?;
+        undo.push(move || drop(sysctl::write_interface(Family::V4, &link, PARAMETER, &before)));
+    }
+    Ok(())
+}
+
+/// Removes what was made for an attachment, by whatever it was made.
+fn remove(mark: &Mark) -> Result<(), Error> {
+    let theirs = reference::remove(mark).map(|()| Vec::new());
+    finish([nftables::remove(mark), iptables::remove(mark), theirs])
+}
+
+/// Forgets the flows to ports that were given back; every failure is collected.
+fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), Error> {
+    let (mut ports, mut errors) = (Vec::new(), Vec::new());
+    for result in removed {
+        match result {
+            Ok(freed) => ports.extend(freed),
+            Err(error) => errors.push(error),
+        }
+    }
+    forget(&ports);
+    collected(errors)
+}
+
+/// Forgets the flows of UDP to these ports of the host: a client that keeps sending would keep its flow going
+/// where the port led before. Best effort, as upstream: they end by themselves.
+fn forget(ports: &[u16]) {
+    if !ports.is_empty() {
+        let _ = Conntrack::open().and_then(|mut conntrack| conntrack.forget_ports(Protocol::Udp, ports));
+    }
+}

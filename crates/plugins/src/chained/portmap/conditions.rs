@@ -1,0 +1,375 @@
+//! `conditionsV4` and `conditionsV6`: which packets are forwarded at all.
+//!
+//! The two backends have two languages. iptables' is passed on, word by word, but for words that would be more than
+//! a condition. nftables' is read here, since no program is asked: the part of it that speaks of where a packet
+//! comes from and goes to.
+//!
+//! ```text
+//! ip saddr != 10.0.0.0/8   ip6 daddr { fd00::1, fd00::2 }   iifname != "eth1"   meta mark 0x10
+//! ```
+//!
+//! Source: nft(8) "payload expressions", "meta expressions"; iptables(8); plugins `portmap/main.go`
+//! (`detectBackendOfConditions`).
+
+use std::fmt;
+use std::iter::Peekable;
+
+use cni::Error;
+use ipnet::IpNet;
+use linux::nft::{Is, Rule};
+
+use crate::interface::check_name;
+use crate::iptables::Family;
+
+/// So many rules at most may come of one list of conditions.
+const ALTERNATIVES_MAX: usize = 64;
+
+/// Short options of iptables(8) that are conditions.
+const CONDITIONS: &str = "mpsdiof";
+
+/// Long options that are more than a condition; the program takes any beginning of one for it.
+const NO_CONDITIONS: [&str; 22] = [
+    "--append",
+    "--check",
+    "--delete",
+    "--insert",
+    "--replace",
+    "--list",
+    "--list-rules",
+    "--flush",
+    "--zero",
+    "--new-chain",
+    "--delete-chain",
+    "--policy",
+    "--rename-chain",
+    "--jump",
+    "--goto",
+    "--table",
+    "--verbose",
+    "--wait",
+    "--set-counters",
+    "--modprobe",
+    "--version",
+    "--help",
+];
+
+/// Whose language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// nft(8)'s.
+    Nftables,
+    /// iptables(8)'s.
+    Iptables,
+}
+
+/// Conditions that must all hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Conditions(Vec<Condition>);
+
+/// One condition: a field is one of these, or none of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Condition {
+    field: Field,
+    is: Is,
+}
+
+/// A field and its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Field {
+    Source(Vec<IpNet>),
+    Destination(Vec<IpNet>),
+    LinkIn(Vec<String>),
+    Mark(Vec<u32>),
+}
+
+// === impl Dialect ===
+
+impl Dialect {
+    /// Of these words, by their first character, as the reference plugin tells them; `None` if there is none.
+    pub(super) fn of(words: &[String]) -> Option<Dialect> {
+        match words.first()?.chars().next()? {
+            '-' | '!' => Some(Dialect::Iptables),
+            _ => Some(Dialect::Nftables),
+        }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dialect::Nftables => "nftables",
+            Dialect::Iptables => "iptables",
+        })
+    }
+}
+
+/// Words for a rule of iptables.
+pub(super) fn words(key: &str, words: &[String]) -> Result<Vec<String>, Error> {
+    for word in words {
+        let refuse = |why: &str| Err(Error::key(key, format!("{word:?}"), why));
+        if word.chars().any(char::is_control) {
+            return refuse("a condition has no control characters");
+        }
+        let option = word.split('=').next().unwrap_or_default();
+        let more = match option.strip_prefix('-').map(|rest| (rest.starts_with('-'), rest)) {
+            None => false,
+            Some((true, _)) => NO_CONDITIONS.iter().any(|known| known.starts_with(option)),
+            Some((false, short)) => !short.starts_with(|first| CONDITIONS.contains(first)),
+        };
+        if more {
+            return refuse("that is more than a condition");
+        }
+    }
+    Ok(words.iter().filter(|word| !word.is_empty()).cloned().collect())
+}
+
+/// Reads conditions in nft's language for packets of one family.
+pub(super) fn read(key: &str, family: Family, written: &[String]) -> Result<Conditions, Error> {
+    let written = written.join(" ");
+    let mut spaced = String::new();
+    for character in written.chars() {
+        match character {
+            '{' | '}' | ',' => spaced.extend([' ', character, ' ']),
+            _ => spaced.push(character),
+        }
+    }
+    let mut words = spaced.split_whitespace().peekable();
+    let mut conditions = Vec::new();
+    while words.peek().is_some() {
+        conditions.push(Condition::read(key, family, &mut words)?);
+    }
+    let conditions = Conditions(conditions);
+    match conditions.alternatives() <= ALTERNATIVES_MAX {
+        true => Ok(conditions),
+        false => {
+            Err(Error::key(key, format!("{written:?}"), format!("more than {ALTERNATIVES_MAX} combinations")))
+        }
+    }
+}
+
+/// What may be said.
+const UNDERSTOOD: &str = "understood are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all of iptables(8)";
+
+// === impl Condition ===
+
+impl Condition {
+    /// The next one of these words.
+    fn read<'a>(
+        key: &str,
+        family: Family,
+        words: &mut Peekable<impl Iterator<Item = &'a str>>,
+    ) -> Result<Condition, Error> {
+        let refuse = |word: &str, why: &str| Error::key(key, format!("{word:?}"), why);
+        let mut next = || words.next().unwrap_or_default();
+        let first = next();
+        let field = match (first, family) {
+            ("ip", Family::V4) | ("ip6", Family::V6) | ("meta", _) => {
+                let second = next();
+                match (first, second) {
+                    ("ip" | "ip6", "saddr" | "daddr") | ("meta", "iifname" | "mark") => second,
+                    _ => return Err(refuse(&format!("{first} {second}"), UNDERSTOOD)),
+                }
+            }
+            ("iifname", _) => first,
+            _ => return Err(refuse(first, UNDERSTOOD)),
+        };
+        let is = match words.next_if(|word| matches!(*word, "!=" | "==")) {
+            Some("!=") => Is::NotIn,
+            _ => Is::In,
+        };
+        let mut values = Vec::new();
+        match words.next() {
+            Some("{") => loop {
+                match words.next() {
+                    Some("}") => break,
+                    Some(",") => {}
+                    Some(value) => values.push(value),
+                    None => return Err(refuse("{", "the set does not end")),
+                }
+            },
+            Some(value) => values.push(value),
+            None => {}
+        }
+        match values.is_empty() {
+            true => Err(refuse(field, "a value is missing")),
+            false => Ok(Condition { field: Field::read(key, field, family, &values)?, is }),
+        }
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    fn read(key: &str, field: &str, family: Family, values: &[&str]) -> Result<Field, Error> {
+        let refuse = |value: &str, why: &str| Error::key(key, format!("{value:?}"), why);
+        let network = |value: &&str| -> Result<IpNet, Error> {
+            let single = value.parse::<std::net::IpAddr>().map(IpNet::from);
+            let net =
+                single.or_else(|_| value.parse()).map_err(|_| refuse(value, "not an address or network"))?;
+            match family.has(net.addr()) {
+                true => Ok(net.trunc()),
+                false => Err(refuse(value, "not of this family")),
+            }
+        };
+        let mark = |value: &&str| {
+            let number = match value.strip_prefix("0x") {
+                Some(digits) => u32::from_str_radix(digits, 16),
+                None => value.parse(),
+            };
+            number.map_err(|_| refuse(value, "not a mark"))
+        };
+        let link = |value: &&str| {
+            let name = value.trim_matches('"');
+            check_name(key, name).map(|()| name.to_owned())
+        };
+        Ok(match field {
+            "saddr" => Field::Source(values.iter().map(network).collect::<Result<_, _>>()?),
+            "daddr" => Field::Destination(values.iter().map(network).collect::<Result<_, _>>()?),
+            "iifname" => Field::LinkIn(values.iter().map(link).collect::<Result<_, _>>()?),
+            _ => Field::Mark(values.iter().map(mark).collect::<Result<_, _>>()?),
+        })
+    }
+
+    fn values(&self) -> usize {
+        match self {
+            Field::Source(networks) | Field::Destination(networks) => networks.len(),
+            Field::LinkIn(names) => names.len(),
+            Field::Mark(marks) => marks.len(),
+        }
+    }
+
+    fn restrict(&self, rule: Rule, at: usize, is: Is) -> Option<Rule> {
+        Some(match self {
+            Field::Source(networks) => rule.source(is, *networks.get(at)?),
+            Field::Destination(networks) => rule.destination(is, *networks.get(at)?),
+            Field::LinkIn(names) => rule.link_in(is, names.get(at)?),
+            Field::Mark(marks) => rule.mark(is, *marks.get(at)?, u32::MAX),
+        })
+    }
+}
+
+// === impl Conditions ===
+
+impl Conditions {
+    /// Is there none?
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many rules it takes to say them.
+    fn alternatives(&self) -> usize {
+        let of = |Condition { field, is }: &Condition| if *is == Is::In { field.values() } else { 1 };
+        self.0.iter().map(of).fold(1, usize::saturating_mul)
+    }
+
+    /// The rules that begin like `rule`, of which one meets a packet if the conditions hold.
+    pub(super) fn restrict(&self, rule: Rule) -> Vec<Rule> {
+        let mut rules = vec![rule];
+        for Condition { field, is } in &self.0 {
+            let places = 0..field.values();
+            rules = match is {
+                Is::In => {
+                    let each = |rule: Rule| {
+                        places.clone().filter_map(move |at| field.restrict(rule.clone(), at, Is::In))
+                    };
+                    rules.into_iter().flat_map(each).collect()
+                }
+                Is::NotIn => {
+                    let all = |rule: Rule| {
+                        places.clone().try_fold(rule, |rule, at| field.restrict(rule, at, Is::NotIn))
+                    };
+                    rules.into_iter().filter_map(all).collect()
+                }
+            };
+        }
+        rules
+    }
+}
+
+impl fmt::Display for Conditions {
+    /// The same for conditions that mean the same: part of the name of what is made for them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn conditions_of_nft_are_read() {
+        let read = |words: &[&str]| read("conditionsV4", Family::V4, &list(words));
+        assert!(read(&[]).unwrap().is_empty() && read(&["", " "]).unwrap().is_empty());
+        let several = read(&["ip", "saddr", "!=", "10.0.0.0/8", "iifname \"eth0\""]).unwrap();
+        assert_eq!(several, read(&["ip saddr != 10.0.0.0/8 meta iifname eth0"]).unwrap());
+        assert_eq!((several.0.len(), several.alternatives()), (2, 1));
+        let sets = read(&["ip saddr {10.0.0.1,10.0.0.2}", "meta mark { 0x10, 3 }"]).unwrap();
+        assert_eq!(sets.alternatives(), 4);
+        assert_eq!(read(&["ip daddr != { 10.0.0.1, 10.0.0.2 }"]).unwrap().alternatives(), 1);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        for (words, named) in [
+            (&["tcp", "dport", "80"][..], "\"tcp\""),
+            (&["ip", "ttl", "3"], "\"ip ttl\""),
+            (&["ip6", "saddr", "::1"], "\"ip6\""),
+            (&["ip", "saddr", "fd00::1"], "\"fd00::1\""),
+            (&["ip", "saddr", "10.0.0.0/33"], "\"10.0.0.0/33\""),
+            (&["ip", "saddr"], "\"saddr\""),
+            (&["ip saddr {"], "\"{\""),
+            (&["ip saddr { }"], "\"saddr\""),
+            (&["iifname", "a/b"], "a/b"),
+            (&["meta mark 0xg"], "\"0xg\""),
+            (&["ip saddr 10.0.0.1; flush ruleset"], "\"10.0.0.1;\""),
+        ] {
+            let error = read("conditionsV4", Family::V4, &list(words)).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with("conditionsV4"), "{}", error.msg);
+            assert!(error.msg.contains(named), "{}", error.msg);
+        }
+        let many = format!("ip saddr {{ {} }}", vec!["10.0.0.1"; 65].join(","));
+        assert!(read("conditionsV4", Family::V4, &[many]).is_err());
+    }
+
+    #[test]
+    fn words_of_iptables_are_conditions_and_nothing_else() {
+        for good in [
+            &["!", "-d", "192.0.2.0/24"][..],
+            &["-m", "addrtype", "!", "--src-type", "LOCAL"],
+            &["-i", "eth0"],
+            &["--in-interface", "eth0", "-m", "limit", "--limit", "3/s"],
+        ] {
+            assert_eq!(words("conditionsV4", &list(good)).unwrap(), list(good));
+        }
+        for bad in [
+            "-j",
+            "-jDROP",
+            "--jump",
+            "--jum",
+            "-g",
+            "--goto",
+            "-A",
+            "-I",
+            "-F",
+            "-t",
+            "-tfilter",
+            "--table",
+            "--append",
+            "--insert",
+            "--delete-chain",
+            "--flush",
+            "--modprobe=/bin/sh",
+            "a\nCOMMIT",
+            "-w",
+            "--wait",
+        ] {
+            let error = words("conditionsV4", &list(&["-s", "1.2.3.4", bad])).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with("conditionsV4: "), "{}", error.msg);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Ports through iptables, rule for rule as the reference plugin makes them, so that either side can check and
+//! remove what the other made.
+//!
+//! ```text
+//! PREROUTING, OUTPUT: -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+//! CNI-HOSTPORT-DNAT:  -p tcp -m multiport --dports 8080,8081 CONDITIONS -j CNI-DN-…   (15 ports a rule)
+//! CNI-DN-…:           -s 10.1.0.0/24 … -j CNI-HOSTPORT-SETMARK; -s 127.0.0.1/32 …; -j DNAT --to-destination 10.1.0.5:80
+//! POSTROUTING, first: -j CNI-HOSTPORT-MASQ: -m mark --mark 0x2000/0x2000 -j MASQUERADE
+//! ```
+//!
+//! One commit a family. Names of chains are frozen.
+//!
+//! Source: plugins `plugins/meta/portmap/{portmap_iptables,chain}.go`.
+
+use std::collections::BTreeMap;
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use ipnet::IpNet;
+use linux::nft::Protocol;
+
+use super::settings::{Mapping, Marking, Masquerade};
+use crate::fingerprint::Mark;
+use crate::iptables::{self, Family, Saved, chain_of, comment, deletion, quoted};
+
+const TABLE: &str = "nat";
+const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
+const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
+const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
+/// What a rule takes at most.
+const MULTIPORT_MAX: usize = 15;
+
+/// The container's chain, and the one that versions before 0.8 made besides.
+fn chain_names(mark: &Mark) -> [String; 2] {
+    ["DN-", "SN-"].map(|prefix| iptables::chain_name(prefix, mark))
+}
+
+/// How one container's ports are forwarded.
+pub(super) struct Forwarding<'a> {
+    pub(super) mark: &'a Mark,
+    pub(super) mappings: &'a [Mapping],
+    pub(super) masquerade: Masquerade,
+    pub(super) marking: &'a Marking,
+    pub(super) conditions: &'a [Vec<String>; 2],
+}
+
+// === impl Forwarding ===
+
+impl Forwarding<'_> {
+    /// Forwards the ports to the container's addresses: what the container had there before is replaced.
+    pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
+        let [chain, _] = chain_names(self.mark);
+        for net in addresses {
+            let family = family(net);
+            let saved = family.save(TABLE)?;
+            let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
+            script.extend(self.furniture(&saved));
+            // Declared, a chain is there and empty.
+            script.push(format!(":{chain} - [0:0]"));
+            script.extend(self.rules(&chain, net));
+            script.extend(self.entrances(&chain, family));
+            family.restore(TABLE, &script)?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless the chain, its rules and the jumps to it are there.
+    pub(super) fn check(&self, addresses: &[IpNet]) -> Result<(), Error> {
+        let [chain, _] = chain_names(self.mark);
+        for net in addresses {
+            let saved = family(net).save(TABLE)?;
+            let missing = self.rules(&chain, net).into_iter().find(|rule| !saved.has_rule(rule));
+            if let Some(rule) = missing {
+                return Err(Error::internal(format!("table nat lacks rule {rule}")));
+            }
+            let (jumps, wanted) = (saved.jumps(&chain).count(), self.entrances(&chain, family(net)).len());
+            if jumps != wanted {
+                return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
+            }
+            let missing = self.furniture(&saved).into_iter().find(|line| !line.starts_with(':'));
+            if let Some(rule) = missing {
+                return Err(Error::internal(format!("table nat lacks rule {rule}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What all containers share, as far as it is not there.
+    fn furniture(&self, saved: &Saved) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut chains = vec![ENTRANCE];
+        let mut rules = Vec::new();
+        if let (Marking::Own(bit), true) = (self.marking, self.masquerade != Masquerade::Nothing) {
+            chains.extend([SET_MARK, MASQUERADE]);
+            let value = 1_u32 << bit;
+            let mark = comment("CNI portfwd masquerade mark");
+            rules.push(format!("-A {SET_MARK} {mark} -j MARK --set-xmark {value:#x}/{value:#x}"));
+            rules.push(format!("-A {MASQUERADE} -m mark --mark {value:#x}/{value:#x} -j MASQUERADE"));
+            // The only one in front: those who hide what leaves a network would be the first.
+            let jump = format!("POSTROUTING {} -j {MASQUERADE}", comment("CNI portfwd requiring masquerade"));
+            if !saved.has_rule(&format!("-A {jump}")) {
+                rules.push(format!("-I {jump}"));
+            }
+        }
+        for entry in ["PREROUTING", "OUTPUT"] {
+            rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {ENTRANCE}"));
+        }
+        lines.extend(
+            chains
+                .into_iter()
+                .filter(|chain| !saved.has_chain(chain))
+                .map(|chain| format!(":{chain} - [0:0]")),
+        );
+        lines.extend(rules.into_iter().filter(|rule| !saved.has_rule(rule)));
+        lines
+    }
+
+    /// The rules of the container's chain: to mark before to translate.
+    fn rules(&self, chain: &str, net: &IpNet) -> Vec<String> {
+        let target = match self.marking {
+            Marking::Own(_) => SET_MARK,
+            Marking::Foreign(chain) => chain,
+        };
+        let sources: Vec<String> = match self.masquerade {
+            Masquerade::Nothing => Vec::new(),
+            Masquerade::Everything => vec![String::new()],
+            Masquerade::Needed if net.addr().is_ipv4() => {
+                vec![format!("-s {} ", net.trunc()), "-s 127.0.0.1/32 ".to_owned()]
+            }
+            Masquerade::Needed => vec![format!("-s {} ", net.trunc())],
+        };
+        let mut rules = Vec::new();
+        for mapping in self.mappings.iter().filter(|mapping| mapping.is_of(family(net))) {
+            let destination =
+                mapping.host_address().map(|ip| format!("-d {} ", IpNet::from(ip))).unwrap_or_default();
+            let protocol = word(mapping.protocol);
+            let matches = format!("{destination}-p {protocol} -m {protocol} --dport {}", mapping.host_port);
+            for source in &sources {
+                rules.push(format!("-A {chain} {source}{matches} -j {target}"));
+            }
+            let to = std::net::SocketAddr::new(net.addr(), mapping.container_port.get());
+            rules.push(format!("-A {chain} {matches} -j DNAT --to-destination {to}"));
+        }
+        rules
+    }
+
+    /// The jumps to the container's chain, each for as many ports as a rule takes.
+    fn entrances(&self, chain: &str, family: Family) -> Vec<String> {
+        let Forwarding { mark, mappings, masquerade: _, marking: _, conditions } = self;
+        let comment = comment(&format!("dnat name: \"{}\" id: \"{}\"", mark.network, mark.container));
+        let mut conditions = conditions[usize::from(family == Family::V6)]
+            .iter()
+            .map(|word| quoted(word))
+            .collect::<Vec<_>>()
+            .join(" ");
+        if !conditions.is_empty() {
+            conditions.push(' ');
+        }
+        let mut ports: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for mapping in *mappings {
+            ports.entry(word(mapping.protocol)).or_default().push(mapping.host_port.to_string());
+        }
+        let rules = ports.iter().flat_map(|(protocol, ports)| {
+            ports.chunks(MULTIPORT_MAX).map(move |ports| (protocol, ports.join(",")))
+        });
+        rules
+            .map(|(protocol, ports)| {
+                format!("-A {ENTRANCE} -p {protocol} {comment} -m multiport --dports {ports} {conditions}-j {chain}")
+            })
+            .collect()
+    }
+}
+
+fn family(net: &IpNet) -> Family {
+    if net.addr().is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+fn word(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Sctp => "sctp",
+    }
+}
+
+// === DEL, GC ===
+
+/// Removes the container's chains and the jumps to them; the UDP ports that led there. No program is run where
+/// there is nothing for it to remove.
+pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
+    let chains = chain_names(mark);
+    let mut ports = Vec::new();
+    let mut errors = Vec::new();
+    for family in Family::ALL {
+        if chains.iter().any(|chain| iptables::has_chain(family, TABLE, chain)) {
+            match remove_family(family, &chains.each_ref().map(String::as_str)) {
+                Ok(freed) => ports.extend(freed),
+                Err(error) => errors.push(error),
+            }
+        }
+    }
+    crate::interface::collected(errors).map(|()| ports)
+}
+
+fn remove_family(family: Family, chains: &[&str]) -> Result<Vec<u16>, Error> {
+    let saved = family.save(TABLE)?;
+    let mut script = Vec::new();
+    let mut ports = Vec::new();
+    for chain in chains.iter().filter(|chain| saved.has_chain(chain)) {
+        for jump in saved.jumps(chain) {
+            ports.extend(udp_ports(jump));
+            script.push(deletion(jump));
+        }
+        script.extend([format!("-F {chain}"), format!("-X {chain}")]);
+    }
+    family.restore(TABLE, &script)?;
+    Ok(ports)
+}
+
+/// The ports of a rule for UDP.
+fn udp_ports(rule: &str) -> Vec<u16> {
+    let list = rule.split_once(" --dports ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
+    match rule.contains(" -p udp ") {
+        true => list.split(',').filter_map(|port| port.parse().ok()).collect(),
+        false => Vec::new(),
+    }
+}
+
+/// Removes the chains of this network whose container has no valid attachment any more; the chain is a
+/// container's, not an interface's.
+pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
+    let (mut ports, mut errors) = (Vec::new(), Vec::new());
+    for family in Family::ALL {
+        if !iptables::has_chain(family, TABLE, ENTRANCE) {
+            continue;
+        }
+        let swept = family.save(TABLE).and_then(|saved| {
+            let mut chains: Vec<&str> =
+                saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
+            chains.sort_unstable();
+            chains.dedup();
+            match chains.is_empty() {
+                true => Ok(Vec::new()),
+                false => remove_family(family, &chains),
+            }
+        });
+        match swept {
+            Ok(freed) => ports.extend(freed),
+            Err(error) => errors.push(error),
+        }
+    }
+    crate::interface::collected(errors).map(|()| ports)
+}
+
+/// The chain to which a rule of this network leads, if none of the valid containers is its.
+fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
+    chain_of(line).filter(|chain| *chain == ENTRANCE)?;
+    let comment = line.split_once(&format!("\"dnat name: \\\"{network}\\\" id: \\\""))?.1;
+    let container = comment.split_once("\\\"")?.0;
+    let target = line.rsplit(' ').next().filter(|target| target.starts_with("CNI-DN-"))?;
+    valid.iter().all(|valid| valid.container_id != container).then_some(target)
+}
+
+// === STATUS ===
+
+/// Can the programs be run?
+pub(super) fn status() -> Result<(), Error> {
+    Family::V4.save(TABLE).map(drop)
+}

@@ -1,0 +1,437 @@
+//! Ports through nf_tables: one map entry per port and family, however many there are.
+//!
+//! ```text
+//! table inet weft_portmap {
+//!   map ports4   { type inet_proto . inet_service : ipv4_addr . inet_service
+//!                  tcp . 8080 comment "weft/portmap/net/c1/eth0" : 10.1.0.5 . 80 }
+//!   map hosts4   { type ipv4_addr . inet_proto . inet_service : … }         where the runtime names a hostIP
+//!   map targets4 { type ipv4_addr : verdict; 10.1.0.5 : jump subnet_10.1.0.0/24 }       and the same with 6
+//!   chain prerouting { type nat hook prerouting; CONDITIONS fib daddr type local jump forwarded4 }  output too
+//!   chain forwarded4 { mark |= bit; dnat to … map @hosts4; dnat to … map @ports4; mark &= ~bit }
+//!   chain postrouting { type nat hook postrouting; mark & bit ip daddr vmap @targets4 }
+//!   chain subnet_10.1.0.0/24 { ip saddr 10.1.0.0/24 masquerade; ip saddr 127.0.0.0/8 masquerade }
+//!   chain loopback { type filter hook prerouting priority raw; iifname != "lo" ip daddr 127.0.0.0/8 drop }
+//! }
+//! ```
+//!
+//! Rules: only what is for an address of this host is forwarded (GHSA-jv3w-x3r3-g6rm); only what was forwarded
+//! here is masqueraded; networks with other conditions or another bit have a table of their own; an entry is
+//! the last one's who asked for it, and removed only by whom its comment names.
+//!
+//! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
+
+use std::collections::HashSet;
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use ipnet::IpNet;
+use linux::Kind;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, Mapping as To, Nft, Policy,
+    Protocol, Rule, Selector, Set, Table, Type, Verdict, priority,
+};
+
+use super::conditions::Conditions;
+use super::settings::{MARK_BIT, Mapping, Masquerade};
+use crate::failure::{OrRefused, refused};
+use crate::fingerprint::{COMMENT_MAX, Mark, hashed};
+use crate::interface::masquerade::subnet_chain;
+use crate::iptables::Family;
+
+/// The table of networks without conditions; the names of the others begin like this.
+const TABLE: &str = "weft_portmap";
+
+/// How often a transaction is tried that others are in the way of.
+const TRIES: usize = 5;
+
+/// What differs from one table to another.
+pub(super) struct Variant<'a> {
+    pub(super) bit: u8,
+    pub(super) conditions: &'a [Conditions; 2],
+}
+
+/// The names and types of one family.
+struct Names {
+    family: Family,
+    ports: &'static str,
+    hosts: &'static str,
+    targets: &'static str,
+    forwarded: &'static str,
+}
+
+const NAMES: [Names; 2] = [
+    Names {
+        family: Family::V4,
+        ports: "ports4",
+        hosts: "hosts4",
+        targets: "targets4",
+        forwarded: "forwarded4",
+    },
+    Names {
+        family: Family::V6,
+        ports: "ports6",
+        hosts: "hosts6",
+        targets: "targets6",
+        forwarded: "forwarded6",
+    },
+];
+
+/// The chain of networks that hide every source.
+const EVERYONE: &str = "everyone";
+
+/// An entry: its map, and itself twice, as it is made and as it is found.
+struct Entry {
+    map: &'static str,
+    key: Data,
+    /// Of a port; the other maps lead to chains.
+    value: Option<Data>,
+    element: Element,
+}
+
+// === impl Variant ===
+
+impl Variant<'_> {
+    fn table(&self) -> String {
+        let Variant { bit, conditions } = self;
+        match *bit == MARK_BIT && conditions.iter().all(Conditions::is_empty) {
+            true => TABLE.to_owned(),
+            false => {
+                let [four, six] = conditions.each_ref().map(ToString::to_string);
+                hashed("weft_portmap_", 25, &[&bit.to_string(), &four, &six])
+            }
+        }
+    }
+}
+
+fn table(name: &str) -> Table<'_> {
+    Table::new(NftFamily::Inet, name)
+}
+
+// === ADD ===
+
+/// Forwards the ports to the container's addresses, in one transaction.
+///
+/// An entry that is there already, of whomever, is replaced; so are others of the same attachment.
+pub(super) fn add(
+    variant: &Variant<'_>,
+    mark: &Mark,
+    mappings: &[Mapping],
+    masquerade: Masquerade,
+    addresses: &[IpNet],
+) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let entries = entries(&comment, mappings, masquerade, addresses);
+    let name = variant.table();
+    let mut nft = Nft::open().or_refused()?;
+    let mut batch = Batch::new();
+    create(&mut batch, table(&name), &entries);
+    for _ in 0..TRIES {
+        match nft.commit(batch) {
+            Ok(()) => return Ok(()),
+            Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
+            Err(error) => return Err(refused(&error)),
+        }
+        // Either something is not there yet, or an entry of somebody who is gone without a word.
+        batch = furniture(variant, table(&name), addresses)?;
+        let keys: HashSet<(&str, &Data)> = entries.iter().map(|entry| (entry.map, &entry.key)).collect();
+        let in_the_way =
+            find(&mut nft, &name, |map, key, found| found == comment || keys.contains(&(map, key)))?;
+        for (map, key) in in_the_way {
+            batch.delete_elements(table(&name), map, &[Element::new(key)]);
+        }
+        create(&mut batch, table(&name), &entries);
+    }
+    nft.commit(batch).or_refused()
+}
+
+fn create(batch: &mut Batch, table: Table<'_>, entries: &[Entry]) {
+    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
+        let own: Vec<Element> =
+            entries.iter().filter(|entry| entry.map == map).map(|entry| entry.element.clone()).collect();
+        batch.create_elements(table, map, &own);
+    }
+}
+
+/// What an attachment has: an entry for each port and family, and one for each address.
+fn entries(comment: &str, mappings: &[Mapping], masquerade: Masquerade, addresses: &[IpNet]) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for net in addresses {
+        let names = &NAMES[usize::from(net.addr().is_ipv6())];
+        let mut known = HashSet::new();
+        let before = entries.len();
+        for mapping in mappings.iter().filter(|mapping| mapping.is_of(names.family)) {
+            let port = Data::protocol(mapping.protocol.number()).and(mapping.host_port.get());
+            let (map, key) = match mapping.host_address() {
+                None => (names.ports, port),
+                Some(ip) => {
+                    let data = Data::from(ip)
+                        .and(Data::protocol(mapping.protocol.number()))
+                        .and(mapping.host_port.get());
+                    (names.hosts, data)
+                }
+            };
+            // Of two mappings of one port the first counts, as with the reference plugin.
+            if !known.insert((map, key.clone())) {
+                continue;
+            }
+            let value = Data::from(net.addr()).and(mapping.container_port.get());
+            let element = Element::new(key.clone()).value(value.clone()).comment(comment);
+            entries.push(Entry { map, key, value: Some(value), element });
+        }
+        if entries.len() > before && masquerade != Masquerade::Nothing {
+            let key = Data::from(net.addr());
+            let chain = target_chain(masquerade, net);
+            let element = Element::new(key.clone()).verdict(Verdict::Jump(chain)).comment(comment);
+            entries.push(Entry { map: names.targets, key, value: None, element });
+        }
+    }
+    entries
+}
+
+/// The chain that decides about an address's connections.
+fn target_chain(masquerade: Masquerade, net: &IpNet) -> String {
+    match masquerade {
+        Masquerade::Everything => EVERYONE.to_owned(),
+        Masquerade::Needed | Masquerade::Nothing => subnet_chain(net),
+    }
+}
+
+// === what the entries need ===
+
+/// A chain and its rules.
+struct Chain {
+    name: String,
+    base: Option<BaseChain>,
+    rules: Vec<Rule>,
+}
+
+impl Chain {
+    fn base(name: &str, chain_type: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
+        let base = BaseChain { chain_type, hook, priority, policy: Policy::Accept };
+        Chain { name: name.to_owned(), base: Some(base), rules }
+    }
+
+    fn plain(name: impl Into<String>, rules: Vec<Rule>) -> Chain {
+        Chain { name: name.into(), base: None, rules }
+    }
+}
+
+fn network(text: &str) -> Result<IpNet, Error> {
+    text.parse().map_err(|_| Error::internal(format!("{text} is no network")))
+}
+
+/// Every chain, those first that others lead to.
+fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Vec<Chain>, Error> {
+    let loopback = network("127.0.0.0/8")?;
+    let bit = 1_u32 << variant.bit;
+    let mut chains = vec![Chain::plain(EVERYONE, vec![table.rule().masquerade()])];
+    for net in addresses {
+        let mut rules = vec![table.rule().source(Is::In, net.trunc()).masquerade()];
+        if net.addr().is_ipv4() {
+            rules.push(table.rule().source(Is::In, loopback).masquerade());
+        }
+        chains.push(Chain::plain(subnet_chain(net), rules));
+    }
+    let (mut entrances, mut exits) = (Vec::new(), Vec::new());
+    for (names, conditions) in NAMES.iter().zip(variant.conditions) {
+        let (destination, address, to) = match names.family {
+            Family::V4 => (Selector::Destination4, table.rule().ip4(), To::Address4AndPort),
+            Family::V6 => (Selector::Destination6, table.rule().ip6(), To::Address6AndPort),
+        };
+        let port = [Selector::Transport, Selector::DestinationPort];
+        let host = [destination, Selector::Transport, Selector::DestinationPort];
+        // What is translated leaves the chain with the mark, the rest goes on without it.
+        let rules = vec![
+            table.rule().set_mark(bit, bit),
+            table.rule().destination_nat_of(&host, names.hosts, to),
+            table.rule().destination_nat_of(&port, names.ports, to),
+            table.rule().set_mark(0, bit),
+        ];
+        chains.push(Chain::plain(names.forwarded, rules));
+        let jump = Verdict::Jump(names.forwarded.to_owned());
+        let restricted = conditions.restrict(address).into_iter();
+        entrances.extend(restricted.map(|rule| rule.destination_is_local(Is::In).decide(&jump)));
+        exits.push(table.rule().mark(Is::In, bit, bit).verdict_of(&[destination], names.targets));
+    }
+    // The kernel lets packets for 127.0.0.0/8 in from where `route_localnet` is set, but nobody has to.
+    let martian = table.rule().link_in(Is::NotIn, "lo").destination(Is::In, loopback).decide(&Verdict::Drop);
+    chains.extend([
+        Chain::base(
+            "prerouting",
+            ChainType::Nat,
+            Hook::Prerouting,
+            priority::DESTINATION_NAT,
+            entrances.clone(),
+        ),
+        Chain::base("output", ChainType::Nat, Hook::Output, priority::DESTINATION_NAT, entrances),
+        Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, BEFORE_SOURCE_NAT, exits),
+        Chain::base("loopback", ChainType::Filter, Hook::Prerouting, priority::RAW, vec![martian]),
+    ]);
+    Ok(chains)
+}
+
+/// Before those who hide all that leaves a network: they would leave out what stays within it.
+const BEFORE_SOURCE_NAT: i32 = priority::SOURCE_NAT - 1;
+
+/// Everything the entries need; repeating it changes nothing.
+fn furniture(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Batch, Error> {
+    let mut batch = Batch::new();
+    batch.ensure_table(table);
+    for names in &NAMES {
+        let address = match names.family {
+            Family::V4 => Type::Ipv4,
+            Family::V6 => Type::Ipv6,
+        };
+        let to = [address, Type::Port];
+        batch
+            .ensure_set(table, &Set::to_values(names.ports, &[Type::Protocol, Type::Port], &to))
+            .ensure_set(table, &Set::to_values(names.hosts, &[address, Type::Protocol, Type::Port], &to))
+            .ensure_set(table, &Set::to_verdicts(names.targets, &[address]));
+    }
+    for Chain { name, base, rules } in &chains(variant, table, addresses)? {
+        match base {
+            Some(base) => batch.ensure_base_chain(table, name, *base),
+            None => batch.ensure_chain(table, name),
+        };
+        batch.flush_chain(table, name);
+        for rule in rules {
+            batch.add_rule(table, name, rule);
+        }
+    }
+    Ok(batch)
+}
+
+// === CHECK ===
+
+/// Fails unless everything that [`add`] made for the attachment is as it made it.
+pub(super) fn check(
+    variant: &Variant<'_>,
+    mark: &Mark,
+    mappings: &[Mapping],
+    masquerade: Masquerade,
+    addresses: &[IpNet],
+) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let name = variant.table();
+    let mut nft = Nft::open().or_refused()?;
+    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
+        let wanted: Vec<Entry> = entries(&comment, mappings, masquerade, addresses)
+            .into_iter()
+            .filter(|entry| entry.map == map)
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let present = nft.elements(table(&name), map).or_refused()?;
+        for Entry { map, key, value, element: _ } in wanted {
+            let there = present.iter().find(|element| element.key == key && element.comment == comment);
+            let fits = there.is_some_and(|there| value.is_none_or(|value| there.value == value));
+            if !fits {
+                let what = describe(map, &key);
+                return Err(Error::internal(format!(
+                    "table inet {name}: {what} is not forwarded to this container"
+                )));
+            }
+        }
+    }
+    for Chain { name: chain, base: _, rules } in chains(variant, table(&name), addresses)? {
+        let found = nft.rules(table(&name), &chain).or_refused()?.len();
+        if found != rules.len() {
+            let why = format!("table inet {name}: chain {chain} has {found} rules, not {}", rules.len());
+            return Err(Error::internal(why));
+        }
+    }
+    Ok(())
+}
+
+/// `tcp port 8080`, or the name of the map.
+fn describe(map: &str, key: &Data) -> String {
+    match protocol_and_port(map, key) {
+        Some((protocol, port)) => format!("{} port {port}", format!("{protocol:?}").to_lowercase()),
+        None => format!("an entry of map {map}"),
+    }
+}
+
+/// What an entry of a map of ports is about.
+fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
+    let ports = NAMES.iter().any(|names| map == names.ports || map == names.hosts);
+    let [.., protocol, _, _, _, high, low, _, _] = key.bytes() else { return None };
+    let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocol = known.into_iter().find(|known| known.number() == *protocol)?;
+    ports.then_some((protocol, u16::from_be_bytes([*high, *low])))
+}
+
+// === DEL, GC ===
+
+/// Removes the attachment's entries wherever they are; the UDP ports that were among them.
+pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
+    let comment = mark.text(COMMENT_MAX);
+    remove_all(|found| found == comment)
+}
+
+/// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
+    let keep: HashSet<String> =
+        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
+    remove_all(|comment| {
+        let mark = Mark::read(comment);
+        mark.is_some_and(|mark| mark.is_of(plugin, network, comment.len(), COMMENT_MAX))
+            && !keep.contains(comment)
+    })
+}
+
+fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
+    let mut nft = Nft::open().or_refused()?;
+    let mut ports = Vec::new();
+    for name in nft.tables(NftFamily::Inet).or_refused()? {
+        if !name.starts_with(TABLE) {
+            continue;
+        }
+        for attempt in 1..=TRIES {
+            let found = find(&mut nft, &name, |_, _, comment| is_meant(comment))?;
+            let mut batch = Batch::new();
+            for (map, key) in &found {
+                batch.delete_elements(table(&name), map, &[Element::new(key.clone())]);
+            }
+            match nft.commit(batch) {
+                Ok(()) => {
+                    let udp = found.iter().filter_map(|(map, key)| protocol_and_port(map, key));
+                    ports
+                        .extend(udp.filter(|(protocol, _)| *protocol == Protocol::Udp).map(|(_, port)| port));
+                    break;
+                }
+                // Somebody else took one of them away in the meantime.
+                Err(error) if error.kind() == Kind::Absent && attempt < TRIES => {}
+                Err(error) => return Err(refused(&error)),
+            }
+        }
+    }
+    Ok(ports)
+}
+
+/// Map and key of the entries that are meant, by map, key and comment.
+fn find(
+    nft: &mut Nft,
+    name: &str,
+    is_meant: impl Fn(&'static str, &Data, &str) -> bool,
+) -> Result<Vec<(&'static str, Data)>, Error> {
+    let mut found = Vec::new();
+    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
+        match nft.elements(table(name), map) {
+            Ok(elements) => {
+                let own = elements.into_iter().filter(|e| is_meant(map, &e.key, &e.comment));
+                found.extend(own.map(|element| (map, element.key)));
+            }
+            Err(error) if error.kind() == Kind::Absent => {}
+            Err(error) => return Err(refused(&error)),
+        }
+    }
+    Ok(found)
+}
+
+// === STATUS ===
+
+/// Can nf_tables be spoken to?
+pub(super) fn status() -> Result<(), Error> {
+    Nft::open().and_then(|mut nft| nft.tables(NftFamily::Inet)).or_refused().map(drop)
+}

@@ -1,0 +1,350 @@
+//! What a configuration and its runtime want forwarded, checked.
+//!
+//! Rules: a key that only one backend understands chooses that backend, if none is named; named, the other one's
+//! keys are refused.
+//!
+//! Source: plugins `plugins/meta/portmap/main.go` (V1).
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use cni::Error;
+use cni::capability::{PORT_MAPPINGS, PortMapping};
+use cni::config::Config;
+use cni::result::Success;
+use ipnet::IpNet;
+use linux::nft::Protocol;
+use serde::Deserialize;
+
+use super::conditions::{self, Conditions, Dialect};
+use crate::iptables::{CHAIN_MAX, Family};
+
+/// The bit of a packet's mark that says «to be masqueraded», unless told otherwise.
+pub(super) const MARK_BIT: u8 = 13;
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Conf {
+    backend: Option<String>,
+    snat: Option<bool>,
+    masq_all: bool,
+    mark_masq_bit: Option<i64>,
+    external_set_mark_chain: Option<String>,
+    conditions_v4: Option<Vec<String>>,
+    conditions_v6: Option<Vec<String>>,
+}
+
+/// How ports are forwarded.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// By what.
+    pub(super) backend: Backend,
+    /// Whose source addresses are hidden.
+    pub(super) masquerade: Masquerade,
+}
+
+/// What forwards, and what only it understands.
+#[derive(Clone, Debug)]
+pub(super) enum Backend {
+    /// nf_tables, natively.
+    Nftables {
+        /// The bit of the mark.
+        bit: u8,
+        /// Which IPv4 and which IPv6 packets.
+        conditions: [Conditions; 2],
+    },
+    /// `iptables-restore` and `ip6tables-restore`.
+    Iptables {
+        /// Who marks.
+        marking: Marking,
+        /// Which IPv4 and which IPv6 packets: arguments of a rule.
+        conditions: [Vec<String>; 2],
+    },
+}
+
+/// How iptables marks what is to be masqueraded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Marking {
+    /// A chain of ours sets this bit, and one of ours masquerades.
+    Own(u8),
+    /// This chain of somebody else does it all.
+    Foreign(String),
+}
+
+/// Which of the forwarded connections get the host's address as their source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Masquerade {
+    /// None: `snat: false`.
+    Nothing,
+    /// Those from this host's loopback and from the container's own subnet: their answers would not come back.
+    Needed,
+    /// All: `masqAll`.
+    Everything,
+}
+
+/// One port of the host and where it leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    /// The transport.
+    pub(super) protocol: Protocol,
+    /// The port on the host.
+    pub(super) host_port: NonZeroU16,
+    /// The port in the container.
+    pub(super) container_port: NonZeroU16,
+    /// The address on the host, if the runtime named one; the unspecified one is any of its family.
+    pub(super) host_ip: Option<IpAddr>,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// Reads the configuration's own keys.
+    pub(super) fn read(config: &Config) -> Result<Settings, Error> {
+        let Conf {
+            backend,
+            snat,
+            masq_all,
+            mark_masq_bit,
+            external_set_mark_chain,
+            conditions_v4,
+            conditions_v6,
+        } = config.decode()?;
+        let bit = match mark_masq_bit {
+            None => None,
+            Some(bit @ 0..=31) => u8::try_from(bit).ok(),
+            Some(bit) => return Err(Error::key("markMasqBit", bit, "not within 0..=31")),
+        };
+        if let (Some(bit), Some(chain)) = (bit, &external_set_mark_chain) {
+            let why = format!("markMasqBit is {bit}: only one of them can mark");
+            return Err(Error::key("externalSetMarkChain", format!("{chain:?}"), why));
+        }
+        let written = [conditions_v4, conditions_v6].map(Option::unwrap_or_default);
+        let own = dialects(external_set_mark_chain.as_deref(), &written);
+        let dialect = chosen(backend.as_deref(), &own)?;
+        let backend = match dialect {
+            Dialect::Nftables => Backend::Nftables {
+                bit: bit.unwrap_or(MARK_BIT),
+                conditions: [
+                    conditions::read("conditionsV4", Family::V4, &written[0])?,
+                    conditions::read("conditionsV6", Family::V6, &written[1])?,
+                ],
+            },
+            Dialect::Iptables => Backend::Iptables {
+                marking: match external_set_mark_chain {
+                    Some(chain) => Marking::Foreign(checked_chain("externalSetMarkChain", chain)?),
+                    None => Marking::Own(bit.unwrap_or(MARK_BIT)),
+                },
+                conditions: [
+                    conditions::words("conditionsV4", &written[0])?,
+                    conditions::words("conditionsV6", &written[1])?,
+                ],
+            },
+        };
+        let masquerade = match (snat.unwrap_or(true), masq_all) {
+            (false, _) => Masquerade::Nothing,
+            (true, false) => Masquerade::Needed,
+            (true, true) => Masquerade::Everything,
+        };
+        Ok(Settings { backend, masquerade })
+    }
+}
+
+/// The keys that only one backend understands, with it and the value.
+fn dialects(chain: Option<&str>, conditions: &[Vec<String>; 2]) -> Vec<(&'static str, Dialect, String)> {
+    let mut own = Vec::new();
+    if let Some(chain) = chain {
+        own.push(("externalSetMarkChain", Dialect::Iptables, format!("{chain:?}")));
+    }
+    for (key, words) in ["conditionsV4", "conditionsV6"].into_iter().zip(conditions) {
+        if let Some(dialect) = Dialect::of(words) {
+            own.push((key, dialect, format!("{words:?}")));
+        }
+    }
+    own
+}
+
+/// The backend asked for, else the one that the other keys ask for, else nftables.
+fn chosen(backend: Option<&str>, own: &[(&'static str, Dialect, String)]) -> Result<Dialect, Error> {
+    let wanted = match backend {
+        Some("nftables") => Dialect::Nftables,
+        Some("iptables") => Dialect::Iptables,
+        Some(other) => {
+            return Err(Error::key("backend", format!("{other:?}"), "not one of nftables, iptables"));
+        }
+        None => own.first().map_or(Dialect::Nftables, |(_, dialect, _)| *dialect),
+    };
+    match own.iter().find(|(_, dialect, _)| *dialect != wanted) {
+        None => Ok(wanted),
+        Some((key, dialect, value)) => {
+            let why = format!("only the backend {dialect} understands it, and the backend is {wanted}");
+            Err(Error::key(key, value, why))
+        }
+    }
+}
+
+/// The name of a chain in an iptables script.
+pub(super) fn checked_chain(key: &str, chain: String) -> Result<String, Error> {
+    let legal = |byte: u8| byte.is_ascii_graphic() && !b"\"'\\!#:".contains(&byte);
+    match !chain.is_empty() && chain.len() <= CHAIN_MAX && !chain.starts_with('-') && chain.bytes().all(legal)
+    {
+        true => Ok(chain),
+        false => Err(Error::key(
+            key,
+            format!("{chain:?}"),
+            format!("not a chain's name of 1 to {CHAIN_MAX} characters"),
+        )),
+    }
+}
+
+// === impl Mapping ===
+
+impl Mapping {
+    /// What the runtime asks for; of two mappings of the same host port the first counts.
+    pub(super) fn all(config: &Config) -> Result<Vec<Mapping>, Error> {
+        let written: Vec<PortMapping> = config.capability(PORT_MAPPINGS)?.unwrap_or_default();
+        written.iter().enumerate().map(|(at, mapping)| Mapping::read(at, mapping)).collect()
+    }
+
+    fn read(at: usize, mapping: &PortMapping) -> Result<Mapping, Error> {
+        let PortMapping { host_port, container_port, protocol, host_ip } = mapping;
+        let key = |name: &str| format!("runtimeConfig: portMappings[{at}].{name}");
+        let port = |name: &str, port: u16| {
+            NonZeroU16::new(port).ok_or_else(|| Error::key(key(name), port, "not within 1..=65535"))
+        };
+        let protocol = match protocol.to_ascii_lowercase().as_str() {
+            "" | "tcp" => Protocol::Tcp,
+            "udp" => Protocol::Udp,
+            "sctp" => Protocol::Sctp,
+            _ => {
+                return Err(Error::key(
+                    key("protocol"),
+                    format!("{protocol:?}"),
+                    "not one of tcp, udp, sctp",
+                ));
+            }
+        };
+        Ok(Mapping {
+            protocol,
+            host_port: port("hostPort", *host_port)?,
+            container_port: port("containerPort", *container_port)?,
+            host_ip: host_ip.map(|ip| ip.to_canonical()),
+        })
+    }
+
+    /// Does it hold for packets of this family?
+    pub(super) fn is_of(&self, family: Family) -> bool {
+        self.host_ip.is_none_or(|ip| family.has(ip))
+    }
+
+    /// The one address of the host that it holds for; none if for all.
+    pub(super) fn host_address(&self) -> Option<IpAddr> {
+        self.host_ip.filter(|ip| !ip.is_unspecified())
+    }
+}
+
+/// The container's addresses: the first of each family that is not known to be somewhere else.
+pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
+    let elsewhere = |index: Option<i32>| {
+        let interface = index
+            .and_then(|index| usize::try_from(index).ok())
+            .and_then(|index| result.interfaces.get(index));
+        interface.is_some_and(|interface| interface.name != ifname || interface.sandbox.is_empty())
+    };
+    let inside: Vec<IpNet> =
+        result.ips.iter().filter(|ip| !elsewhere(ip.interface)).map(|ip| ip.address).collect();
+    Family::ALL
+        .into_iter()
+        .filter_map(|family| inside.iter().find(|net| family.has(net.addr())).copied())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::version::Version;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(keys: &Value) -> Config {
+        let mut value = json!({ "cniVersion": "1.1.0", "name": "net", "type": "portmap" });
+        for (key, inner) in keys.as_object().unwrap() {
+            value[key] = inner.clone();
+        }
+        Config::read(value.to_string().into_bytes(), Version::ALL).unwrap()
+    }
+
+    #[test]
+    fn the_keys_of_one_backend_choose_it() {
+        let chosen = |keys: Value| match Settings::read(&config(&keys)).map(|settings| settings.backend) {
+            Ok(Backend::Nftables { .. }) => "nftables".to_owned(),
+            Ok(Backend::Iptables { .. }) => "iptables".to_owned(),
+            Err(error) => error.msg,
+        };
+        assert_eq!(chosen(json!({})), "nftables");
+        assert_eq!(chosen(json!({ "conditionsV4": [], "conditionsV6": [""] })), "nftables");
+        assert_eq!(chosen(json!({ "externalSetMarkChain": "KUBE-MARK-MASQ" })), "iptables");
+        assert_eq!(chosen(json!({ "conditionsV4": ["!", "-s", "192.0.2.0/24"] })), "iptables");
+        assert_eq!(chosen(json!({ "conditionsV6": ["ip6", "saddr", "fd00::/8"] })), "nftables");
+        assert!(
+            chosen(json!({ "backend": "nftables", "conditionsV4": ["-s", "1.2.3.4"] }))
+                .contains("conditionsV4: [\"-s\", \"1.2.3.4\"]: only the backend iptables")
+        );
+        assert!(
+            chosen(json!({ "backend": "iptables", "conditionsV6": ["ip6 saddr ::1"] }))
+                .contains("conditionsV6")
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_key() {
+        for (keys, expected) in [
+            (json!({ "backend": "pf" }), "backend: \"pf\""),
+            (json!({ "backend": "" }), "backend: \"\""),
+            (json!({ "markMasqBit": 32 }), "markMasqBit: 32"),
+            (json!({ "markMasqBit": -1 }), "markMasqBit: -1"),
+            (
+                json!({ "markMasqBit": 5, "externalSetMarkChain": "X" }),
+                "externalSetMarkChain: \"X\": markMasqBit is 5",
+            ),
+            (json!({ "externalSetMarkChain": "a b" }), "externalSetMarkChain: \"a b\""),
+            (json!({ "externalSetMarkChain": "-j" }), "externalSetMarkChain"),
+            (json!({ "externalSetMarkChain": "X".repeat(29) }), "externalSetMarkChain"),
+            (json!({ "conditionsV4": ["-s\n*filter"] }), "conditionsV4"),
+        ] {
+            let error = Settings::read(&config(&keys)).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with(expected), "{}", error.msg);
+        }
+        for (mapping, expected) in [
+            (json!({ "hostPort": 0, "containerPort": 80 }), "portMappings[1].hostPort: 0"),
+            (json!({ "hostPort": 80, "containerPort": 0 }), "portMappings[1].containerPort: 0"),
+            (json!({ "hostPort": 80, "containerPort": 80, "protocol": "icmp" }), "protocol: \"icmp\""),
+        ] {
+            let good = json!({ "hostPort": 1, "containerPort": 1 });
+            let runtime = json!({ "runtimeConfig": { "portMappings": [good, mapping] } });
+            let error = Mapping::all(&config(&runtime)).unwrap_err();
+            assert!(error.code == 7 && error.msg.contains(expected), "{}", error.msg);
+        }
+    }
+
+    #[test]
+    fn a_mapping_holds_for_the_family_of_its_address() {
+        let read = |ip: Option<&str>| Mapping {
+            protocol: Protocol::Tcp,
+            host_port: NonZeroU16::MIN,
+            container_port: NonZeroU16::MIN,
+            host_ip: ip.map(|ip| ip.parse().unwrap()),
+        };
+        for (ip, four, six, address) in [
+            (None, true, true, None),
+            (Some("0.0.0.0"), true, false, None),
+            (Some("::"), false, true, None),
+            (Some("192.0.2.1"), true, false, Some("192.0.2.1")),
+            (Some("fd00::1"), false, true, Some("fd00::1")),
+        ] {
+            let mapping = read(ip);
+            assert_eq!((mapping.is_of(Family::V4), mapping.is_of(Family::V6)), (four, six), "{ip:?}");
+            assert_eq!(mapping.host_address().map(|ip| ip.to_string()).as_deref(), address);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! iptables: reading a table with one `iptables-save`, changing it with one `iptables-restore --noflush`.
+//!
+//! For hosts whose rules are all there, and for what the reference plugins made. Rules are lines as
+//! `iptables-save` prints them, so what was written can be looked for in what is there.
+//!
+//! Rules:
+//! - one program at a time and family, never a shell; a change is one commit, carried out whole or not at all;
+//! - no program is run where [`has_chain`] knows that there is nothing for it to find.
+//!
+//! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use cni::{Error, code};
+use linux::nft::{self, Nft};
+
+use crate::fingerprint::{Mark, hex};
+
+/// Longest chain name iptables takes, in bytes.
+pub const CHAIN_MAX: usize = 28;
+
+/// Longest comment of a rule, in bytes.
+const COMMENT_MAX: usize = 255;
+
+/// IPv4 or IPv6: a program each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `iptables`
+    V4,
+    /// `ip6tables`
+    V6,
+}
+
+/// A table of one family, as `iptables-save` prints it.
+#[derive(Clone, Debug)]
+pub struct Saved(String);
+
+// === impl Family ===
+
+impl Family {
+    /// Both.
+    pub const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    /// Is an address of this family?
+    pub fn has(self, address: std::net::IpAddr) -> bool {
+        address.is_ipv4() == (self == Family::V4)
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        }
+    }
+
+    /// Where `iptables-nft` keeps a table, as nf_tables sees it.
+    fn nft(self) -> nft::Family {
+        match self {
+            Family::V4 => nft::Family::Ip,
+            Family::V6 => nft::Family::Ip6,
+        }
+    }
+
+    /// What the older kernel interface has in use, a table's name a line.
+    fn legacy(self) -> &'static str {
+        match self {
+            Family::V4 => "/proc/net/ip_tables_names",
+            Family::V6 => "/proc/net/ip6_tables_names",
+        }
+    }
+
+    /// The table as it is. `iptables-save -t nat`
+    pub fn save(self, table: &str) -> Result<Saved, Error> {
+        run(&format!("{}-save", self.program()), &["-t", table], "").map(Saved)
+    }
+
+    /// Carries out lines in one commit, waiting for others who change the rules; no lines, no program.
+    pub fn restore(self, table: &str, lines: &[String]) -> Result<(), Error> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let script = format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
+        run(&format!("{}-restore", self.program()), &["--noflush", "--wait"], &script).map(|_| ())
+    }
+}
+
+/// Has a chain rules, or could it have? Found out without running a program.
+pub fn has_chain(family: Family, table: &str, chain: &str) -> bool {
+    let in_nft = |mut nft: Nft| nft.rules(nft::Table::new(family.nft(), table), chain);
+    Nft::open().and_then(in_nft).is_ok_and(|rules| !rules.is_empty()) || has_legacy(family, table)
+}
+
+/// Is a table of the older kernel interface in use? What is in it only its program knows.
+pub fn has_legacy(family: Family, table: &str) -> bool {
+    std::fs::read_to_string(family.legacy()).is_ok_and(|tables| tables.lines().any(|line| line == table))
+}
+
+/// The chain of a container on a network. The name is frozen: it is how a DEL finds it, ours or the reference
+/// plugins'.
+pub fn chain_name(prefix: &str, mark: &Mark) -> String {
+    use sha2::{Digest, Sha512};
+    let digest = Sha512::digest(format!("{}{}", mark.network, mark.container));
+    hex(&format!("CNI-{prefix}"), CHAIN_MAX, &digest)
+}
+
+/// A word as `iptables-save` quotes it; control characters are not for a script of lines and become `_`.
+pub fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            _ if character.is_control() => quoted.push('_'),
+            _ => quoted.push(character),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// `-m comment --comment "…"`, cut as the reference plugins cut it.
+pub fn comment(text: &str) -> String {
+    let mut text = text.to_owned();
+    if text.len() > COMMENT_MAX {
+        while text.len() > COMMENT_MAX - 2 {
+            text.pop();
+        }
+        text.push_str("...");
+    }
+    format!("-m comment --comment {}", quoted(&text))
+}
+
+/// The line that removes a rule.
+pub fn deletion(rule: &str) -> String {
+    format!("-D{}", rule.trim_start_matches("-A"))
+}
+
+// === impl Saved ===
+
+impl Saved {
+    /// Its lines.
+    pub fn lines(&self) -> impl Iterator<Item = &str> {
+        self.0.lines()
+    }
+
+    /// Is there a chain of this name?
+    pub fn has_chain(&self, chain: &str) -> bool {
+        self.lines().any(|line| line.strip_prefix(':').is_some_and(|rest| first_word(rest) == chain))
+    }
+
+    /// Is there exactly this rule?
+    pub fn has_rule(&self, rule: &str) -> bool {
+        self.lines().any(|line| line.trim_end() == rule)
+    }
+
+    /// The rules that lead to a chain.
+    pub fn jumps<'a>(&'a self, chain: &str) -> impl Iterator<Item = &'a str> {
+        let target = format!(" -j {chain}");
+        self.lines().filter(move |line| line.starts_with("-A ") && line.ends_with(&target))
+    }
+}
+
+fn first_word(text: &str) -> &str {
+    text.split(' ').next().unwrap_or_default()
+}
+
+/// The chain that a rule is in.
+pub fn chain_of(rule: &str) -> Option<&str> {
+    rule.strip_prefix("-A ").map(first_word)
+}
+
+fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        Error::new(code::IO_FAILURE, format!("run {program}: {cause}; the backend nftables needs no program"))
+    };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|cause| failed(&cause))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        pipe.write_all(stdin.as_bytes()).map_err(|cause| failed(&cause))?;
+    }
+    let output = child.wait_with_output().map_err(|cause| failed(&cause))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(failed(&String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g5_chain_names_are_the_reference_plugins() {
+        let mark = Mark {
+            plugin: "bridge".into(),
+            network: "test".into(),
+            container: "1234".into(),
+            ifname: "eth0".into(),
+        };
+        // Go: utils.MustFormatChainNameWithPrefix("test", "1234", "") and "DN-".
+        assert_eq!(chain_name("", &mark), "CNI-2bbe0c48b91a7d1b8a6753a8");
+        assert_eq!(chain_name("DN-", &mark), "CNI-DN-2bbe0c48b91a7d1b8a675");
+    }
+
+    #[test]
+    fn what_is_written_into_a_script_stays_one_word() {
+        assert_eq!(quoted("a b"), "\"a b\"");
+        assert_eq!(quoted("a\"\\\nCOMMIT"), "\"a\\\"\\\\_COMMIT\"");
+        let long = comment(&"x".repeat(300));
+        assert_eq!(long.len(), "-m comment --comment \"\"".len() + 256);
+        assert!(long.ends_with("...\""));
+    }
+}
