@@ -88,10 +88,15 @@ impl Containerd {
         self.launch();
     }
 
+    /// The environment's `PATH` with which the runtime's programs are found.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("PATH={0}/usr/bin:{0}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin", self.root)
+    }
+
     #[track_caller]
     fn launch(&self) {
-        let root = &self.root;
-        let path = format!("PATH={root}/usr/bin:{root}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let path = self.path();
         let words = ["env", &path, "containerd", "--config", CONFIGURATION];
         self.machine.start("containerd", words);
         self.machine.wait("containerd", "answers", || self.cri.status().ok());

@@ -7,6 +7,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::Finished;
@@ -48,27 +50,54 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn new(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
-        let kube = Kube { machine, parts: parts("kube")?, accounts };
+        let kube = Kube::prepare(machine, accounts)?;
         kube.launch();
+        kube.wait();
         Some(kube)
     }
 
-    /// Starts both, or what of them does not run.
+    /// The same, nothing of which runs yet.
+    #[must_use]
+    #[track_caller]
+    pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
+        let kube = Kube { machine, parts: parts("kube")?, accounts };
+        kube.certified("admin");
+        Some(kube)
+    }
+
+    /// Writes a kubeconfig for who has a certificate of that name; its path.
+    #[track_caller]
+    pub fn certified(&self, name: &str) -> String {
+        let file = |end: &str| self.pki(&format!("{name}.{end}"));
+        self.configuration(name, &json!({ "client-certificate": file("crt"), "client-key": file("key") }))
+    }
+
+    /// Starts both.
     #[track_caller]
     pub fn launch(&self) {
-        if !self.machine.lives("etcd") {
-            self.launch_etcd();
-        }
+        self.launch_etcd();
         self.launch_server();
-        let name = "admin";
-        let (certificate, key) = (self.pki("admin.crt"), self.pki("admin.key"));
-        self.configuration(name, &json!({ "client-certificate": certificate, "client-key": key }));
+    }
+
+    /// Waits until the server is ready.
+    #[track_caller]
+    pub fn wait(&self) {
         self.machine.wait("kube-apiserver", "is ready", || {
+            // Asking is work, too.
+            sleep(Duration::from_millis(100));
             self.attempt(["get", "--raw", "/readyz"], "").code.filter(|code| *code == 0)
         });
     }
 
-    fn launch_etcd(&self) {
+    /// Ends one of its two programs with a signal.
+    #[track_caller]
+    pub fn stop(&self, program: &str, signal: &str) {
+        self.machine.stop(program, signal);
+    }
+
+    /// Starts etcd.
+    #[track_caller]
+    pub fn launch_etcd(&self) {
         let (clients, peers) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
         let cluster = format!("one={peers}");
         let words = [
@@ -84,7 +113,9 @@ impl Kube {
         self.machine.start("etcd", words);
     }
 
-    fn launch_server(&self) {
+    /// Starts the server.
+    #[track_caller]
+    pub fn launch_server(&self) {
         let pki = |name| self.pki(name);
         let mut words = vec![
             self.program("kube-apiserver"),

@@ -16,6 +16,7 @@ pub mod containerd;
 pub mod cri;
 pub mod kube;
 pub mod machine;
+pub mod node;
 pub mod parts;
 pub mod traffic;
 
@@ -26,6 +27,7 @@ pub use cluster::Cluster;
 pub use containerd::Containerd;
 pub use kube::Kube;
 pub use machine::Machine;
+pub use node::Node;
 
 /// Every version of the protocol there has been.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

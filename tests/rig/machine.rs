@@ -34,10 +34,11 @@ const GROUPS: &str = "weft-test-";
 /// Where control groups are.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What the first process does: the rest of a machine's file system; then, for as long as somebody holds its input,
+/// What the first process does: the rest of a machine's file system, whose mounts containers may see; then, for as long as somebody holds its input,
 /// take in orphans.
 const FIRST: &str = "set -e
     mount --rbind /run/machine/sys/fs/cgroup /sys/fs/cgroup
+    mount --make-rshared /
     hostname \"$0\"
     : >/run/services/up
     exec 3<&0; cat <&3 >/dev/null & wait $!";
@@ -81,6 +82,19 @@ impl Machine {
     #[must_use]
     pub fn group(&self) -> String {
         format!("/{}", self.group)
+    }
+
+    /// Makes the control group, for who expects it to be there. With version 1 a group of processors is empty at
+    /// first, and takes nobody.
+    #[track_caller]
+    pub fn make_group(&self) {
+        let script = "for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
+                [ -e \"$place/cgroup.procs\" ] && mkdir -p \"$place/$0\"
+            done
+            for file in cpuset.cpus cpuset.mems; do
+                cd /sys/fs/cgroup/cpuset 2>/dev/null && cat $file >\"$0/$file\"
+            done; true";
+        self.run(["sh", "-c", script, &self.group]);
     }
 
     /// A path of the machine as this process can open it, mounts of containers included.

@@ -26,8 +26,12 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 const MACHINE: &str = "/run/machine";
 
 /// Directories of which a pretend host has its own copy, and the entries it must not see of the machine's.
-const SHADOWED: [(&str, &[&str]); 3] =
-    [("/etc", &["cni"]), ("/var/lib", &["cni", "weft", "containerd", "kubelet"]), ("/opt", &["cni"])];
+const SHADOWED: [(&str, &[&str]); 4] = [
+    ("/etc", &["cni"]),
+    ("/var/lib", &["cni", "weft", "containerd", "kubelet"]),
+    ("/var/log", &["pods", "containers"]),
+    ("/opt", &["cni"]),
+];
 
 /// Namespaces to work in.
 #[derive(Clone, Debug)]

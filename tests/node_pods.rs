@@ -1,0 +1,180 @@
+//! A whole node with `weft` as its network: what an administrator sees with `kubectl`.
+//!
+//! ```text
+//!   kubectl ── API server ── kubelet ── containerd ── weft ── default, net-a, net-b, net-c
+//! ```
+//!
+//! Source: the standard, 1.1.5, 6.1 (the node is ready with the default network); `examples/`.
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+
+use rig::cluster::{MANIFESTS, bridge, configuration};
+use rig::{Cluster, Node, links};
+use serde_json::{Value, json};
+use testkit::{Feature, Snapshot, host, workspace};
+
+/// A node that is not ready yet, with weft's program in its place and the definition of networks in its API.
+macro_rules! node {
+    () => {{
+        let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
+        let Some(node) = Node::new(host) else { return };
+        let weft = testkit::binary("weft");
+        node.kube().apply(&node.machine().run([weft.to_str().expect("a path"), "crds"]));
+        node.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        node
+    }};
+}
+
+/// Waits until the node is as it was: a kubelet takes its time to notice what it has to take down.
+#[track_caller]
+fn until_nothing_is_left(what: &str, node: &Node, before: &Snapshot) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(90);
+    loop {
+        let changes = rig::changes(before, &node.snapshot());
+        if changes.is_empty() {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{what}: the node is not as it was:\n{changes}");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
+/// A kubelet stops what it does not want any more at once, and forgets it a minute later.
+fn no_pod_runs(node: &Node) -> Option<()> {
+    let sandboxes = node.containerd().cri().list_pod_sandbox().ok()?;
+    let stopped = sandboxes.iter().all(|(_, ready)| !ready);
+    (stopped && links(node).iter().all(|link| !link.contains("veth"))).then_some(())
+}
+
+/// The addresses of a pod's interfaces as a program in it sees them: interface and address.
+#[track_caller]
+fn addresses(node: &Node, namespace: &str, pod: &str) -> Vec<(String, String)> {
+    let told = node.exec(namespace, pod, ["ip", "-o", "-4", "address"]).success().stdout;
+    let lines = told.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (link, address) = (words.next()?, words.nth(1)?.split('/').next()?);
+        (link != "lo").then(|| (link.to_owned(), address.to_owned()))
+    });
+    lines.collect()
+}
+
+fn example(name: &str) -> String {
+    std::fs::read_to_string(workspace().join("examples").join(name)).expect("an example")
+}
+
+#[test]
+fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network() {
+    let node = node!();
+    rig::install(&node);
+    for file in ["definitions.yaml", "pods.yaml"] {
+        node.write(format!("{MANIFESTS}/{file}"), example(file));
+    }
+    let (ready, message) = node.condition("Ready").expect("a node");
+    assert!(!ready && message.contains("cni plugin not initialized"), "{message}");
+    node.kube().apply(&example("definitions.yaml"));
+    node.until("pods can be made", || {
+        let account = ["get", "serviceaccount", "default", "-n", "my-namespace"];
+        node.kube().attempt(account, "").code.filter(|code| *code == 0)
+    });
+    node.kube().apply(&example("pods.yaml"));
+    let waiting = node.kube().json(["pods", "-n", "my-namespace"]);
+    let phases = waiting["items"].as_array().into_iter().flatten().map(|pod| &pod["status"]["phase"]);
+    assert!(phases.into_iter().all(|phase| phase == "Pending"), "{waiting}");
+
+    node.containerd().configure(&configuration(&bridge("default", 1)));
+    node.until_ready(true);
+    node.until_pods_ready(["-n", "my-namespace", "--all"]);
+    let had = addresses(&node, "my-namespace", "my-pod");
+    let names: Vec<&str> = had.iter().map(|(link, _)| link.as_str()).collect();
+    assert_eq!(names, ["eth0", "net1", "net2", "net3", "net4"]);
+    let pod = node.kube().json(["pod", "-n", "my-namespace", "my-pod"]);
+    assert_eq!(pod["status"]["podIP"], had[0].1.as_str());
+    let partner = addresses(&node, "my-namespace", "my-partner");
+    assert!(partner.contains(&("blue".to_owned(), "10.101.2.44".to_owned())), "{partner:?}");
+    assert_eq!(partner.len(), 4, "{partner:?}");
+    for (link, address) in &partner {
+        let ping = ["ping", "-c", "2", "-W", "2", address];
+        let finished = node.exec("my-namespace", "my-pod", ping);
+        assert!(finished.code == Some(0), "{link}: {finished}");
+    }
+
+    // Gone, and made again under the same names: before that, a kubelet may keep the objects for a while.
+    let delete = ["delete", "pods", "-n", "my-namespace", "--all", "--wait=false"];
+    node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
+    node.until("no pod runs", || no_pod_runs(&node));
+    let before = node.snapshot();
+    node.kube().kubectl(delete.into_iter().chain(["--grace-period=0", "--force"]));
+    node.kube().apply(&example("pods.yaml"));
+    node.until_pods_ready(["-n", "my-namespace", "--all"]);
+    assert_eq!(addresses(&node, "my-namespace", "my-pod").len(), 5);
+    node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
+    until_nothing_is_left("deleted", &node, &before);
+
+    node.unconfigure();
+    node.until_ready(false);
+}
+
+/// `count` pods whose names are known before: that is what a directory of manifests needs.
+fn replicas(count: usize) -> Value {
+    let annotations = json!({ "k8s.v1.cni.cncf.io/networks": "red,wire" });
+    let container = json!({
+        "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1 & wait; done"],
+    });
+    json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "many", "namespace": "blue" },
+        "spec": {
+            "replicas": count, "podManagementPolicy": "Parallel", "serviceName": "many",
+            "selector": { "matchLabels": { "app": "many" } },
+            "template": {
+                "metadata": { "labels": { "app": "many" }, "annotations": annotations },
+                "spec": { "terminationGracePeriodSeconds": 1, "containers": [container] },
+            },
+        },
+    })
+}
+
+#[test]
+fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
+    const PODS: usize = 12;
+    let node = node!();
+    let cluster = Cluster::new(&node);
+    cluster.definition("red", &bridge("red", 2));
+    let range = json!({ "type": "host-local", "subnet": "10.4.0.0/24" });
+    cluster.definition("wire", &json!({ "cniVersion": "1.0.0", "type": "ptp", "ipam": range }));
+    (0..PODS).for_each(|number| cluster.pod(&format!("many-{number}"), "red,wire"));
+    node.containerd().configure(&configuration(&bridge("default", 1)));
+    node.until_ready(true);
+    node.kube().kubectl(["create", "namespace", "blue"]);
+    let scale = |count: usize| node.kube().apply(&replicas(count).to_string());
+    scale(1);
+    node.until("one pod is there", || {
+        let pod = ["wait", "--for=condition=Ready", "--timeout=1s", "pod", "-n", "blue", "many-0"];
+        node.kube().attempt(pod, "").code.filter(|code| *code == 0)
+    });
+    scale(0);
+    node.until("no pod runs", || no_pod_runs(&node));
+    let before = node.snapshot();
+
+    scale(PODS);
+    node.until("all pods are ready", || {
+        let set = node.kube().json(["statefulset", "-n", "blue", "many"]);
+        (set["status"]["readyReplicas"] == PODS).then_some(())
+    });
+    let pods = node.kube().json(["pods", "-n", "blue"]);
+    let items = pods["items"].as_array().expect("pods");
+    let given: BTreeSet<&str> = items.iter().filter_map(|pod| pod["status"]["podIP"].as_str()).collect();
+    assert_eq!(given.len(), PODS, "{given:?}");
+    assert_eq!(links(&node).iter().filter(|link| link.contains("veth")).count(), 3 * PODS);
+
+    let had = addresses(&node, "blue", "many-0");
+    node.containerd().restart("KILL");
+    node.restart_kubelet();
+    let answers = || node.exec("blue", "many-0", ["true"]).code.filter(|code| *code == 0);
+    node.until("a program runs in a pod", answers);
+    assert_eq!(addresses(&node, "blue", "many-0"), had, "nobody noticed");
+    scale(0);
+    until_nothing_is_left("scaled down", &node, &before);
+}
