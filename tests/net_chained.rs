@@ -45,6 +45,16 @@ fn case(plugin: &'static str) -> Case {
                 (json!({ "conditionsV4": ["tcp dport 80"] }), 7),
             ],
         ),
+        "sbr" => (
+            json!({ "gateways": ["10.1.0.1", "fd01::1"] }),
+            0,
+            vec![
+                (json!({ "table": 0 }), 7),
+                (json!({ "gateways": ["x"] }), 7),
+                // Found out by the kernel, after other routes were added.
+                (json!({ "gateways": ["10.1.0.1", "fd09::1"] }), 5),
+            ],
+        ),
         _ => panic!("no row for {plugin}"),
     };
     Case { plugin, config: with(&json!({ "name": "net", "type": plugin }), &own), adds, failures }
@@ -131,6 +141,7 @@ macro_rules! for_every_plugin {
     ($($body:ident),* $(,)?) => {
         for_every_plugin!(@ bandwidth $($body)*);
         for_every_plugin!(@ portmap $($body)*);
+        for_every_plugin!(@ sbr $($body)*);
     };
     (@ $plugin:ident $($body:ident)*) => {
         mod $plugin {
@@ -332,6 +343,8 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
     // Who only reads the result finds no address of it there.
     let code = if case.plugin == "portmap" { 7 } else { 5 };
     assert_refused("no such interface", &chain.second.add(&given), code, &["eth9"]);
+    let (code, message) = rig::refusal(&chain.second.add(&given));
+    assert!(matches!(code, 5 | 7) && message.contains("eth9"), "no such interface: {code} {message}");
     "eth0".clone_into(&mut chain.second.ifname);
     for netns in ["/dev/zero", "/run", "relative"] {
         netns.clone_into(&mut chain.second.netns);

@@ -160,6 +160,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
             table.compare(&format!("portmap, {backend} DEL"), &ours.1, "Go, iptables", &peer.1, "");
         }
     }
+    behind_bridge(setting, table, "sbr", &json!({}))?;
     Ok(())
 }
 

@@ -46,6 +46,7 @@ pub const NAMES: &[&str] = &[
     "macvlan",
     "portmap",
     "ptp",
+    "sbr",
     "static",
     "tuning",
     "vlan",

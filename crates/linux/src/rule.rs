@@ -73,6 +73,13 @@ impl Rtnl {
         self.execute(0, message, || format!("remove rule from {} lookup {}", rule.from, rule.table))
     }
 
+    /// The tables that rules of a family lead to, whatever the rules look at.
+    pub fn tables_of_rules(&mut self, of: Family) -> Result<Vec<u32>, Error> {
+        let query = Message::route(GET_RULE, of.number(), RouteFields::default());
+        let answers = self.dump(&query, || "list rules".to_owned())?;
+        Ok(answers.iter().filter(|answer| answer.kind() == NEW_RULE).map(table).collect())
+    }
+
     /// The rules by source address of a family; others are left out. `ip -4|-6 rule show`
     pub fn rules(&mut self, of: Family) -> Result<Vec<Rule>, Error> {
         let query = Message::route(GET_RULE, of.number(), RouteFields::default());
@@ -81,12 +88,17 @@ impl Rtnl {
     }
 }
 
+/// The table; its number may be too large for the byte.
+fn table(message: &Message) -> u32 {
+    message.attributes.find(TABLE).and_then(ne32_of).unwrap_or_else(|| u32::from(message.byte_at(4)))
+}
+
 fn by_source(message: &Message) -> Option<Rule> {
     let number = |kind| message.attributes.find(kind).and_then(ne32_of);
     let from = message.attributes.find(SOURCE).and_then(address_of)?;
     (message.kind() == NEW_RULE).then_some(Rule {
         from: IpNet::new(from, message.byte_at(2)).ok()?,
-        table: number(TABLE).unwrap_or_else(|| u32::from(message.byte_at(4))),
+        table: table(message),
         priority: number(PRIORITY),
         protocol: message
             .attributes

@@ -6,6 +6,7 @@ use npwg::configuration::Flavour;
 
 use crate::chained::bandwidth::Bandwidth;
 use crate::chained::portmap::Portmap;
+use crate::chained::sbr::Sbr;
 use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
@@ -31,6 +32,7 @@ pub const TABLE: &Table<'static> = &[
     ("macvlan", &Macvlan),
     ("portmap", &Portmap),
     ("ptp", &Ptp),
+    ("sbr", &Sbr),
     ("static", &Static),
     ("tuning", &Tuning),
     ("vlan", &Vlan),

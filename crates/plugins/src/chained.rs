@@ -4,4 +4,5 @@
 
 pub mod bandwidth;
 pub mod portmap;
+pub mod sbr;
 pub mod tuning;

@@ -1,0 +1,117 @@
+//! What `sbr` is told.
+
+use std::net::IpAddr;
+
+use cni::Error;
+use cni::address::parse_ip;
+use cni::config::Config;
+use cni::fold::quote;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The kernel's own table, and no table.
+const UNUSABLE: [u32; 2] = [0, 255];
+
+/// As written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    table: Option<u32>,
+    gateways: Vec<Value>,
+    #[serde(rename = "addSourceHints")]
+    add_source_hints: bool,
+}
+
+/// Checked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The table that rules lead to, which somebody else fills; absent: one for each address, filled by us.
+    pub table: Option<u32>,
+    /// What takes the place of the addresses' own gateways; at most one of each family.
+    gateways: Vec<IpAddr>,
+    /// What becomes of subnets in the main table.
+    pub subnets: Subnets,
+}
+
+/// What becomes of the interface's subnets in the main table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Subnets {
+    /// They leave it.
+    #[default]
+    Leave,
+    /// They stay, and say which address to send from.
+    StayWithSource,
+}
+
+impl Settings {
+    /// Reads the configuration.
+    pub fn read(config: &Config) -> Result<Settings, Error> {
+        let Conf { table, gateways, add_source_hints } = config.decode()?;
+        if let Some(table) = table.filter(|table| UNUSABLE.contains(table)) {
+            return Err(Error::key("table", table, "not a table that routes can be put into"));
+        }
+        let subnets = if add_source_hints { Subnets::StayWithSource } else { Subnets::Leave };
+        Ok(Settings { table, gateways: read_gateways(&gateways)?, subnets })
+    }
+
+    /// The configured gateway for an address, if there is one of its family.
+    pub fn gateway(&self, address: IpAddr) -> Option<IpAddr> {
+        self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == address.is_ipv4())
+    }
+}
+
+fn read_gateways(list: &[Value]) -> Result<Vec<IpAddr>, Error> {
+    let mut gateways: Vec<IpAddr> = Vec::new();
+    for (at, value) in list.iter().enumerate() {
+        let fault = |why: &str| Error::key(format!("gateways[{at}]"), quote(value), why);
+        let Some(gateway) = value.as_str().and_then(parse_ip) else {
+            return Err(fault("not an IP address"));
+        };
+        if gateways.iter().any(|known| known.is_ipv4() == gateway.is_ipv4()) {
+            return Err(fault("a second gateway of this family: at most one IPv4 and one IPv6"));
+        }
+        gateways.push(gateway);
+    }
+    Ok(gateways)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(keys: &Value) -> Result<Settings, Error> {
+        let mut document = json!({ "cniVersion": "1.1.0", "name": "net", "type": "sbr" });
+        for (key, value) in keys.as_object().unwrap() {
+            document[key] = value.clone();
+        }
+        Settings::read(&Config::read(document.to_string().into_bytes(), cni::version::Version::ALL)?)
+    }
+
+    #[test]
+    fn a_gateway_is_for_its_family() {
+        let settings = read(&json!({ "gateways": ["fd01::1", "10.0.0.1"] })).unwrap();
+        let gateway = |of: &str| settings.gateway(of.parse().unwrap()).unwrap().to_string();
+        assert_eq!((gateway("10.9.9.9").as_str(), gateway("fd09::9").as_str()), ("10.0.0.1", "fd01::1"));
+        assert_eq!(read(&json!({ "gateways": null, "table": null })).unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_by_key_and_value() {
+        for (keys, start) in [
+            (json!({ "table": 0 }), "table: 0: "),
+            (json!({ "table": 255 }), "table: 255: "),
+            (json!({ "table": -5 }), "table: -5: "),
+            (json!({ "table": "main" }), "table: \"main\": "),
+            (json!({ "table": 4_294_967_296_u64 }), "table: 4294967296: "),
+            (json!({ "gateways": "10.0.0.1" }), "gateways: \"10.0.0.1\": "),
+            (json!({ "gateways": ["10.0.0.1", "here"] }), "gateways[1]: \"here\": "),
+            (json!({ "gateways": ["10.0.0.1", "10.0.0.2"] }), "gateways[1]: \"10.0.0.2\": a second"),
+            (json!({ "addSourceHints": "yes" }), "addSourceHints: \"yes\": "),
+        ] {
+            let error = read(&keys).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with(start), "{error}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Which of an interface's routes go into which table: decided here, carried out elsewhere.
+//!
+//! Rules:
+//! - the table of an address gets the routes from its subnet or through it, those of its family that belong to no
+//!   subnet in particular, and the default route by its gateway;
+//! - a route that fits no address goes into every table of its family: none is lost;
+//! - IPv6 link-local networks are copied, and stay in the main table, where neighbour discovery needs them;
+//! - a table gets routes without gateway first: gateways must be reachable.
+
+use std::net::IpAddr;
+
+use cni::result::IpConfig;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use linux::route::{Route, SCOPE_LINK};
+
+use super::FIRST_TABLE;
+use super::settings::{Settings, Subnets};
+
+/// What is to be done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// Address, table, and the routes it gets, in order.
+    pub tables: Vec<(IpAddr, u32, Vec<Route>)>,
+    /// Routes that the main table gets.
+    pub hints: Vec<Route>,
+    /// Routes that leave the main table.
+    pub leave: Vec<Route>,
+}
+
+impl Split {
+    /// `own`: the routes of link `link` in the main table; `taken`: tables that rules or routes use.
+    pub fn plan(
+        settings: &Settings,
+        addresses: &[IpConfig],
+        (link, own): (u32, &[Route]),
+        taken: &[u32],
+    ) -> Split {
+        let mut split = Split::default();
+        let mut next = FIRST_TABLE;
+        for ip in addresses {
+            while taken.contains(&next) {
+                next += 1;
+            }
+            let mut routes = routes_of(ip, addresses, own);
+            add_default(settings, ip, link, &mut routes);
+            routes.sort_by_key(|route| route.gateway.is_some());
+            routes.iter_mut().for_each(|route| route.table = next);
+            split.tables.push((ip.address.addr(), next, routes));
+            next += 1;
+        }
+        if settings.subnets == Subnets::StayWithSource {
+            split.hints = addresses.iter().map(|ip| hint(ip, link)).collect();
+        }
+        let stays = |route: &Route| {
+            let replaced = split.hints.iter().any(|hint| hint.dst == route.dst);
+            let direct = route.gateway.is_none() && !replaced;
+            is_link_local(route.dst) || (direct && settings.subnets == Subnets::StayWithSource)
+        };
+        split.leave = own.iter().filter(|route| !stays(route)).cloned().collect();
+        // What needs others leaves first.
+        split.leave.sort_by_key(|route| route.gateway.is_none());
+        split
+    }
+}
+
+/// Those of an interface's routes that are for an address.
+fn routes_of(ip: &IpConfig, addresses: &[IpConfig], own: &[Route]) -> Vec<Route> {
+    let fits = |ip: &IpConfig, route: &Route| {
+        let within = |address: Option<IpAddr>| address.is_some_and(|address| ip.address.contains(&address));
+        within(route.source) || within(route.gateway)
+    };
+    let wanted = |route: &&Route| {
+        let general = route.source.is_none() && route.gateway.is_none();
+        route.dst.addr().is_ipv4() == ip.address.addr().is_ipv4()
+            && (general || fits(ip, route) || !addresses.iter().any(|other| fits(other, route)))
+    };
+    own.iter().filter(wanted).cloned().collect()
+}
+
+/// The default route by the address's gateway. A configured one takes the place of any other; beside that, the
+/// interface's own says more than we know (its metric, its MTU).
+fn add_default(settings: &Settings, ip: &IpConfig, link: u32, routes: &mut Vec<Route>) {
+    let configured = settings.gateway(ip.address.addr());
+    if configured.is_some() {
+        routes.retain(|route| !route.is_default());
+    }
+    let Some(gateway) = configured.or(ip.gateway) else { return };
+    if !routes.iter().any(|route| route.is_default() && route.gateway == Some(gateway)) {
+        let everywhere = match gateway {
+            IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
+            IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
+        };
+        routes.push(Route::new(everywhere, link, Some(gateway)));
+    }
+}
+
+/// The route to an address's subnet that says to send from it.
+fn hint(ip: &IpConfig, link: u32) -> Route {
+    let mut route = Route::new(ip.address.trunc(), link, None);
+    route.source = Some(ip.address.addr());
+    if ip.address.addr().is_ipv4() {
+        route.scope = SCOPE_LINK;
+    }
+    route
+}
+
+fn is_link_local(net: IpNet) -> bool {
+    matches!(net, IpNet::V6(net) if net.network().is_unicast_link_local())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(address: &str, gateway: &str) -> IpConfig {
+        IpConfig { interface: None, address: address.parse().unwrap(), gateway: gateway.parse().ok() }
+    }
+
+    fn route(dst: &str, gateway: &str, source: &str) -> Route {
+        let mut route = Route::new(dst.parse().unwrap(), 7, gateway.parse().ok());
+        route.source = source.parse().ok();
+        route
+    }
+
+    fn text(routes: &[Route]) -> Vec<String> {
+        let via = |route: &Route| route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+        routes.iter().map(|route| format!("{}{}", route.dst, via(route))).collect()
+    }
+
+    #[test]
+    fn each_address_gets_a_free_table_with_what_is_its() {
+        let own = [
+            route("0.0.0.0/0", "10.1.0.1", ""),
+            route("10.1.0.0/24", "", "10.1.0.5"),
+            route("10.2.0.0/24", "", "10.2.0.5"),
+            route("192.0.2.0/24", "10.2.0.1", ""),
+            route("198.51.100.0/24", "172.16.0.1", ""),
+            route("fd01::/64", "", ""),
+            route("fe80::/64", "", ""),
+        ];
+        let addresses = [ip("10.1.0.5/24", "10.1.0.1"), ip("10.2.0.5/24", "10.2.0.1"), ip("fd01::5/64", "")];
+        let split = Split::plan(&Settings::default(), &addresses, (7, &own), &[100, 102, 254]);
+        let tables: Vec<u32> = split.tables.iter().map(|(_, table, _)| *table).collect();
+        assert_eq!(tables, [101, 103, 104]);
+        let of = |at: usize| text(&split.tables[at].2);
+        assert_eq!(of(0), ["10.1.0.0/24", "0.0.0.0/0 via 10.1.0.1", "198.51.100.0/24 via 172.16.0.1"]);
+        assert_eq!(
+            of(1),
+            [
+                "10.2.0.0/24",
+                "192.0.2.0/24 via 10.2.0.1",
+                "198.51.100.0/24 via 172.16.0.1",
+                "0.0.0.0/0 via 10.2.0.1"
+            ]
+        );
+        assert_eq!(of(2), ["fd01::/64", "fe80::/64"]);
+        assert_eq!(split.leave.len(), 6, "all but the link-local network");
+        assert!(split.leave[0].gateway.is_some() && split.hints.is_empty());
+    }
+
+    #[test]
+    fn with_hints_what_is_direct_stays_and_says_whence_to_send() {
+        let own = [
+            route("0.0.0.0/0", "10.1.0.1", ""),
+            route("10.1.0.0/24", "", "10.1.0.5"),
+            route("10.7.0.0/16", "", ""),
+            route("fd01::/64", "", ""),
+        ];
+        let mut settings = Settings::default();
+        settings.subnets = Subnets::StayWithSource;
+        let addresses = [ip("10.1.0.5/24", "10.1.0.1"), ip("fd01::5/64", "")];
+        let split = Split::plan(&settings, &addresses, (7, &own), &[]);
+        assert_eq!(text(&split.leave), ["0.0.0.0/0 via 10.1.0.1", "10.1.0.0/24", "fd01::/64"]);
+        assert_eq!(text(&split.hints), ["10.1.0.0/24", "fd01::/64"]);
+        assert_eq!(split.hints[0].source, Some("10.1.0.5".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_interface_without_routes_still_gets_its_default_route() {
+        let split = Split::plan(&Settings::default(), &[ip("10.1.0.5/24", "10.1.0.1")], (7, &[]), &[]);
+        assert_eq!(text(&split.tables[0].2), ["0.0.0.0/0 via 10.1.0.1"]);
+        assert_eq!((split.tables[0].2[0].table, split.tables[0].2[0].link), (100, 7));
+    }
+}
