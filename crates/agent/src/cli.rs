@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{attach, check, cnitool, crds, demo, detach, explain, lint, list, plan};
+use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, lint, list, plan};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -48,6 +48,8 @@ enum Command {
     Explain(explain::Arguments),
     /// Find what is wrong with definitions, annotations and CNI configurations
     Lint(lint::Arguments),
+    /// Plan for this node's pods from the Kubernetes API, and publish what came of it
+    Agent(agent::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Run the plugins of one network for one namespace, as cnitool does
@@ -95,6 +97,7 @@ impl Call {
             Command::List(arguments) => list::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
+            Command::Agent(arguments) => agent::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
             // In cnitool's manner an error is one line.

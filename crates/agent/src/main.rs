@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod attach;
 mod attachments;
 mod check;

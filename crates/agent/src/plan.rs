@@ -8,7 +8,7 @@ use std::io;
 use clap::Args;
 use cni::{Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{self, Answer, Question};
+use npwg::exchange::{self, Answer, Question, Reply};
 use npwg::plan::{Plan, Sandbox};
 
 use crate::failure::{EXIT_CODES, Failure};
@@ -42,12 +42,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Ok(plan) => Answer::Plan(Box::new(plan)),
         Err(error) => Answer::Refused(error),
     };
-    Ok(exchange::send(&mut io::stdout().lock(), &answer)?)
+    Ok(exchange::send(&mut io::stdout().lock(), &Reply::plain(answer))?)
 }
 
 fn answer(question: &Question, files: &[std::path::PathBuf]) -> Result<Plan, Error> {
     question.check()?;
-    let Question { version: _, pod, container, ifname, configuration, multus } = question;
+    let Question { version: _, pod, container, ifname, configuration, multus, files: _, unreadable: _ } =
+        question;
     let flavour = if *multus { Flavour::Multus } else { Flavour::Weft };
     let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
     if files.is_empty() {

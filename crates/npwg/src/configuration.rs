@@ -15,8 +15,13 @@ use cni::network::Network;
 use cni::object::Object;
 use cni::version::Version;
 
+use crate::metadata::Pod;
+use crate::plan::PodIdentity;
 use crate::refusal::Warning;
 use crate::status::StatusStyle;
+
+/// The capability under which container runtimes pass a pod's annotations (V11).
+const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel};
 
@@ -177,6 +182,16 @@ impl NodeConfiguration {
         places.extend(named.into_iter().chain(&self.default_networks).filter(|p| p.is_path()).cloned());
         places.extend(self.auxiliary_directory().map(Place::Path));
         places
+    }
+
+    /// The pod as the runtime tells of it: by the annotations it passes (V11).
+    ///
+    /// # Errors
+    /// Code 7 if they are no map of texts.
+    pub fn pod_of_runtime(&self, named: &PodIdentity) -> Result<Option<Pod>, Error> {
+        let PodIdentity { namespace, name, uid } = named.clone();
+        let told = self.runtime_config.read(POD_ANNOTATIONS)?;
+        Ok(told.map(|annotations| Pod { namespace, name, uid, annotations, ..Pod::default() }))
     }
 
     /// The directory of the files of `auxiliaryCNIChainName`: beside the default network's own file.

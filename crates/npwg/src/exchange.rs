@@ -1,18 +1,22 @@
-//! How the hands ask the brain for a plan: one question, one answer, each a length and JSON.
+//! How the hands ask the brain for a plan: a [`Question`], a [`Reply`], and when it is done a [`Report`], each a
+//! length and JSON.
 //!
-//! The same exchange runs over the agent's socket and over the pipes of `weft plan --once`.
+//! The same exchange runs over the agent's socket and, without the report, over the pipes of `weft plan --once`.
 //!
 //! Rules: a length is four bytes, big-endian; both sides refuse more than [`MESSAGE_MAX`]; either side may be a
-//! release older or newer, so unknown keys are ignored and a newer [`VERSION`] is refused by name.
+//! release older or newer, so unknown keys are ignored and a newer [`VERSION`] is refused by name; the brain sees
+//! no file of the node, so what a plan may need of them is in the question.
 
 use std::io::{Read, Write};
 
 use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
+use cni::network::Network;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::definition::{Disk, Form, OnDisk};
 use crate::plan::{Plan, PodIdentity};
 
 /// The form of question this release asks.
@@ -37,6 +41,80 @@ pub struct Question {
     /// Was the meta-plugin called as `multus`?
     #[serde(default)]
     pub multus: bool,
+    /// The networks on the node's disk that the plan may need.
+    #[serde(default)]
+    pub files: Vec<NetworkFile>,
+    /// The files that could not be read, as `path: why`.
+    #[serde(default)]
+    pub unreadable: Vec<String>,
+}
+
+/// A network on the node's disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkFile {
+    /// Its file.
+    pub path: String,
+    /// The list, with the plugins of its sub-directory; what was a single configuration is a list of one.
+    pub text: String,
+}
+
+/// What the brain says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// To the question.
+    pub answer: Answer,
+    /// What else is to be done on this node, once the runtime has its answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orders: Vec<Order>,
+}
+
+/// Work that nobody calls for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Order {
+    /// Take down a sandbox whose pod is gone, by its entry in the journal.
+    TakeDown {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod its entry must name; another one's entry is left alone.
+        uid: String,
+        /// How much is known about it.
+        certainty: Certainty,
+    },
+}
+
+/// How sure the brain is that a sandbox is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Certainty {
+    /// The runtime does not know it any more.
+    Gone,
+    /// Its pod is gone from the cluster: leave the sandbox alone as long as its namespace is there.
+    PodGone,
+}
+
+/// How it went; for figures alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Report {
+    /// The whole call up to the runtime's answer, the plan included, in microseconds.
+    pub microseconds: u64,
+    /// Each network that was tried, in order.
+    pub attachments: Vec<Tried>,
+    /// Why the call failed, if it did.
+    pub error: Option<Error>,
+}
+
+/// A network that was tried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Tried {
+    /// The network, as the status names it.
+    pub network: String,
+    /// The first plugin of its list.
+    pub plugin: String,
+    /// In microseconds; nothing if it failed.
+    pub microseconds: Option<u64>,
 }
 
 /// What the brain decides.
@@ -56,6 +134,39 @@ impl Question {
             1..=VERSION => Ok(()),
             other => Err(fault(format!("question of version {other}: this release answers up to {VERSION}"))),
         }
+    }
+
+    /// The networks on the node's disk; a text that is none is named like a file that could not be read.
+    pub fn disk(&self) -> Disk {
+        let mut disk = Disk { networks: Vec::new(), unreadable: self.unreadable.clone() };
+        for NetworkFile { path, text } in &self.files {
+            match Network::parse(text.as_bytes(), path) {
+                Ok(network) => {
+                    let form = Form::of(path).unwrap_or(Form::List);
+                    disk.networks.push(OnDisk { path: path.clone(), form, network });
+                }
+                Err(error) => disk.unreadable.push(error.to_string()),
+            }
+        }
+        disk
+    }
+}
+
+impl Reply {
+    /// An answer without orders.
+    pub fn plain(answer: Answer) -> Reply {
+        Reply { answer, orders: Vec::new() }
+    }
+}
+
+impl NetworkFile {
+    /// The files of what was read from the disk.
+    pub fn all(disk: &Disk) -> Vec<NetworkFile> {
+        let file = |on: &OnDisk| NetworkFile {
+            path: on.path.clone(),
+            text: String::from_utf8_lossy(on.network.bytes()).into_owned(),
+        };
+        disk.networks.iter().map(file).collect()
     }
 }
 
@@ -99,19 +210,46 @@ mod tests {
     #[test]
     fn a_message_arrives_as_it_was_sent() -> Result<(), Error> {
         let mut wire = Vec::new();
-        send(&mut wire, &Answer::Refused(Error::new(7, "no")))?;
+        let order = Order::TakeDown {
+            container: ContainerId::new("c1")?,
+            uid: "u-1".to_owned(),
+            certainty: Certainty::PodGone,
+        };
+        let refused = Answer::Refused(Error::new(7, "no"));
+        send(&mut wire, &Reply { answer: refused, orders: vec![order.clone()] })?;
         assert_eq!(&wire[..4], u32::try_from(wire.len() - 4).unwrap().to_be_bytes());
-        let answer: Answer = receive(&mut wire.as_slice())?;
+        let Reply { answer, orders } = receive(&mut wire.as_slice())?;
         assert!(matches!(answer, Answer::Refused(error) if error == Error::new(7, "no")));
+        assert_eq!(orders, [order]);
+        Ok(())
+    }
+
+    #[test]
+    fn networks_on_disk_travel_with_the_question() -> Result<(), Error> {
+        let text = r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge","x":1.50}]}"#;
+        let file = |path: &str, text: &str| NetworkFile { path: path.to_owned(), text: text.to_owned() };
+        let question = Question {
+            version: VERSION,
+            pod: PodIdentity::default(),
+            container: ContainerId::new("c1")?,
+            ifname: IfName::new("eth0")?,
+            configuration: RawValue::from_string("{}".to_owned()).unwrap(),
+            multus: false,
+            files: vec![file("/n/a.conflist", text), file("/n/b.conf", "{")],
+            unreadable: vec!["/n/c.conf: no".to_owned()],
+        };
+        let disk = question.disk();
+        assert_eq!(NetworkFile::all(&disk), [file("/n/a.conflist", text)]);
+        assert_eq!(disk.unreadable.len(), 2, "{:?}", disk.unreadable);
         Ok(())
     }
 
     #[test]
     fn hostile_lengths_are_refused_without_room_being_made() {
         let huge = [0xff, 0xff, 0xff, 0xff, b'{'];
-        assert!(receive::<Answer>(&mut huge.as_slice()).unwrap_err().msg.contains("too large"));
+        assert!(receive::<Reply>(&mut huge.as_slice()).unwrap_err().msg.contains("too large"));
         let short = [0, 0, 0, 9, b'{'];
-        assert!(receive::<Answer>(&mut short.as_slice()).unwrap_err().msg.contains("ends after 1 of 9"));
-        assert!(receive::<Answer>(&mut [0u8, 0].as_slice()).is_err());
+        assert!(receive::<Reply>(&mut short.as_slice()).unwrap_err().msg.contains("ends after 1 of 9"));
+        assert!(receive::<Reply>(&mut [0u8, 0].as_slice()).is_err());
     }
 }

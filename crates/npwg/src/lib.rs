@@ -34,6 +34,7 @@ pub mod nearest;
 pub mod outcome;
 pub mod place;
 pub mod plan;
+pub mod policy;
 pub mod refusal;
 pub mod request;
 pub mod selection;

@@ -16,6 +16,7 @@ use linux::{Netns, echo};
 use crate::failure::OrRefused;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
+use crate::weft::orders;
 
 const USAGE: &str = "\
 weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
@@ -50,6 +51,7 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "run", path, program, rest @ ..] => execute(path, program, rest),
         ["sandbox", "ping", path, to] => ping(path, to, None),
         ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
+        [orders::COMMAND] => orders::obey().map(|()| ExitCode::SUCCESS),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
         ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
         ["sandbox", ..] => Err(misunderstood(&words)),

@@ -19,11 +19,13 @@ mod detach;
 mod devices;
 mod journal;
 mod lock;
+pub mod orders;
 mod planning;
 mod readiness;
 mod routes;
 
 use std::path::Path;
+use std::time::Instant;
 
 use cni::args::Args;
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
@@ -35,10 +37,12 @@ use cni::result::Success;
 use cni::runtime::chain::{self, Parameters};
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::exchange::{Report, Tried};
 use npwg::journal::{self as record, Entry};
 use npwg::plan::{Delegate, Role, Sandbox};
 
 use crate::delegates::Delegates;
+use agent::Advice;
 use journal::Journal;
 use lock::Lock;
 
@@ -58,9 +62,12 @@ impl Weft {
     /// Plans and attaches; the sandbox is locked.
     fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
+        let started = Instant::now();
         clear_remains(node, who)?;
         let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
-        let plan = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        let mut advice = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        let listener = advice.listener();
+        let Advice { plan, orders, .. } = advice;
         for warning in &plan.warnings {
             eprintln!("weft: {}", warning.fault);
         }
@@ -77,7 +84,14 @@ impl Weft {
             network_status: Vec::new(),
             complete: false,
         };
-        attach::attach(&node.journal, &node.hands, &mut entry)
+        let attached = attach::attach(&node.journal, &node.hands, &mut entry);
+        if listener.is_there() {
+            listener.tell(&report(&entry, started, attached.as_ref().err()));
+        }
+        if !orders.is_empty() {
+            orders::carry_out_later(call, self.0, &orders);
+        }
+        attached
     }
 
     fn node(&self, call: &Call) -> Result<Node, Error> {
@@ -199,6 +213,33 @@ fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate
     }
     let last = detach::last_result(entry, index, &network)?;
     chain::check(hands, &network, &parameters(entry, delegate), last.as_ref())
+}
+
+/// How an ADD went, for the agent's figures.
+fn report(entry: &Entry, started: Instant, error: Option<&Error>) -> Report {
+    let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
+    let delegates = entry.plan.delegates.iter().zip(&entry.attachments);
+    // What was not attempted took no time and is not in the figures.
+    let tried = delegates.filter(|(_, attachment)| {
+        attachment.microseconds.is_some() || attachment.state != record::State::Detached || error.is_some()
+    });
+    Report {
+        microseconds: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        attachments: tried
+            .map(|(delegate, attachment)| Tried {
+                network: delegate.network.clone(),
+                plugin: first_plugin(delegate),
+                microseconds: attachment.microseconds,
+            })
+            .collect(),
+        error: error.map(failed),
+    }
+}
+
+fn first_plugin(delegate: &Delegate) -> String {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+    let types = network.and_then(|network| network.needs());
+    types.ok().and_then(|types| types.first().map(ToString::to_string)).unwrap_or_default()
 }
 
 /// What a delegate's plugins are called with.

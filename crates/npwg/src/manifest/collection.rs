@@ -16,9 +16,6 @@ use crate::device::Devices;
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::{self, Access, Plan, PodIdentity, Sandbox};
 
-/// The capability under which container runtimes pass a pod's annotations (V11).
-const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-
 /// The objects of several manifests.
 #[derive(Clone, Debug, Default)]
 pub struct Collection {
@@ -90,14 +87,8 @@ impl Collection {
             Some(pod) => {
                 Ok(Pod { uid: if pod.uid.is_empty() { uid.clone() } else { pod.uid.clone() }, ..pod.clone() })
             }
-            None => match node.runtime_config.read(POD_ANNOTATIONS)? {
-                Some(annotations) => Ok(Pod {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    uid: uid.clone(),
-                    annotations,
-                    ..Pod::default()
-                }),
+            None => match node.pod_of_runtime(named)? {
+                Some(pod) => Ok(pod),
                 None => {
                     let why = format!(
                         "pod {namespace}/{name} is in no manifest, and the runtime passes no annotations"

@@ -1,7 +1,8 @@
-//! Asking for a plan: the agent on its socket, else `weft plan --once`.
+//! Asking for a plan: the agent on its socket, else `weft plan --once`; and telling the agent how it went.
 //!
 //! Rules: a deadline holds for the whole question; an agent that is there and refuses is believed, one
-//! that is not there is replaced by a short-lived process that does the same.
+//! that is not there is replaced by a short-lived process that does the same; what the agent is told afterwards
+//! is for its figures, and never fails or delays an ADD noticeably.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -11,36 +12,84 @@ use std::time::Duration;
 
 use cni::{Context, Error, code};
 use npwg::configuration::NodeConfiguration;
-use npwg::exchange::{self, Answer, Question};
+use npwg::exchange::{self, Answer, Order, Question, Reply, Report};
 use npwg::plan::Plan;
 
 /// How long the agent may think: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// How long it may take to tell the agent how it went.
+const COURTESY: Duration = Duration::from_millis(100);
 /// Name of the other binary.
 const BRAIN: &str = "weft";
 
+/// A plan, and whom it is from.
+#[derive(Debug)]
+pub(super) struct Advice {
+    /// What to do.
+    pub(super) plan: Plan,
+    /// What else is to be done on this node, later.
+    pub(super) orders: Vec<Order>,
+    /// The agent, if it was one.
+    agent: Option<UnixStream>,
+}
+
+impl Advice {
+    /// A plan that nobody waits to hear of.
+    pub(super) fn of(plan: Plan) -> Advice {
+        Advice { plan, orders: Vec::new(), agent: None }
+    }
+
+    /// What hears of the outcome.
+    pub(super) fn listener(&mut self) -> Listener {
+        Listener(self.agent.take())
+    }
+}
+
+/// Who hears how it went.
+#[derive(Debug)]
+pub(super) struct Listener(Option<UnixStream>);
+
+impl Listener {
+    /// Is anybody there?
+    pub(super) fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Tells it; whether it listens changes nothing.
+    pub(super) fn tell(self, report: &Report) {
+        let Some(mut stream) = self.0 else { return };
+        if stream.set_write_timeout(Some(COURTESY)).is_ok() {
+            let _ = exchange::send(&mut stream, report);
+        }
+    }
+}
+
 /// Asks for a plan.
-pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Plan, Error> {
+pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advice, Error> {
     let socket = Path::new(&node.agent_socket);
-    let answer = match UnixStream::connect(socket) {
-        Ok(stream) => ask_agent(stream, question).context(format_args!("agent {}", socket.display()))?,
+    let (reply, agent) = match UnixStream::connect(socket) {
+        Ok(mut stream) => {
+            let reply = ask_agent(&mut stream, question);
+            (reply.context(format_args!("agent {}", socket.display()))?, Some(stream))
+        }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            ask_once(question)?
+            (ask_once(question)?, None)
         }
         Err(cause) => return Err(Error::io(format_args!("agent {}", socket.display()), cause)),
     };
+    let Reply { answer, orders } = reply;
     match answer {
-        Answer::Plan(plan) => Ok(*plan),
+        Answer::Plan(plan) => Ok(Advice { plan: *plan, orders, agent }),
         Answer::Refused(error) => Err(error),
     }
 }
 
-fn ask_agent(mut stream: UnixStream, question: &Question) -> Result<Answer, Error> {
+fn ask_agent(stream: &mut UnixStream, question: &Question) -> Result<Reply, Error> {
     let bounded =
         stream.set_read_timeout(Some(DEADLINE)).and_then(|()| stream.set_write_timeout(Some(DEADLINE)));
     bounded.map_err(|cause| Error::io("set a time limit", cause))?;
-    exchange::send(&mut stream, question)?;
-    match exchange::receive(&mut stream) {
+    exchange::send(stream, question)?;
+    match exchange::receive(stream) {
         // The agent is there but slow: the same call may succeed later.
         Err(error) if error.code == code::IO_FAILURE => Err(Error { code: code::TRY_AGAIN_LATER, ..error }),
         other => other,
@@ -48,7 +97,7 @@ fn ask_agent(mut stream: UnixStream, question: &Question) -> Result<Answer, Erro
 }
 
 /// Runs `weft plan --once`, which reads a question and writes an answer.
-fn ask_once(question: &Question) -> Result<Answer, Error> {
+fn ask_once(question: &Question) -> Result<Reply, Error> {
     let program = find_brain();
     let step = format!("{} plan --once", program.display());
     let mut child = Command::new(&program)

@@ -16,11 +16,11 @@ use cni::runtime::load;
 use cni::{Context, Error};
 use npwg::configuration::{Flavour, NodeConfiguration, Place};
 use npwg::definition::Disk;
-use npwg::exchange::{self, Question};
+use npwg::exchange::{self, NetworkFile, Question};
 use npwg::manifest::{Collection, Manifest};
 use npwg::plan::{Plan, PodIdentity, Sandbox};
 
-use super::agent;
+use super::agent::{self, Advice};
 
 /// Most manifest files read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
@@ -31,7 +31,7 @@ pub(super) fn plan(
     call: &Call,
     sandbox: &Sandbox,
     flavour: Flavour,
-) -> Result<Plan, Error> {
+) -> Result<Advice, Error> {
     plan_for(node, call, sandbox, flavour, named(call.args()))
 }
 
@@ -42,8 +42,8 @@ pub(super) fn default_network(
     flavour: Flavour,
 ) -> Result<Network, Error> {
     let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
-    let plan = plan_for(node, call, &sandbox, flavour, PodIdentity::default())?;
-    match plan.delegates.first() {
+    let advice = plan_for(node, call, &sandbox, flavour, PodIdentity::default())?;
+    match advice.plan.delegates.first() {
         Some(delegate) => Network::parse(delegate.config.as_bytes(), &delegate.network),
         None => Err(Error::internal("the plan holds no network")),
     }
@@ -55,9 +55,10 @@ fn plan_for(
     sandbox: &Sandbox,
     flavour: Flavour,
     pod: PodIdentity,
-) -> Result<Plan, Error> {
+) -> Result<Advice, Error> {
+    let disk = read_disk(node)?;
     if let Some(directory) = &node.manifest_dir {
-        return from_manifests(node, &pod, sandbox, Path::new(directory));
+        return from_manifests(node, &disk, &pod, sandbox, Path::new(directory)).map(Advice::of);
     }
     let configuration = serde_json::value::to_raw_value(call.config.value())
         .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
@@ -68,6 +69,8 @@ fn plan_for(
         ifname: sandbox.ifname.clone(),
         configuration,
         multus: flavour == Flavour::Multus,
+        files: NetworkFile::all(&disk),
+        unreadable: disk.unreadable,
     };
     agent::plan(node, &question)
 }
@@ -83,9 +86,21 @@ fn named(args: &str) -> PodIdentity {
     }
 }
 
+/// The networks on disk that a plan may need.
+fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
+    let mut disk = Disk::default();
+    for place in node.places() {
+        if let Place::Path(path) = place {
+            disk.add(load::Directory::at(Path::new(&path))?);
+        }
+    }
+    Ok(disk)
+}
+
 /// Plans from a directory of YAML and JSON manifests.
 fn from_manifests(
     node: &NodeConfiguration,
+    disk: &Disk,
     named: &PodIdentity,
     sandbox: &Sandbox,
     directory: &Path,
@@ -95,13 +110,7 @@ fn from_manifests(
         let text = read_text(&path).context("manifestDir")?;
         manifests.add(&path.display().to_string(), Manifest::parse(&text));
     }
-    let mut disk = Disk::default();
-    for place in node.places() {
-        if let Place::Path(path) = place {
-            disk.add(load::Directory::at(Path::new(&path))?);
-        }
-    }
-    manifests.plan(node, &disk, named, sandbox)
+    manifests.plan(node, disk, named, sandbox)
 }
 
 /// The manifest files of a directory, by name.

@@ -1,0 +1,146 @@
+//! `weft agent`: the brain of a node.
+//!
+//! ```text
+//!   API server ──watch──► cache ──┐
+//!                                 ├─► brain ◄── question ── socket ◄── weft-cni (hands)
+//!   kubelet (devices) ────────────┘     └─────── plan, orders ───────────►
+//!   journal ──inotify──► sandboxes ──► publisher ──patch──► network-status, Events
+//! ```
+//!
+//! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. One
+//! thread does it all.
+
+mod brain;
+mod cache;
+mod cluster;
+mod events;
+mod health;
+mod metrics;
+mod orders;
+mod pod_resources;
+mod publisher;
+mod sandboxes;
+mod socket;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use npwg::journal;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{EXIT_CODES, Failure};
+use brain::Brain;
+use orders::Overseer;
+use publisher::Publisher;
+use sandboxes::Sandboxes;
+use socket::Socket;
+
+/// What `weft agent` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/weft.conf
+
+In a cluster it runs as a DaemonSet (deploy/) and needs no --kubeconfig.
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// The node, as the cluster calls it
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node_name: String,
+    /// Credentials, where it is no pod of the cluster
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Where the meta-plugin asks
+    #[arg(long, default_value = "/run/weft/agent.sock", value_name = "PATH")]
+    socket: PathBuf,
+    /// The journal, to read: `cniDir` of the meta-plugin
+    #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
+    journal: PathBuf,
+    /// Where the kubelet tells which devices a pod has
+    #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock", value_name = "PATH")]
+    pod_resources: PathBuf,
+    /// Where /metrics, /healthz and /readyz are
+    #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// How long a pod must have been gone before its sandbox is taken down unasked, in seconds
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    orphan_grace: u64,
+    /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
+    #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
+    log: String,
+    /// Form of the log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// Does it, until SIGTERM or SIGINT.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    start_log(&arguments.log, arguments.log_format)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|cause| Failure::new(format!("start: {cause}")))?.block_on(work(arguments))
+}
+
+fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(level)
+        .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(crate::failure::Exit::Usage))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+async fn work(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments {
+        node_name,
+        kubeconfig,
+        socket,
+        journal: directory,
+        pod_resources,
+        listen,
+        orphan_grace,
+        ..
+    } = arguments;
+    let client = cluster::client(kubeconfig.as_deref()).await?;
+    let page = health::bind(*listen).await?;
+    let socket = Socket::bind(socket)?;
+    let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
+    let grace = Duration::from_secs(*orphan_grace);
+    let overseer = Arc::new(Overseer::new(Arc::clone(&sandboxes), grace));
+    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), overseer));
+    tokio::spawn(health::serve(page, Arc::clone(&brain)));
+    tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+    info!(node = node_name, listen = %listen, "started");
+    socket.serve(brain, ended()?).await;
+    info!("ended");
+    Ok(())
+}
+
+/// Comes with the first signal to end.
+fn ended() -> Result<impl Future<Output = ()>, Failure> {
+    let failed = |cause: std::io::Error| Failure::new(format!("signals: {cause}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

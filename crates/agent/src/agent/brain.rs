@@ -1,0 +1,278 @@
+//! What an agent knows, and the plan it makes of it.
+//!
+//! ```text
+//!   question ─► pod (cache, else asked for, else as the runtime tells) ─┐
+//!               definitions (cache, else asked for) ────────────────────┼─► npwg::plan ─► plan or refusal
+//!               devices (kubelet)   access (policies) ──────────────────┘
+//! ```
+//!
+//! Rules: in the normal case nothing is read from the API; what the cache does not have yet is asked for once; with
+//! the API away, caches and what the runtime tells of the pod are enough. A pod is known by its uid.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use cni::{Error, code};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client};
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::device::Devices;
+use npwg::exchange::{Order, Question};
+use npwg::metadata::{Definition, NetworkReference, Pod};
+use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
+use npwg::policy::{Labels, Policy};
+use npwg::refusal::Refusal;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use super::cache::{Cache, follow};
+use super::cluster::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
+use super::events::Events;
+use super::metrics::Metrics;
+use super::orders::Overseer;
+use super::pod_resources;
+
+/// How long a cache that was never filled is waited for.
+const SYNC_MAX: Duration = Duration::from_secs(20);
+/// How long a pod is waited for that the kubelet has heard of and we have not.
+const LAG_MAX: Duration = Duration::from_millis(500);
+/// How long the API may take for one object.
+const ASK_MAX: Duration = Duration::from_secs(5);
+
+/// An agent's knowledge.
+pub(crate) struct Brain {
+    client: Client,
+    /// The pods of this node.
+    pub(crate) pods: Arc<Cache<Pod>>,
+    /// Every definition of the cluster.
+    pub(crate) definitions: Arc<Cache<Definition>>,
+    namespaces: Arc<Cache<Labels>>,
+    namespaces_wanted: Once,
+    pod_resources: PathBuf,
+    /// What is told about pods.
+    pub(crate) events: Events,
+    /// The figures.
+    pub(crate) metrics: Metrics,
+    overseer: Arc<Overseer>,
+}
+
+impl Brain {
+    /// Starts to follow the cluster.
+    pub(crate) fn new(client: &Client, node: &str, pod_resources: PathBuf, overseer: Arc<Overseer>) -> Brain {
+        let pods = Arc::new(Cache::new("pods"));
+        let definitions = Arc::new(Cache::new("network-attachment-definitions"));
+        let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
+        tokio::spawn(follow(Api::<PodObject>::all(client.clone()), of_node, Arc::clone(&pods)));
+        let all = Api::<DefinitionObject>::all(client.clone());
+        tokio::spawn(follow(all, Config::default(), Arc::clone(&definitions)));
+        Brain {
+            client: client.clone(),
+            pods,
+            definitions,
+            namespaces: Arc::new(Cache::new("namespaces")),
+            namespaces_wanted: Once::new(),
+            pod_resources,
+            events: Events::new(client.clone(), node),
+            metrics: Metrics::new(),
+            overseer,
+        }
+    }
+
+    /// What must be there before questions can be answered.
+    pub(crate) fn waits_for(&self) -> Vec<&'static str> {
+        let pods = (!self.pods.is_synced()).then(|| self.pods.what());
+        let definitions = (!self.definitions.is_synced()).then(|| self.definitions.what());
+        pods.into_iter().chain(definitions).collect()
+    }
+
+    /// The figures, as a page.
+    pub(crate) fn page(&self) -> String {
+        self.metrics.cache(self.pods.what(), self.pods.count(), self.pods.age());
+        self.metrics.cache(self.definitions.what(), self.definitions.count(), self.definitions.age());
+        self.metrics.page()
+    }
+
+    /// What else is to be done on this node.
+    pub(crate) fn orders(&self) -> Vec<Order> {
+        let orders = self.overseer.due(&self.pods);
+        self.metrics.ordered(orders.len());
+        orders
+    }
+
+    /// The plan for a sandbox.
+    ///
+    /// # Errors
+    /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
+    pub(crate) async fn answer(&self, question: &Question) -> Result<Plan, Error> {
+        question.check()?;
+        let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
+        let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
+        let synced = async { tokio::join!(self.pods.synced(), self.definitions.synced()) };
+        if timeout(SYNC_MAX, synced).await.is_err() {
+            let why = format!("agent: the cluster has not been seen yet: {}", self.waits_for().join(", "));
+            return Err(Error::new(code::TRY_AGAIN_LATER, why).details("is the API server reachable?"));
+        }
+        let pod = self.pod(&node, &question.pod).await?;
+        let wanted = plan::wanted(&pod, &node);
+        let definitions = self.definitions(&wanted).await;
+        let devices = self.devices(&pod, &definitions).await?;
+        let access = self.access(&pod, &definitions).await;
+        let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
+        let request = Request {
+            pod: &pod,
+            sandbox: &sandbox,
+            node: &node,
+            definitions: &definitions,
+            disk: &question.disk(),
+            devices: &devices,
+            access: &access,
+        };
+        let planned = plan::plan(&request);
+        planned.map_err(|refusal| {
+            self.events.refused(&pod, &refusal);
+            self.explained(refusal)
+        })
+    }
+
+    /// A refusal may be due to what we have not heard of.
+    fn explained(&self, refusal: Refusal) -> Error {
+        let error = Error::from(refusal);
+        let age = self.definitions.age().max(self.pods.age());
+        match age.is_zero() {
+            true => error,
+            false => {
+                let details = format!(
+                    "{}; the API server has not been heard of for {} s",
+                    error.details,
+                    age.as_secs()
+                );
+                error.details(details)
+            }
+        }
+    }
+
+    async fn pod(&self, node: &NodeConfiguration, named: &PodIdentity) -> Result<Pod, Error> {
+        if named.name.is_empty() {
+            return Ok(Pod { namespace: npwg::manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
+        }
+        let place: Key = (named.namespace.clone(), named.name.clone());
+        let fits = |pod: &Pod| named.uid.is_empty() || pod.uid == named.uid;
+        let known = || self.pods.find(&place).filter(|pod| fits(pod));
+        let mut changes = self.pods.changes();
+        if known().is_none() && self.pods.age().is_zero() {
+            let _ = timeout(LAG_MAX, changes.wait_for(|_| known().is_some())).await;
+        }
+        if let Some(pod) = known() {
+            return Ok(Pod::clone(&pod));
+        }
+        let told = node.pod_of_runtime(named)?;
+        let is_called = format!("pod {}/{}", named.namespace, named.name);
+        match (self.ask::<PodObject>(&named.namespace, &named.name).await, told) {
+            (Ok(Some(pod)), _) if fits(&pod) => Ok(Pod::clone(&self.pods.learn(place.clone(), pod))),
+            (Ok(Some(pod)), _) => {
+                let why = format!("{is_called} has uid {}, the runtime asks for {}", pod.uid, named.uid);
+                Err(Error::new(code::UNKNOWN_CONTAINER, why))
+            }
+            (Ok(None), _) => {
+                Err(Error::new(code::UNKNOWN_CONTAINER, format!("{is_called} is not in the cluster")))
+            }
+            (Err(why), Some(pod)) => {
+                warn!(%why, "planned from what the runtime tells of the pod");
+                Ok(pod)
+            }
+            (Err(why), None) => {
+                let cure = "it is not known yet, and the runtime passes no annotations";
+                Err(Error::new(code::TRY_AGAIN_LATER, format!("{is_called}: {why}")).details(cure))
+            }
+        }
+    }
+
+    /// Asks the API for one object.
+    async fn ask<K>(&self, namespace: &str, name: &str) -> Result<Option<K::Form>, String>
+    where
+        K: Reduced<Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
+        match timeout(ASK_MAX, api.get_opt(name)).await {
+            Ok(Ok(object)) => Ok(object.map(K::reduce)),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
+        }
+    }
+
+    /// The definitions that are there, of those wanted.
+    async fn definitions(
+        &self,
+        wanted: &BTreeSet<NetworkReference>,
+    ) -> BTreeMap<NetworkReference, Definition> {
+        let mut found = BTreeMap::new();
+        for reference in wanted {
+            let place: Key = (reference.namespace.clone(), reference.name.clone());
+            if let Some(known) = self.definitions.find(&place) {
+                found.insert(reference.clone(), Definition::clone(&known));
+            } else if self.definitions.age().is_zero() {
+                // It may be newer than what we have heard of.
+                match self.ask::<DefinitionObject>(&reference.namespace, &reference.name).await {
+                    Ok(asked) => found.extend(asked.map(|asked| (reference.clone(), asked))),
+                    Err(why) => debug!(%reference, %why, "could not be asked for"),
+                }
+            }
+        }
+        found
+    }
+
+    /// The pod's devices, if a definition needs one.
+    async fn devices(
+        &self,
+        pod: &Pod,
+        definitions: &BTreeMap<NetworkReference, Definition>,
+    ) -> Result<Devices, Error> {
+        match definitions.values().any(|definition| definition.resource().is_some()) {
+            true => pod_resources::devices(&self.pod_resources, &pod.namespace, &pod.name).await,
+            false => Ok(Devices::new()),
+        }
+    }
+
+    /// What the policies of the definitions say about the pod.
+    async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
+        let mut denied = BTreeMap::new();
+        for (reference, definition) in definitions {
+            match Policy::of(definition) {
+                Ok(None) => {}
+                Ok(Some(policy)) => {
+                    let labels = match policy.asks_for_namespace_labels() {
+                        true => self.labels_of(&pod.namespace).await,
+                        false => None,
+                    };
+                    if !policy.admits(pod, labels.as_deref()) {
+                        let why =
+                            format!("annotation {} of {reference} does not admit it", npwg::policy::ACCESS);
+                        denied.insert(reference.clone(), why);
+                    }
+                }
+                Err(why) => drop(denied.insert(reference.clone(), why)),
+            }
+        }
+        Access { denied }
+    }
+
+    /// The labels of a namespace. Namespaces are followed from the first time on that one is asked for.
+    async fn labels_of(&self, namespace: &str) -> Option<Arc<Labels>> {
+        self.namespaces_wanted.call_once(|| {
+            let all = Api::<NamespaceObject>::all(self.client.clone());
+            tokio::spawn(follow(all, Config::default(), Arc::clone(&self.namespaces)));
+        });
+        let _ = timeout(ASK_MAX, self.namespaces.synced()).await;
+        self.namespaces.find(&(String::new(), namespace.to_owned()))
+    }
+}
+
+/// What a pod is found by.
+pub(crate) fn place(pod: &PodIdentity) -> Key {
+    (pod.namespace.clone(), pod.name.clone())
+}

@@ -1,0 +1,225 @@
+//! The cluster: a client of its API, and the objects we look at, reduced to that.
+//!
+//! Rules: objects are read leniently, because one that is malformed must not hide the others of its list; what is
+//! not looked at is dropped at once. Tokens are read anew by the client when they rotate.
+//!
+//! Source: Kubernetes API reference, Pod v1, Namespace v1; the standard 3.1.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Resource};
+use npwg::metadata::{Definition, Pod, SpecConfig};
+use npwg::policy::Labels;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// How long a connection may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// A client: by a kubeconfig, or as a pod of the cluster.
+pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+    let mut config = match kubeconfig {
+        Some(path) => {
+            let failed = |cause: &dyn std::fmt::Display| {
+                Failure::new(format!("kubeconfig {}: {cause}", path.display()))
+            };
+            let read = Kubeconfig::read_from(path).map_err(|cause| failed(&cause))?;
+            let options = KubeConfigOptions::default();
+            Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
+        }
+        None => Config::incluster().map_err(|cause| {
+            Failure::new(format!("this is no pod of a cluster: {cause}")).next("name a --kubeconfig")
+        })?,
+    };
+    config.connect_timeout = Some(CONNECT_MAX);
+    Client::try_from(config).map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))
+}
+
+/// A pod as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct PodObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    host_network: bool,
+    service_account_name: String,
+    node_name: String,
+}
+
+/// A NetworkAttachmentDefinition as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct DefinitionObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+}
+
+/// A namespace as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NamespaceObject {
+    metadata: ObjectMeta,
+}
+
+/// The reduced form of an object, and what it is found by.
+pub(crate) trait Reduced: Resource<DynamicType = ()> {
+    /// What is looked at.
+    type Form: Clone + PartialEq + Send + Sync + 'static;
+
+    /// Reduces it.
+    fn reduce(self) -> Self::Form;
+}
+
+/// Namespace and name; the namespace is empty where there is none.
+pub(crate) type Key = (String, String);
+
+/// What an object is found by.
+pub(crate) fn key(object: &impl Resource) -> Key {
+    let meta = object.meta();
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+}
+
+fn sorted(map: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    map.unwrap_or_default()
+}
+
+impl Reduced for PodObject {
+    type Form = Pod;
+
+    fn reduce(self) -> Pod {
+        let PodObject { metadata, spec: PodSpec { host_network, service_account_name, node_name } } = self;
+        Pod {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            labels: sorted(metadata.labels),
+            annotations: sorted(metadata.annotations),
+            host_network,
+            service_account_name,
+            node_name,
+        }
+    }
+}
+
+impl Reduced for DefinitionObject {
+    type Form = Definition;
+
+    fn reduce(self) -> Definition {
+        let DefinitionObject { metadata, spec } = self;
+        Definition {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            annotations: sorted(metadata.annotations),
+            config: match spec.get("config") {
+                None | Some(Value::Null) => SpecConfig::Absent,
+                Some(Value::String(text)) => SpecConfig::Text(text.clone()),
+                Some(other) => SpecConfig::Structured(other.to_string()),
+            },
+        }
+    }
+}
+
+impl Reduced for NamespaceObject {
+    type Form = Labels;
+
+    fn reduce(self) -> Labels {
+        sorted(self.metadata.labels)
+    }
+}
+
+/// Says what a type of ours is to the API.
+macro_rules! resource {
+    ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal) => {
+        impl Resource for $object {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                $group.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
+resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");
+resource!(
+    DefinitionObject,
+    NamespaceResourceScope,
+    "NetworkAttachmentDefinition",
+    "network-attachment-definitions",
+    "k8s.cni.cncf.io"
+);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_malformed_definition_is_read_as_far_as_it_goes() {
+        for (spec, expected) in [
+            (json!(null), SpecConfig::Absent),
+            (json!([]), SpecConfig::Absent),
+            (json!({ "config": null }), SpecConfig::Absent),
+            (json!({ "config": "{}" }), SpecConfig::Text("{}".into())),
+            (json!({ "config": { "a": 1 } }), SpecConfig::Structured(r#"{"a":1}"#.into())),
+        ] {
+            let object = json!({ "metadata": { "namespace": "n", "name": "a" }, "spec": spec });
+            let object: DefinitionObject = serde_json::from_value(object).unwrap();
+            assert_eq!(object.reduce().config, expected);
+        }
+        let bare: DefinitionObject = serde_json::from_value(json!({ "metadata": {} })).unwrap();
+        assert_eq!(bare.reduce(), Definition::default());
+    }
+
+    #[test]
+    fn a_pod_is_reduced_to_what_is_looked_at() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "n", "name": "p", "uid": "u", "annotations": { "a": "b" }, "managedFields": [{}] },
+            "spec": { "hostNetwork": true, "serviceAccountName": "s", "nodeName": "w", "containers": [] },
+        });
+        let pod = serde_json::from_value::<PodObject>(object).unwrap();
+        assert_eq!(key(&pod), ("n".into(), "p".into()));
+        let pod = pod.reduce();
+        assert!(pod.host_network && pod.annotations["a"] == "b");
+        assert_eq!(
+            (pod.uid.as_str(), pod.service_account_name.as_str(), pod.node_name.as_str()),
+            ("u", "s", "w")
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! The figures of an agent, as Prometheus reads them.
+//!
+//! Rules: labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use npwg::exchange::{Report, Tried};
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Upper ends of the classes of durations, in seconds.
+const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];
+/// Most different plugins that are counted by name; others are counted together.
+const PLUGINS_MAX: usize = 64;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfPlugin {
+    plugin: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Plugin {
+    plugin: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Stage {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct What {
+    what: &'static str,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seconds;
+
+impl MetricConstructor<Histogram> for Seconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(CLASSES)
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    answers: Family<Outcome, Counter>,
+    stages: Family<Stage, Histogram, Seconds>,
+    attachments: Family<OfPlugin, Counter>,
+    attaching: Family<Plugin, Histogram, Seconds>,
+    published: Family<Outcome, Counter>,
+    orders: Counter,
+    plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
+    /// Questions that wait for their turn.
+    pub(crate) waiting: Gauge,
+    objects: Family<What, Gauge>,
+    ages: Family<What, Gauge<f64, AtomicU64>>,
+    sandboxes: Family<What, Gauge>,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(crate) fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("weft");
+        let seconds = || Family::<Stage, Histogram, Seconds>::new_with_constructor(Seconds);
+        let metrics = Metrics {
+            answers: Family::default(),
+            stages: seconds(),
+            attachments: Family::default(),
+            attaching: Family::new_with_constructor(Seconds),
+            published: Family::default(),
+            orders: Counter::default(),
+            plugins: std::sync::Mutex::default(),
+            waiting: Gauge::default(),
+            objects: Family::default(),
+            ages: Family::default(),
+            sandboxes: Family::default(),
+            registry: Registry::default(),
+        };
+        registry.register("answers", "Questions for a plan, by outcome", metrics.answers.clone());
+        registry.register("stage_seconds", "Time of each stage of an ADD", metrics.stages.clone());
+        registry.register("attachments", "Attachments by plugin and outcome", metrics.attachments.clone());
+        registry.register("attachment_seconds", "Time of an attachment by plugin", metrics.attaching.clone());
+        registry.register(
+            "status_updates",
+            "Updates of network-status, by outcome",
+            metrics.published.clone(),
+        );
+        registry.register("orders", "Sandboxes that were ordered to be taken down", metrics.orders.clone());
+        registry.register("questions_waiting", "Questions waiting for their turn", metrics.waiting.clone());
+        registry.register("cache_objects", "Objects known, by kind", metrics.objects.clone());
+        registry.register(
+            "cache_age_seconds",
+            "How long the API has not been heard of",
+            metrics.ages.clone(),
+        );
+        registry.register("sandboxes", "Sandboxes in the journal, by state", metrics.sandboxes.clone());
+        Metrics { registry, ..metrics }
+    }
+
+    /// A question was answered.
+    pub(crate) fn answered(&self, outcome: &'static str, took: Duration) {
+        self.answers.get_or_create(&Outcome { outcome }).inc();
+        self.stages.get_or_create(&Stage { stage: "plan" }).observe(took.as_secs_f64());
+    }
+
+    /// The hands said how it went.
+    pub(crate) fn reported(&self, report: &Report) {
+        let Report { microseconds, attachments, error } = report;
+        let stage = if error.is_some() { "failed-add" } else { "add" };
+        self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
+        for Tried { network: _, plugin, microseconds } in attachments {
+            let plugin = self.label(plugin);
+            let outcome = if microseconds.is_some() { "attached" } else { "failed" };
+            self.attachments.get_or_create(&OfPlugin { plugin: plugin.clone(), outcome }).inc();
+            if let Some(microseconds) = microseconds {
+                self.attaching.get_or_create(&Plugin { plugin }).observe(seconds(*microseconds));
+            }
+        }
+    }
+
+    /// The plugin's name, unless there are too many of them.
+    fn label(&self, plugin: &str) -> String {
+        let mut known = self.plugins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match known.contains(plugin) || known.len() < PLUGINS_MAX {
+            true => {
+                known.insert(plugin.to_owned());
+                plugin.to_owned()
+            }
+            false => "other".to_owned(),
+        }
+    }
+
+    /// A status was written, or could not be.
+    pub(crate) fn published(&self, outcome: &'static str, took: Duration) {
+        self.published.get_or_create(&Outcome { outcome }).inc();
+        self.stages.get_or_create(&Stage { stage: "status" }).observe(took.as_secs_f64());
+    }
+
+    /// Orders were given.
+    pub(crate) fn ordered(&self, count: usize) {
+        self.orders.inc_by(count as u64);
+    }
+
+    /// What a cache holds.
+    pub(crate) fn cache(&self, what: &'static str, count: usize, age: Duration) {
+        self.objects.get_or_create(&What { what }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.ages.get_or_create(&What { what }).set(age.as_secs_f64());
+    }
+
+    /// What the journal holds.
+    pub(crate) fn sandboxes(&self, state: &'static str, count: usize) {
+        self.sandboxes.get_or_create(&What { what: state }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The page.
+    pub(crate) fn page(&self) -> String {
+        let mut page = String::new();
+        // Writing to a text cannot fail.
+        let _ = text::encode(&mut page, &self.registry);
+        page
+    }
+}
+
+fn seconds(microseconds: u64) -> f64 {
+    Duration::from_micros(microseconds).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_what_was_counted_and_few_labels() {
+        let metrics = Metrics::new();
+        metrics.answered("planned", Duration::from_millis(3));
+        let tried =
+            |plugin: &str, microseconds| Tried { network: "n".into(), plugin: plugin.into(), microseconds };
+        let mut report = Report { microseconds: 5_000, ..Report::default() };
+        report.attachments = vec![tried("bridge", Some(1_500)), tried("macvlan", None)];
+        metrics.reported(&report);
+        report.attachments = (0..200).map(|n| tried(&format!("x{n}"), None)).collect();
+        metrics.reported(&report);
+        metrics.cache("pods", 7, Duration::from_secs(2));
+        let page = metrics.page();
+        for line in [
+            r#"weft_answers_total{outcome="planned"} 1"#,
+            r#"weft_attachments_total{plugin="bridge",outcome="attached"} 1"#,
+            r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,
+            r#"weft_attachment_seconds_count{plugin="bridge"} 1"#,
+            r#"weft_cache_objects{what="pods"} 7"#,
+            r#"weft_cache_age_seconds{what="pods"} 2.0"#,
+        ] {
+            assert!(page.contains(line), "{line} is not in\n{page}");
+        }
+        assert!(page.contains(r#"plugin="other""#) && !page.contains(r#"plugin="x199""#));
+    }
+}

@@ -1,0 +1,219 @@
+//! network-status: what the journal says of a pod is on the pod.
+//!
+//! Rules:
+//! - one PATCH for each sandbox that was attached, of that one annotation, with the uid as precondition: no other
+//!   annotation is ever touched, and no other pod of the name;
+//! - what cannot be written now is written later, for as long as the sandbox is there; a status that somebody lost or
+//!   changed is written again;
+//! - of several sandboxes of one pod the newest counts.
+//!
+//! Source: the standard, 5; Kubernetes API, merge patch (RFC 7386).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cni::name::ContainerId;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use npwg::journal::Entry;
+use npwg::metadata::Pod;
+use npwg::plan::PodIdentity;
+use npwg::status::{self, NETWORK_STATUS};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use super::brain::{Brain, place};
+use super::cluster::PodObject;
+use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
+
+/// Writes at a time.
+const PARALLEL: usize = 8;
+/// How soon a failed write is repeated first, and at most.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How soon a status that is not what we have written counts as lost.
+const LAG_MAX: Duration = Duration::from_secs(5);
+/// How long one write may take.
+const WRITE_MAX: Duration = Duration::from_secs(10);
+
+/// Writes what is to be written.
+pub(crate) struct Publisher {
+    client: Client,
+    brain: Arc<Brain>,
+    sandboxes: Arc<Sandboxes>,
+    done: BTreeMap<ContainerId, Work>,
+    writes: JoinSet<(ContainerId, Written)>,
+}
+
+/// How far a sandbox's status is.
+#[derive(Clone, Debug)]
+enum Work {
+    /// It is on its way; so many times it could not be written.
+    Writing { times: u32 },
+    /// It could not be written.
+    Waiting { times: u32, until: Instant },
+    /// This text was written, or was there.
+    Written { text: String, at: Instant },
+    /// There is nobody to write it to.
+    Moot,
+}
+
+/// What came of a write.
+#[derive(Debug)]
+enum Written {
+    Yes(String),
+    /// The pod is gone, or is another one of its name.
+    Moot,
+    Failed(String),
+}
+
+impl Publisher {
+    pub(crate) fn new(client: Client, brain: Arc<Brain>, sandboxes: Arc<Sandboxes>) -> Publisher {
+        Publisher { client, brain, sandboxes, done: BTreeMap::new(), writes: JoinSet::new() }
+    }
+
+    /// Works for ever.
+    pub(crate) async fn run(mut self) {
+        self.sandboxes.read_all();
+        let mut watch = self.sandboxes.watch();
+        let mut pods = self.brain.pods.changes();
+        let mut rescan = tokio::time::interval(RESCAN);
+        let mut retry = tokio::time::interval(RETRY_MIN);
+        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.sandboxes.changed(&mut watch) => {}
+                changed = pods.changed() => if changed.is_err() { return },
+                _ = rescan.tick() => self.sandboxes.read_all(),
+                _ = retry.tick(), if self.waits() => {}
+                Some(ended) = self.writes.join_next() => if let Ok((container, written)) = ended {
+                    self.settle(container, written);
+                },
+            }
+            self.begin_all();
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.done.values().any(|work| matches!(work, Work::Waiting { .. }))
+    }
+
+    /// Begins every write that is due.
+    fn begin_all(&mut self) {
+        let all = self.sandboxes.all();
+        self.done.retain(|container, _| all.contains_key(container));
+        for (state, count) in self.sandboxes.counts() {
+            self.brain.metrics.sandboxes(state, count);
+        }
+        for (container, sandbox) in newest(&all) {
+            if self.writes.len() >= PARALLEL {
+                return;
+            }
+            let entry = &sandbox.entry;
+            let pod = self.brain.pods.find(&place(&entry.plan.pod));
+            let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
+            let Ok(text) = status::render(&entry.network_status) else { continue };
+            if self.is_due(&container, &pod, &text) {
+                self.begin(container, Arc::clone(entry), text);
+            }
+        }
+    }
+
+    fn is_due(&mut self, container: &ContainerId, pod: &Pod, text: &str) -> bool {
+        let is_there = pod.annotations.get(NETWORK_STATUS).is_some_and(|there| there == text);
+        match self.done.get(container) {
+            Some(Work::Writing { .. } | Work::Moot) => false,
+            Some(Work::Waiting { until, .. }) => *until <= Instant::now(),
+            // What we have written comes back to us a little later.
+            Some(Work::Written { text: written, at }) if written == text && at.elapsed() < LAG_MAX => false,
+            Some(Work::Written { .. }) => !is_there,
+            None if is_there => {
+                self.done
+                    .insert(container.clone(), Work::Written { text: text.to_owned(), at: Instant::now() });
+                false
+            }
+            None => true,
+        }
+    }
+
+    fn begin(&mut self, container: ContainerId, entry: Arc<Entry>, text: String) {
+        let times = match self.done.get(&container) {
+            Some(Work::Waiting { times, .. }) => *times,
+            _ => 0,
+        };
+        let first = self.done.insert(container.clone(), Work::Writing { times }).is_none();
+        let (client, brain) = (self.client.clone(), Arc::clone(&self.brain));
+        if first {
+            brain.events.attached(&entry);
+        }
+        self.writes.spawn(async move {
+            let started = Instant::now();
+            let written = write(client, &entry.plan.pod, text).await;
+            let outcome = match &written {
+                Written::Yes(_) => "written",
+                Written::Moot => "moot",
+                Written::Failed(_) => "failed",
+            };
+            brain.metrics.published(outcome, started.elapsed());
+            (container, written)
+        });
+    }
+
+    fn settle(&mut self, container: ContainerId, written: Written) {
+        let times = match self.done.get(&container) {
+            Some(Work::Writing { times }) => *times,
+            _ => 0,
+        };
+        let work = match written {
+            Written::Yes(text) => {
+                info!(%container, "network-status written");
+                Work::Written { text, at: Instant::now() }
+            }
+            Written::Moot => Work::Moot,
+            Written::Failed(why) => {
+                let pause = RETRY_MAX.min(RETRY_MIN * 2_u32.saturating_pow(times.min(10)));
+                warn!(%container, why, "network-status could not be written");
+                Work::Waiting { times: times + 1, until: Instant::now() + pause }
+            }
+        };
+        self.done.insert(container, work);
+    }
+}
+
+/// The newest whole sandbox of each pod.
+fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox> {
+    let mut of_pod: BTreeMap<&str, (&ContainerId, &Sandbox)> = BTreeMap::new();
+    for (container, sandbox) in all {
+        let Entry { complete, plan, network_status, .. } = &*sandbox.entry;
+        if !complete || plan.pod.uid.is_empty() || network_status.is_empty() {
+            continue;
+        }
+        let newer =
+            of_pod.get(plan.pod.uid.as_str()).is_none_or(|(_, known)| known.modified <= sandbox.modified);
+        if newer {
+            of_pod.insert(&plan.pod.uid, (container, sandbox));
+        }
+    }
+    of_pod.into_values().map(|(container, sandbox)| (container.clone(), sandbox.clone())).collect()
+}
+
+/// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
+async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
+    let PodIdentity { namespace, name, uid } = pod;
+    let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
+    let pods: Api<PodObject> = Api::namespaced(client, namespace);
+    let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let written = pods.patch_status(name, &parameters, &patch);
+    match tokio::time::timeout(WRITE_MAX, written).await {
+        Ok(Ok(_)) => Written::Yes(text),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Written::Moot,
+        // A conflict over anything but the uid cannot be: the patch names no version.
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 && status.message.contains("uid") => {
+            debug!(namespace, name, message = status.message, "another pod of the name");
+            Written::Moot
+        }
+        Ok(Err(error)) => Written::Failed(error.to_string()),
+        Err(_) => Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs())),
+    }
+}

@@ -1,0 +1,240 @@
+//! The socket on which the hands ask: one question a connection, one reply, then a report.
+//!
+//! Rules:
+//! - only root and we ourselves are answered; the socket is 0600, and put in its place by rename, so that an agent that is
+//!   replaced is replaced between two questions;
+//! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
+//! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use cni::{Error, code};
+use npwg::exchange::{self, Answer, MESSAGE_MAX, Question, Reply, Report};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{Instrument, info, info_span, warn};
+
+use super::brain::Brain;
+use crate::failure::Failure;
+
+/// Questions that are answered at a time.
+const PARALLEL: usize = 32;
+/// Questions that may wait.
+const WAITING_MAX: usize = 512;
+/// Connections at a time: also those whose report is still awaited.
+const CONNECTIONS_MAX: usize = 2048;
+/// How long a question may take to arrive, and a reply to leave.
+const TRANSFER_MAX: Duration = Duration::from_secs(5);
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How long a report is awaited: every delegate of a pod may take its minute.
+const REPORT_MAX: Duration = Duration::from_secs(600);
+/// Largest report, in bytes.
+const REPORT_BYTES: usize = 1 << 20;
+
+/// The socket, which goes when this is dropped, unless another agent has taken its place.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Socket {
+    /// Listens at `path`.
+    pub(crate) fn bind(path: &Path) -> Result<Socket, Failure> {
+        let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(directory).map_err(failed)?;
+        let mut hidden = path.as_os_str().to_owned();
+        hidden.push(format!(".{}", std::process::id()));
+        let hidden = PathBuf::from(hidden);
+        match fs::remove_file(&hidden) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&hidden).map_err(failed)?;
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let inode = fs::metadata(&hidden).map_err(failed)?.ino();
+        fs::rename(&hidden, path).map_err(failed)?;
+        Ok(Socket { listener, path: path.to_owned(), inode })
+    }
+
+    /// Answers until `end` comes, then those who are already waiting.
+    pub(crate) async fn serve(self, brain: Arc<Brain>, end: impl Future<Output = ()>) {
+        let desk = Arc::new(Desk { brain, turns: Semaphore::new(PARALLEL), waiting: AtomicUsize::new(0) });
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let own = rustix::process::geteuid().as_raw();
+        let mut end = std::pin::pin!(end);
+        let mut ending = false;
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = &mut end, if !ending => {
+                    self.retire();
+                    ending = true;
+                    continue;
+                }
+                // Whoever connected before the socket went has been accepted by now.
+                () = tokio::time::sleep(Duration::from_millis(50)), if ending => break,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    warn!(%error, "accept");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            match stream.peer_cred() {
+                Ok(peer) if peer.uid() == 0 || peer.uid() == own => {}
+                Ok(peer) => {
+                    warn!(uid = peer.uid(), "a stranger asked");
+                    continue;
+                }
+                Err(error) => {
+                    warn!(%error, "who asks is not known");
+                    continue;
+                }
+            }
+            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+                warn!(connections = CONNECTIONS_MAX, "too many connections");
+                continue;
+            };
+            let desk = Arc::clone(&desk);
+            tokio::spawn(async move {
+                if let Err(error) = desk.talk(stream).await {
+                    warn!(%error, "a conversation ended early");
+                }
+                drop(permit);
+            });
+        }
+        // Answers that are under way are finished; reports are not waited for.
+        let all = u32::try_from(PARALLEL).unwrap_or(u32::MAX);
+        let _ = timeout(ANSWER_MAX, desk.turns.acquire_many(all)).await;
+    }
+
+    /// Removes the socket, if it is still this one.
+    fn retire(&self) {
+        if fs::metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.retire();
+    }
+}
+
+/// Where questions are answered.
+struct Desk {
+    brain: Arc<Brain>,
+    turns: Semaphore,
+    waiting: AtomicUsize,
+}
+
+impl Desk {
+    /// One conversation.
+    async fn talk(&self, mut stream: UnixStream) -> Result<(), Error> {
+        let started = Instant::now();
+        let reply = match self.turn().await {
+            None => {
+                let why = format!("agent: {WAITING_MAX} questions are waiting already");
+                Reply::plain(Answer::Refused(Error::new(code::TRY_AGAIN_LATER, why)))
+            }
+            Some(_turn) => {
+                let question: Question = receive(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
+                self.answer(&question, started).await
+            }
+        };
+        let planned = matches!(reply.answer, Answer::Plan(_));
+        let mut bytes = Vec::new();
+        exchange::send(&mut bytes, &reply)?;
+        let sent = timeout(TRANSFER_MAX, stream.write_all(&bytes)).await;
+        sent.map_err(|_| Error::io("reply", "nobody takes it"))?
+            .map_err(|cause| Error::io("reply", cause))?;
+        if planned {
+            // Older hands, and those that are killed, do not report.
+            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await {
+                self.brain.metrics.reported(&report);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits in the queue; nothing if it is full.
+    async fn turn(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        self.brain.metrics.waiting.inc();
+        // The semaphore is never closed.
+        let turn = self.turns.acquire().await.ok();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.brain.metrics.waiting.dec();
+        turn
+    }
+
+    async fn answer(&self, question: &Question, started: Instant) -> Reply {
+        let pod = &question.pod;
+        let span =
+            info_span!("plan", namespace = pod.namespace, pod = pod.name, container = %question.container);
+        let answered = timeout(ANSWER_MAX, self.brain.answer(question)).instrument(span.clone()).await;
+        let answered = answered.unwrap_or_else(|_| {
+            let why = format!("agent: no plan within {} s", ANSWER_MAX.as_secs());
+            Err(Error::new(code::TRY_AGAIN_LATER, why))
+        });
+        let _entered = span.enter();
+        match answered {
+            Ok(plan) => {
+                info!(
+                    networks = plan.delegates.len(),
+                    microseconds = started.elapsed().as_micros(),
+                    "planned"
+                );
+                self.brain.metrics.answered("planned", started.elapsed());
+                Reply { answer: Answer::Plan(Box::new(plan)), orders: self.brain.orders() }
+            }
+            Err(error) => {
+                warn!(code = error.code, %error, "refused");
+                self.brain.metrics.answered("refused", started.elapsed());
+                Reply::plain(Answer::Refused(error))
+            }
+        }
+    }
+}
+
+/// Reads one message.
+async fn receive<T: serde::de::DeserializeOwned>(
+    stream: &mut UnixStream,
+    largest: usize,
+    patience: Duration,
+) -> Result<T, Error> {
+    let read = async {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).await?;
+        let size = u32::from_be_bytes(length) as usize;
+        if size > largest {
+            return Err(io::Error::other(format!("a message of {size} bytes is too large")));
+        }
+        let mut bytes = length.to_vec();
+        let read = stream.take(size as u64).read_to_end(&mut bytes).await?;
+        match read == size {
+            true => Ok(bytes),
+            false => Err(io::Error::other(format!("it ends after {read} of {size} bytes"))),
+        }
+    };
+    let bytes = timeout(patience, read).await.map_err(|_| Error::io("receive", "it takes too long"))?;
+    exchange::receive(&mut bytes.map_err(|cause| Error::io("receive", cause))?.as_slice())
+}

@@ -1,0 +1,108 @@
+//! Work that nobody calls for: what the agent found to be done on this node, done once the runtime has its answer.
+//!
+//! The process that has answered starts another one of this program, hands it the orders, and ends; that one
+//! waits for its end, then does them as DEL would: by the journal, under the sandbox's lock, with everything that
+//! fails left for the next time.
+//!
+//! Rules: an order names a sandbox and its pod, and an entry of another pod is left alone; where only the pod is
+//! known to be gone, a sandbox whose namespace is still there is left alone, too: its runtime will call.
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use cni::Error;
+use cni::invocation::Call;
+use linux::Netns;
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::exchange::{self, Certainty, Order};
+use npwg::journal::{DIRECTORY, Entry};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::detach;
+use super::journal::Journal;
+use super::lock::Lock;
+use crate::delegates::Delegates;
+use crate::failure::OrRefused;
+
+/// The word on the command line for it.
+pub const COMMAND: &str = "obey";
+
+/// Orders, and what they are carried out with.
+#[derive(Serialize, Deserialize)]
+struct Errand {
+    /// The meta-plugin's configuration.
+    configuration: Box<RawValue>,
+    multus: bool,
+    orders: Vec<Order>,
+}
+
+/// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
+pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
+    if let Err(error) = hand_over(call.config.value(), flavour, orders) {
+        eprintln!("weft: orders: {error}");
+    }
+}
+
+fn hand_over(configuration: &Value, flavour: Flavour, orders: &[Order]) -> Result<(), Error> {
+    let configuration = serde_json::value::to_raw_value(configuration)
+        .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
+    let errand = Errand { configuration, multus: flavour == Flavour::Multus, orders: orders.to_vec() };
+    let mut child = Command::new("/proc/self/exe")
+        .arg(COMMAND)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|cause| Error::io("start", cause))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        exchange::send(&mut pipe, &errand)?;
+        // Its end is ours: the other process waits for it.
+        std::mem::forget(pipe);
+    }
+    Ok(())
+}
+
+/// Reads orders from stdin, waits until whoever gave them is gone, and carries them out.
+///
+/// # Errors
+/// All failures in one; what could not be done stays in the journal.
+pub fn obey() -> Result<(), Error> {
+    // The runtime may end the process group of what it called.
+    rustix::process::setsid().map_err(|cause| Error::io("leave the session", cause))?;
+    let mut stdin = io::stdin().lock();
+    let Errand { configuration, multus, orders } = exchange::receive(&mut stdin)?;
+    io::copy(&mut stdin.by_ref().take(1), &mut io::sink()).map_err(|cause| Error::io("wait", cause))?;
+    let flavour = if multus { Flavour::Multus } else { Flavour::Weft };
+    let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
+    let journal = Journal::open(Path::new(node.cni_dir.as_deref().unwrap_or(DIRECTORY)))?;
+    let hands = Delegates::new(node.builtin, node.delegate_timeout);
+    let mut errors = Vec::new();
+    for order in &orders {
+        errors.extend(carry_out(&journal, &hands, order).err());
+    }
+    crate::interface::collected(errors)
+}
+
+fn carry_out(journal: &Journal, hands: &Delegates, order: &Order) -> Result<(), Error> {
+    let Order::TakeDown { container, uid, certainty } = order;
+    // Somebody is at it: no need to wait.
+    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(()) };
+    let Some(mut entry) = journal.read(container)? else {
+        lock.retire();
+        return Ok(());
+    };
+    if entry.plan.pod.uid != *uid || (*certainty == Certainty::PodGone && has_namespace(&entry)?) {
+        return Ok(());
+    }
+    detach::take_down(journal, hands, &mut entry)?;
+    lock.retire();
+    Ok(())
+}
+
+fn has_namespace(entry: &Entry) -> Result<bool, Error> {
+    Ok(Netns::find(Path::new(&entry.netns)).or_refused()?.is_some())
+}
