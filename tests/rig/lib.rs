@@ -11,6 +11,7 @@
     reason = "a test's support fails by panicking"
 )]
 
+pub mod agent;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;
@@ -23,6 +24,7 @@ pub mod traffic;
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Host, Netns, Pod, Snapshot};
 
+pub use agent::Agent;
 pub use cluster::Cluster;
 pub use containerd::Containerd;
 pub use kube::Kube;

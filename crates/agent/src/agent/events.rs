@@ -1,7 +1,7 @@
 //! What a pod's owner is told: Events on the pod.
 //!
 //! Rules: an Event is told once, in the background, and never holds anything up; its text is bounded; what is
-//! repeated is counted by the API's own series.
+//! repeated is counted by the API's own series, which knows an Event by reason and action and not by its text.
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as Multus has them.
 
@@ -33,6 +33,7 @@ pub(crate) struct Events(mpsc::Sender<(Told, PodIdentity)>);
 struct Told {
     kind: EventType,
     reason: &'static str,
+    action: String,
     note: String,
 }
 
@@ -43,12 +44,12 @@ impl Events {
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.to_owned()) };
         let recorder = Recorder::new(client, reporter);
         tokio::spawn(async move {
-            while let Some((Told { kind, reason, note }, pod)) = receiver.recv().await {
+            while let Some((Told { kind, reason, action, note }, pod)) = receiver.recv().await {
                 let event = Event {
                     type_: kind,
                     reason: reason.to_owned(),
                     note: Some(note),
-                    action: "Attach".to_owned(),
+                    action,
                     secondary: None,
                 };
                 if let Err(error) = recorder.publish(&event, &reference(&pod)).await {
@@ -59,10 +60,10 @@ impl Events {
         Events(sender)
     }
 
-    fn tell(&self, pod: &PodIdentity, kind: EventType, reason: &'static str, note: &str) {
+    fn tell(&self, pod: &PodIdentity, kind: EventType, reason: &'static str, action: String, note: &str) {
         if !pod.name.is_empty() {
             // A full queue drops it: it is for people, not for programs.
-            let _ = self.0.try_send((Told { kind, reason, note: clip(note) }, pod.clone()));
+            let _ = self.0.try_send((Told { kind, reason, action, note: clip(note) }, pod.clone()));
         }
     }
 
@@ -73,7 +74,8 @@ impl Events {
             NO_SUCH_NETWORK => "NoNetworkFound",
             _ => "NetworkRefused",
         };
-        self.tell(&PodIdentity { namespace, name, uid }, EventType::Warning, reason, &refusal.to_string());
+        let pod = PodIdentity { namespace, name, uid };
+        self.tell(&pod, EventType::Warning, reason, "Plan".to_owned(), &refusal.to_string());
     }
 
     /// A sandbox was attached: an Event for each interface, and one for each warning.
@@ -81,7 +83,13 @@ impl Events {
         for status in &entry.network_status {
             let addresses = status.ips.join(" ");
             let note = format!("Add {} [{addresses}] from {}", status.interface, status.name);
-            self.tell(&entry.plan.pod, EventType::Normal, "AddedInterface", &note);
+            self.tell(
+                &entry.plan.pod,
+                EventType::Normal,
+                "AddedInterface",
+                format!("Attach {}", status.interface),
+                &note,
+            );
         }
         for warning in &entry.plan.warnings {
             let reason = match warning.event {
@@ -92,7 +100,13 @@ impl Events {
                 Reason::FileUnreadable => "FileUnreadable",
                 Reason::Questionable => "Questionable",
             };
-            self.tell(&entry.plan.pod, EventType::Warning, reason, &warning.fault.to_string());
+            self.tell(
+                &entry.plan.pod,
+                EventType::Warning,
+                reason,
+                "Plan".to_owned(),
+                &warning.fault.to_string(),
+            );
         }
     }
 }

@@ -1,0 +1,219 @@
+//! An agent between a real API server and the meta-plugin: plans, status, Events, rights.
+//!
+//! ```text
+//!   kube-apiserver ◄── agent ◄── weft-cni ADD/DEL ◄── the test, in the place of a runtime
+//! ```
+//!
+//! Source: the standard, 4–7; DESIGN §4.
+
+#![cfg(test)]
+
+use rig::agent::{NAMESPACE, configuration};
+use rig::cluster::bridge;
+use rig::machine::until;
+use rig::{Agent, Machine, addresses_on, assert_nothing_left, assert_refused};
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A node with an agent and two definitions.
+macro_rules! node {
+    () => {{
+        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
+        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
+        agent.definition("net-b", &json!({}), &bridge("net-b", 12));
+        agent
+    }};
+}
+
+fn node_configuration() -> Value {
+    configuration(&bridge("home", 10))
+}
+
+fn select(networks: &str) -> Value {
+    json!({ NETWORKS: networks })
+}
+
+#[test]
+fn npwg1_5_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
+    let agent = node!();
+    let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b@blue0", "example.org/other": "kept" }));
+    let sandbox = agent.machine.pod("web");
+    let eth0 = agent.attachment(&sandbox, "web", &uid);
+    eth0.add(&node_configuration()).success();
+    let addresses = |link: &str| addresses_on(&sandbox, link)[0].split('/').next().unwrap().to_owned();
+    let status = agent.status("web");
+    let shown: Vec<(&str, &str, String)> = status
+        .iter()
+        .map(|entry| {
+            let text = |key: &str| entry[key].as_str().unwrap();
+            (text("name"), text("interface"), entry["ips"][0].as_str().unwrap().to_owned())
+        })
+        .collect();
+    let expected = [
+        ("home", "eth0", addresses("eth0")),
+        ("blue/net-a", "net1", addresses("net1")),
+        ("blue/net-b", "blue0", addresses("blue0")),
+    ];
+    assert_eq!(shown, expected);
+    assert_eq!(agent.annotation("web", "example.org/other").as_deref(), Some("kept"));
+    let events = until("Events", || Some(agent.events("web")).filter(|events| events.len() >= 3));
+    for (name, interface, address) in expected {
+        let wanted = format!("AddedInterface Add {interface} [{address}] from {name}");
+        assert!(events.contains(&wanted), "{wanted} is not in {events:?}");
+    }
+    // One write for the whole ADD, and nothing was asked for that was known.
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
+    assert_eq!(agent.figure("weft_answers_total{outcome=\"planned\"}"), Some(1.0));
+    let attached = "weft_attachments_total{plugin=\"bridge\",outcome=\"attached\"}";
+    until("the report", || agent.figure(attached).filter(|count| *count >= 3.0));
+    // Bridges stay for the next one, and nothing else does.
+    eth0.del(&node_configuration()).success();
+    let before = agent.machine.snapshot();
+    eth0.add(&node_configuration()).success();
+    eth0.del(&node_configuration()).success();
+    assert_nothing_left("DEL", &agent.machine, &before);
+}
+
+#[test]
+fn npwg1_3_4_1_rule4_a_network_that_is_not_there_is_an_event_and_leaves_nothing() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("nowhere"));
+    let sandbox = agent.machine.pod("web");
+    let before = agent.machine.snapshot();
+    let refused = agent.attachment(&sandbox, "web", &uid).add(&node_configuration());
+    assert_refused("ADD", &refused, 7, &["blue/nowhere", "no such NetworkAttachmentDefinition"]);
+    assert_nothing_left("a refusal", &agent.machine, &before);
+    let events = until("an Event", || Some(agent.events("web")).filter(|events| !events.is_empty()));
+    assert!(events[0].starts_with("NoNetworkFound ") && events[0].contains("blue/nowhere"), "{events:?}");
+    // Made a moment later, it is there at once.
+    agent.definition("nowhere", &json!({}), &bridge("nowhere", 13));
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+}
+
+#[test]
+fn an_ignored_annotation_is_a_warning() {
+    let agent = node!();
+    let uid = agent.pod("web", &select(r#"[{"name":"net-a","ips":["x"]}]"#));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+    assert_eq!(agent.status("web").len(), 1);
+    let events = until("a warning", || {
+        Some(agent.events("web"))
+            .filter(|events| events.iter().any(|event| event.starts_with("AnnotationIgnored")))
+    });
+    assert!(events.iter().any(|event| event.contains("[0].ips[0]")), "{events:?}");
+}
+
+#[test]
+fn m13_pods_are_known_by_their_uid() {
+    let agent = node!();
+    let sandbox = agent.machine.pod("web");
+    let old = agent.pod("web", &select("net-a"));
+    agent.delete_pod("web");
+    let gone = agent.attachment(&sandbox, "web", &old).add(&node_configuration());
+    assert_refused("deleted before ADD", &gone, 3, &["blue/web", "not in the cluster"]);
+    let new = agent.pod("web", &select("net-b"));
+    let other = agent.attachment(&sandbox, "web", &old).add(&node_configuration());
+    assert_refused("created anew", &other, 3, &["blue/web", &old, &new]);
+    // Of the old one's sandbox nothing is written to the new one.
+    agent.attachment(&sandbox, "web", &new).add(&node_configuration()).success();
+    assert_eq!(agent.status("web")[1]["name"], "blue/net-b");
+}
+
+#[test]
+fn a_policy_on_a_definition_says_who_may_use_it() {
+    let agent = node!();
+    let access = |rules: &str| json!({ "weft.dev/access": rules });
+    agent.definition(
+        "of-db",
+        &access(r#"{"podSelector":{"matchLabels":{"app":"db"}}}"#),
+        &bridge("of-db", 14),
+    );
+    agent.definition(
+        "of-team",
+        &access(r#"{"namespaceSelector":{"matchLabels":{"team":"net"}}}"#),
+        &bridge("of-team", 15),
+    );
+    agent.definition("broken", &access(r#"{"podselector":{}}"#), &bridge("broken", 16));
+    let web = agent.machine.pod("web");
+    for (network, word) in
+        [("of-db", "does not admit"), ("of-team", "does not admit"), ("broken", "podselector")]
+    {
+        let uid = agent.pod("web", &select(network));
+        let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
+        assert_refused(network, &refused, 7, &[&format!("blue/{network}"), word]);
+        // It holds for the default network's annotation, too (M14).
+        agent.delete_pod("web");
+        let chosen = json!({ "v1.multus-cni.io/default-network": format!("{NAMESPACE}/{network}") });
+        let uid = agent.pod("web", &chosen);
+        let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
+        assert_refused(network, &refused, 7, &[&format!("blue/{network}"), word]);
+        agent.delete_pod("web");
+    }
+    agent.kube.kubectl(["label", "namespace", NAMESPACE, "team=net"]);
+    let db = agent.machine.pod("db");
+    let uid = agent.pod("db", &select("of-db,of-team"));
+    let attachment = agent.attachment(&db, "db", &uid);
+    until("the label is heard of", || {
+        let finished = attachment.add(&node_configuration());
+        (finished.code == Some(0)).then_some(())
+    });
+    assert_eq!(agent.status("db").len(), 3);
+}
+
+#[test]
+fn a_status_that_is_lost_is_written_again() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-a"));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+    let status = agent.status("web");
+    // Somebody who is slower than we are overwrites it.
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "web", "--overwrite", &format!("{STATUS}=[]")]);
+    let again = until("it is there again", || Some(agent.status("web")).filter(|status| !status.is_empty()));
+    assert_eq!(again, status);
+}
+
+#[test]
+fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-a"));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+    let status = agent.status("web");
+    agent.stop("KILL");
+    agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "web", &format!("{STATUS}-")]);
+    // Without an agent a pod waits, and one that runs can go.
+    let other = agent.machine.pod("other");
+    let other_uid = agent.pod("other", &select("net-a"));
+    let refused = agent.attachment(&other, "other", &other_uid).add(&node_configuration());
+    assert_refused("ADD without an agent", &refused, 11, &["plan --once"]);
+    agent.start(&[]);
+    agent.wait_until_ready();
+    assert_eq!(agent.status("web"), status);
+    agent.attachment(&other, "other", &other_uid).add(&node_configuration()).success();
+    agent.stop("TERM");
+    agent.attachment(&other, "other", &other_uid).del(&node_configuration()).success();
+    agent.start(&[]);
+    agent.wait_until_ready();
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), None);
+}
+
+#[test]
+fn what_is_wrong_with_one_definition_is_nothing_to_the_others() {
+    let agent = node!();
+    let metadata = json!({ "name": "odd", "namespace": NAMESPACE });
+    let odd = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": { "config": "{" } });
+    agent.kube.apply(&odd.to_string());
+    let sandbox = agent.machine.pod("web");
+    let uid = agent.pod("web", &select("odd"));
+    let refused = agent.attachment(&sandbox, "web", &uid).add(&node_configuration());
+    assert_refused("malformed", &refused, 7, &["blue/odd", "spec.config"]);
+    agent.delete_pod("web");
+    let uid = agent.pod("web", &select("net-a"));
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+}

@@ -1,0 +1,191 @@
+//! An agent beside a real API server, with the rights that are shipped and no capability.
+//!
+//! ```text
+//!   kube-apiserver ◄── weft agent (ServiceAccount kube-system/weft-agent) ◄── /run/weft/agent.sock ◄── weft-cni
+//! ```
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::{Attachment, Pod, workspace};
+
+use crate::kube::{Accounts, Kube};
+use crate::machine::{Machine, until};
+use crate::parts::text;
+
+/// The node's name.
+pub const NODE: &str = "worker-1";
+/// The namespace of the pods.
+pub const NAMESPACE: &str = "blue";
+/// Where the agent answers over HTTP.
+const PAGES: &str = "http://127.0.0.1:9464";
+const SERVICE: &str = "agent";
+
+/// A node with an agent.
+#[derive(Debug)]
+pub struct Agent {
+    /// The node.
+    pub machine: Arc<Machine>,
+    /// The cluster.
+    pub kube: Kube,
+    configuration: String,
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// A cluster that knows definitions, a node with plugins, and an agent that is ready; nothing, and the test is
+    /// skipped, if the lane was not made ready.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: Machine) -> Option<Agent> {
+        let machine = Arc::new(machine);
+        let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
+        let file =
+            |path: &str| std::fs::read_to_string(workspace().join(path)).expect("a file of the project");
+        kube.apply(&file("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"));
+        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        kube.apply(&file("deploy/base/rbac.yaml"));
+        kube.kubectl(["create", "namespace", NAMESPACE]);
+        crate::install(&machine);
+        machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
+        let configuration = kube.service_account("kube-system", "weft-agent");
+        let agent = Agent { machine, kube, configuration };
+        agent.start(&[]);
+        agent.wait_until_ready();
+        Some(agent)
+    }
+
+    /// Starts it, with further words.
+    #[track_caller]
+    pub fn start(&self, words: &[&str]) {
+        let weft = testkit::binary("weft");
+        let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
+        let fixed = [
+            text(&weft),
+            "agent",
+            "--node-name",
+            NODE,
+            "--kubeconfig",
+            &self.configuration,
+            "--log",
+            "debug,hyper=info,kube=info,tower=info",
+        ];
+        let line = bare.into_iter().chain(fixed).chain(words.iter().copied());
+        self.machine.start(SERVICE, line);
+    }
+
+    /// Ends it.
+    #[track_caller]
+    pub fn stop(&self, signal: &str) {
+        self.machine.stop(SERVICE, signal);
+    }
+
+    /// What it logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.machine.log(SERVICE)
+    }
+
+    /// Waits for `/readyz`.
+    #[track_caller]
+    pub fn wait_until_ready(&self) {
+        self.machine.wait(SERVICE, "is ready", || (self.page("/readyz") == "ok\n").then_some(()));
+    }
+
+    /// A page of its own.
+    #[must_use]
+    #[track_caller]
+    pub fn page(&self, path: &str) -> String {
+        self.machine.attempt(["curl", "-s", &format!("{PAGES}{path}")]).stdout
+    }
+
+    /// The value of a figure, by its whole line up to the value.
+    #[must_use]
+    #[track_caller]
+    pub fn figure(&self, line: &str) -> Option<f64> {
+        let page = self.page("/metrics");
+        let found = page.lines().find_map(|found| found.strip_prefix(line))?;
+        found.trim().parse().ok()
+    }
+
+    /// A definition in the pods' namespace.
+    #[track_caller]
+    pub fn definition(&self, name: &str, annotations: &Value, config: &Value) {
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations },
+            "spec": { "config": config.to_string() },
+        });
+        self.kube.apply(&definition.to_string());
+    }
+
+    /// A pod of this node with these annotations; its uid.
+    #[track_caller]
+    pub fn pod(&self, name: &str, annotations: &Value) -> String {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations, "labels": { "app": name } },
+            "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
+        });
+        self.kube.apply(&pod.to_string());
+        self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
+    }
+
+    /// Removes a pod at once, as if its kubelet had ended it.
+    #[track_caller]
+    pub fn delete_pod(&self, name: &str) {
+        self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
+    }
+
+    /// What a kubelet's runtime says about the sandbox `pod` of the pod `name` with this uid.
+    #[must_use]
+    pub fn attachment(&self, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
+        let mut attachment = self.machine.attachment("weft", pod, "eth0");
+        let id = pod.container_id();
+        attachment.args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={id};K8S_POD_UID={uid}"
+        );
+        attachment
+    }
+
+    /// An annotation of a pod.
+    #[must_use]
+    #[track_caller]
+    pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
+        let pod = self.kube.json(["pod", "-n", NAMESPACE, name]);
+        pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
+    }
+
+    /// Waits for the network-status of a pod.
+    #[must_use]
+    #[track_caller]
+    pub fn status(&self, name: &str) -> Vec<Value> {
+        let text = until("network-status", || self.annotation(name, "k8s.v1.cni.cncf.io/network-status"));
+        serde_json::from_str(&text).expect("network-status is JSON")
+    }
+
+    /// The Events of a pod, as `REASON note`.
+    #[must_use]
+    #[track_caller]
+    pub fn events(&self, name: &str) -> Vec<String> {
+        let events = self.kube.json(["events.events.k8s.io", "-n", NAMESPACE]);
+        let events = events["items"].as_array().expect("a list");
+        let of_pod = events.iter().filter(|event| event["regarding"]["name"] == name);
+        let words = of_pod.map(|event| {
+            format!(
+                "{} {}",
+                event["reason"].as_str().unwrap_or_default(),
+                event["note"].as_str().unwrap_or_default()
+            )
+        });
+        words.collect()
+    }
+}
+
+/// The meta-plugin's configuration where an agent answers.
+#[must_use]
+pub fn configuration(default: &Value) -> Value {
+    json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default] })
+}
