@@ -14,7 +14,7 @@ use testkit::{Feature, Host, Pod, Snapshot};
 
 /// One plugin: a configuration that uses much of it.
 struct Case {
-    plugin: &'static str,
+    plugin: String,
     config: Value,
     /// Makes an interface in the container.
     makes: bool,
@@ -22,6 +22,9 @@ struct Case {
 
 /// The VLAN of the first attachment; a parent has each only once.
 const FIRST_VLAN: usize = 5;
+
+/// How many devices a host has to give away.
+const DEVICES: usize = 4;
 
 /// Plugins whose link has no end on the host: nothing there leads to it, it goes with its namespace.
 const INSIDE_ONLY: [&str; 4] = ["dummy", "ipvlan", "macvlan", "vlan"];
@@ -44,9 +47,10 @@ fn ipam() -> Value {
     })
 }
 
-fn case(plugin: &'static str) -> Case {
+fn case(plugin: &str) -> Case {
     let own = match plugin {
         "ipvlan" => json!({ "master": "up0" }),
+        "host-device" => json!({ "device": "dev0" }),
         "vlan" => json!({ "master": "up0", "vlanId": FIRST_VLAN }),
         "bridge" => json!({ "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true }),
         "macvlan" => json!({ "master": "up0" }),
@@ -57,7 +61,7 @@ fn case(plugin: &'static str) -> Case {
     if plugin != "loopback" {
         config["ipam"] = ipam();
     }
-    Case { plugin, config, makes: plugin != "loopback" }
+    Case { plugin: plugin.to_owned(), config, makes: plugin != "loopback" }
 }
 
 impl Case {
@@ -67,14 +71,15 @@ impl Case {
 
     /// What is different for an attachment beside others: what only one of them can have.
     fn own(&self, place: usize) -> Value {
-        match self.plugin {
+        match self.plugin.as_str() {
             "vlan" => json!({ "vlanId": FIRST_VLAN + place }),
+            "host-device" => json!({ "device": format!("dev{}", place % DEVICES) }),
             _ => json!({}),
         }
     }
 
     fn is_inside_only(&self) -> bool {
-        INSIDE_ONLY.contains(&self.plugin)
+        INSIDE_ONLY.contains(&self.plugin.as_str())
     }
 
     /// A world in which the plugin's shared furniture is there already: bridge, tables, directories, sysctls.
@@ -82,7 +87,7 @@ impl Case {
         self.world(host);
         let pod = host.pod("a");
         let config = self.config("1.1.0");
-        let first = host.attachment(self.plugin, &pod, "eth0");
+        let first = host.attachment(&self.plugin, &pod, "eth0");
         let result = first.add(&config).success().json();
         first.del(&with(&config, &json!({ "prevResult": result }))).success();
         let before = host.snapshot();
@@ -93,6 +98,28 @@ impl Case {
         rig::install(host);
         // The pod that is the outside goes; its end of the wire stays with it.
         std::mem::forget(rig::traffic::outside(host));
+        self.furnish(host);
+    }
+
+    /// The devices that are given away, those that went with a namespace made anew.
+    fn furnish(&self, host: &Host) {
+        if self.plugin != "host-device" {
+            return;
+        }
+        // What the kernel keeps of an interface in a namespace, it begins anew in each: no link-local addresses anywhere.
+        host.run(["sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=1"]);
+        for place in 0..DEVICES {
+            if rig::link(host, &format!("dev{place}")).is_none() {
+                // One in a namespace that is going away is still there for a moment.
+                let _ = host.attempt(["ip", "link", "delete", &format!("peer{place}")]);
+                let script = format!(
+                    "link add dev{place} address 02:00:00:00:0d:0{place} type veth peer name peer{place} address 02:00:00:00:0e:0{place}\n\
+                     link set dev{place} alias {place}\n\
+                     link set dev{place} up\nlink set peer{place} up\n"
+                );
+                host.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+            }
+        }
     }
 }
 
@@ -104,6 +131,7 @@ macro_rules! for_every_plugin {
         for_every_plugin!(@ ptp $($body)*);
         for_every_plugin!(@ loopback $($body)*);
         for_every_plugin!(@ dummy $($body)*);
+        for_every_plugin!(@ host_device $($body)*);
         for_every_plugin!(@ ipvlan $($body)*);
         for_every_plugin!(@ vlan $($body)*);
     };
@@ -112,7 +140,7 @@ macro_rules! for_every_plugin {
             $(
                 #[test]
                 fn $body() {
-                    let plugin = stringify!($plugin);
+                    let plugin = &*stringify!($plugin).replace('_', "-");
                     if !testkit::skip(&testkit::test_name(), super::features(plugin)) {
                         super::$body(&testkit::Host::new(), &super::case(plugin));
                     }
@@ -138,7 +166,7 @@ for_every_plugin!(
 fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let inside = pod.snapshot();
-    let eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in VERSIONS {
         let what = format!("{} {version}", case.plugin);
         let config = case.config(version);
@@ -229,7 +257,7 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
         let config = with(&case.config("1.1.0"), &case.own(place));
         let what = format!("{}: DEL {what}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
-        let mut attachment = host.attachment(case.plugin, &own, "eth0");
+        let mut attachment = host.attachment(&case.plugin, &own, "eth0");
         let result = attachment.add(&config).success().json();
         let mut known = with(&config, &json!({ "prevResult": result }));
         pod = lose(host, &mut attachment, own, &mut known);
@@ -241,6 +269,9 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
                 own.run(["ip", "link", "set", "lo", "down"]);
             } else if case.is_inside_only() {
                 own.run(["ip", "link", "delete", "eth0"]);
+            } else if case.plugin == "host-device" {
+                attachment.netns = own.path().display().to_string();
+                attachment.del(&known).success();
             }
         }
         match &pod {
@@ -251,6 +282,7 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
                 pod = Some(again);
             }
         }
+        case.furnish(host);
         assert_nothing_left(&what, host, &before);
     }
 }
@@ -259,13 +291,13 @@ fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
     case.world(host);
     let pod = host.pod("a");
     let before = host.snapshot();
-    let mut eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let mut eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in VERSIONS {
         assert_eq!(eth0.del(&case.config(version)).success().stdout, "");
     }
     eth0.netns.clear();
     eth0.del(&case.config("1.1.0")).success();
-    assert_nothing_left(case.plugin, host, &before);
+    assert_nothing_left(&case.plugin, host, &before);
 }
 
 /// Ways to make an ADD fail at ever later steps; what they need is made by the case and taken away again.
@@ -294,16 +326,16 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
             5,
         ),
     ];
-    if case.plugin != "dummy" {
+    if !matches!(case.plugin.as_str(), "dummy" | "host-device") {
         failures.push(("the mtu is out of range", json!({ "mtu": 1_000_000 }), 7));
     }
-    if matches!(case.plugin, "ipvlan" | "macvlan" | "vlan") {
+    if matches!(case.plugin.as_str(), "ipvlan" | "macvlan" | "vlan") {
         failures.extend([
             ("the master is not there", json!({ "master": "nowhere" }), 7),
             ("the mtu is the master's no more", json!({ "mtu": 1501 }), 7),
         ]);
     }
-    match case.plugin {
+    match case.plugin.as_str() {
         "bridge" => failures.extend([
             ("the gateway conflicts", fixed("10.2.0.9/16", json!([])), 999),
             ("the bridge is none", json!({ "bridge": "up0" }), 7),
@@ -312,6 +344,11 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
         ]),
         "ipvlan" | "macvlan" => failures.push(("the mode is none", json!({ "mode": "bridged" }), 7)),
         "vlan" => failures.push(("the id is none", json!({ "vlanId": 4095 }), 7)),
+        "host-device" => failures.extend([
+            ("the device is not there", json!({ "device": "nowhere" }), 7),
+            ("the device is a path", json!({ "device": "../dev0" }), 7),
+            ("the device cannot be moved", json!({ "device": "lo" }), 5),
+        ]),
         "dummy" => failures.push(("no address", json!({ "ipam": {} }), 7)),
         _ => failures.extend([
             (
@@ -328,7 +365,7 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
 fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let inside = pod.snapshot();
-    let eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for (what, keys, code) in failures(case) {
         let what = format!("{}: {what}", case.plugin);
         let config = with(&case.config("1.1.0"), &keys);
@@ -336,11 +373,11 @@ fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
         assert_nothing_left(&what, host, &before);
         assert_pod_unchanged(&what, &pod, &inside);
     }
-    let mut gone = host.attachment(case.plugin, &pod, "eth0");
+    let mut gone = host.attachment(&case.plugin, &pod, "eth0");
     gone.netns = "/run/netns/nowhere".to_owned();
-    assert_refused(case.plugin, &gone.add(&case.config("1.1.0")), 8, &["/run/netns/nowhere"]);
+    assert_refused(&case.plugin, &gone.add(&case.config("1.1.0")), 8, &["/run/netns/nowhere"]);
     gone.netns = "/etc/hostname".to_owned();
-    assert_refused(case.plugin, &gone.add(&case.config("1.1.0")), 8, &["/etc/hostname"]);
+    assert_refused(&case.plugin, &gone.add(&case.config("1.1.0")), 8, &["/etc/hostname"]);
     gone.netns = "/proc/self/ns/net".to_owned();
     assert_refused("K6: its own namespace", &gone.add(&case.config("1.1.0")), 8, &["CNI_NETNS"]);
     assert_nothing_left("namespace gone", host, &before);
@@ -360,7 +397,7 @@ fn g8_the_very_first_add_failing_takes_its_furniture_along(host: &Host, case: &C
     let inside = pod.snapshot();
     host.write("/var/lib/cni/x", "");
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
-    let eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     let before = host.snapshot();
     for (what, keys, code) in failures(case) {
         if what == "the gateway conflicts" {
@@ -383,7 +420,7 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
     let config = case.config("1.1.0");
     let other = with(&config, &json!({ "name": "other" }));
     let attach = |pod: &Pod, ifname: &str, place: usize, config: &Value| {
-        let attachment = host.attachment(case.plugin, pod, ifname);
+        let attachment = host.attachment(&case.plugin, pod, ifname);
         attachment.add(&with(config, &case.own(place))).success();
         attachment
     };
@@ -412,10 +449,10 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
         );
         assert_eq!(files("other"), [format!("{ib} eth9")], "{}: another network loses nothing", case.plugin);
         assert!(rig::links(&a).contains(&"eth1".to_owned()) && rig::links(&b).contains(&"eth9".to_owned()));
-        if !case.is_inside_only() {
+        if !case.is_inside_only() && case.plugin != "host-device" {
             assert_eq!((rig::links(&a), rig::links(&b)), (vec!["eth1".into()], vec!["eth9".into()]));
         }
-        let expected = if matches!(case.plugin, "bridge" | "ptp") { 2 } else { 0 };
+        let expected = if matches!(case.plugin.as_str(), "bridge" | "ptp") { 2 } else { 0 };
         assert_eq!(marks(host, "weft_masquerade", "net"), expected);
         assert_eq!(marks(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
     }
@@ -448,7 +485,7 @@ fn marks(host: &Host, table: &str, network: &str) -> usize {
 
 fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
-    let eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     let status = |config: &Value| eth0.call("STATUS", config.to_string());
     assert_eq!(status(&case.config("1.1.0")).success().stdout, "");
     assert_refused("K5", &status(&case.config("1.0.0")), 1, &["STATUS"]);
@@ -481,7 +518,7 @@ fn s30_address_management_in_process_and_as_a_program_says_the_same(host: &Host,
             let mut said = Vec::new();
             for path in ["/opt/cni/bin", "/run/cni/foreign:/opt/cni/bin"] {
                 host.run(["rm", "-rf", "/var/lib/cni/networks/net"]);
-                let mut eth0 = host.attachment(case.plugin, &pod, "eth0");
+                let mut eth0 = host.attachment(&case.plugin, &pod, "eth0");
                 eth0.path = path.to_owned();
                 let added = eth0.add(&config);
                 eth0.del(&config);
@@ -500,14 +537,14 @@ fn without_addresses(text: &str) -> String {
 
 fn s19_a_version_we_do_not_know_is_refused_and_changes_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
-    let eth0 = host.attachment(case.plugin, &pod, "eth0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in ["9.9.9", "1.2.0", "0.5.0", "1.1", "x"] {
         for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
             let finished = eth0.call(verb, case.config(version).to_string());
             assert_refused(verb, &finished, 1, &[version]);
         }
     }
-    assert_nothing_left(case.plugin, host, &before);
+    assert_nothing_left(&case.plugin, host, &before);
 }
 
 fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &Host, case: &Case) {
@@ -517,7 +554,7 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
     let before = host.snapshot();
     let config = case.config("1.1.0");
     let attempt = |change: &dyn Fn(&mut testkit::Attachment<'_>)| {
-        let mut eth0 = host.attachment(case.plugin, &pod, "eth0");
+        let mut eth0 = host.attachment(&case.plugin, &pod, "eth0");
         change(&mut eth0);
         eth0
     };
@@ -557,13 +594,13 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
             assert!(message.len() < 1000, "{verb}: a message for people: {} bytes", message.len());
         }
     }
-    assert_nothing_left(case.plugin, host, &before);
+    assert_nothing_left(&case.plugin, host, &before);
 }
 
 #[test]
 fn the_table_has_the_features_it_needs() {
     testkit::require!(Feature::Root, Feature::Bridge, Feature::Veth);
-    for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "ipvlan", "vlan"] {
+    for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "host-device", "ipvlan", "vlan"] {
         assert_eq!(case(plugin).makes, case(plugin).config.get("ipam").is_some());
     }
 }

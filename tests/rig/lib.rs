@@ -42,6 +42,7 @@ pub const NAMES: &[&str] = &[
     "bandwidth",
     "bridge",
     "dummy",
+    "host-device",
     "host-local",
     "ipvlan",
     "loopback",

@@ -1,11 +1,12 @@
 //! Network interfaces: what they are, finding them, changing them, removing them.
 //!
-//! Creating is in [`create`], what only bridges know in [`bridge`].
+//! Creating is in [`create`] and [`tap`], what only bridges know in [`bridge`].
 //!
 //! Source: rtnetlink(7) RTM_NEWLINK/GETLINK/SETLINK/DELLINK; kernel `include/uapi/linux/if_link.h`.
 
 pub mod bridge;
 pub mod create;
+pub mod tap;
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -32,6 +33,7 @@ mod attribute {
     pub(super) const GROUP: u16 = 27;
     pub(super) const NETNS_DESCRIPTOR: u16 = 28;
     pub(super) const MASK: u16 = 29;
+    pub(super) const CARRIER: u16 = 33;
     pub(super) const LINK_NETNS_ID: u16 = 37;
 }
 
@@ -97,6 +99,8 @@ pub struct Link {
     pub up: bool,
     /// The operational state allows traffic (RFC 2863 "up"; "unknown" counts for drivers that never say).
     pub running: bool,
+    /// Somebody is at the other end, as far as the driver knows: known at once, where `running` follows later.
+    pub carrier: bool,
     /// Is it the loopback interface?
     pub loopback: bool,
     /// Asked to take all packets, by `ip link set promisc on` or by a user of it.
@@ -213,6 +217,7 @@ impl Link {
                 attribute::OPERATIONAL_STATE => {
                     link.running = link.up && value.first().is_some_and(|state| OPERATIONAL.contains(state));
                 }
+                attribute::CARRIER => link.carrier = value.first() == Some(&1),
                 attribute::MASTER => link.master = ne32_of(value).filter(|index| *index != 0),
                 attribute::LINK => link.link = ne32_of(value),
                 attribute::LINK_NETNS_ID => link.link_netns_id = ne32_of(value).map(u32::cast_signed),
@@ -327,22 +332,22 @@ impl Rtnl {
         self.change_link(index, name, &Change { up: Some(true), ..Change::default() })
     }
 
-    /// Moves a link to another namespace, perhaps renaming it on the way.
+    /// Moves a link to another namespace, and changes it there: one request, so nobody sees it half-moved.
     ///
-    /// `ip link set dev NAME netns PATH [name NEW]`
+    /// `ip link set dev NAME netns PATH [name NEW] …`. It arrives down, without addresses and routes.
+    ///
+    /// # Errors
+    /// If the move succeeds and the change does not, the link stays where it was moved to.
     pub fn move_link(
         &mut self,
         index: u32,
         name: &str,
         netns: &crate::Netns,
-        new_name: Option<&str>,
+        change: &Change<'_>,
     ) -> Result<(), Error> {
-        let mut message = Message::link(SET_LINK, index);
+        let mut message = change.message(index);
         message.attributes.ne32(attribute::NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
-        if let Some(new_name) = new_name {
-            message.attributes.text(attribute::NAME, new_name);
-        }
-        self.execute(0, message, || format!("move link {name}"))
+        self.execute(0, message, || format!("move link {name}{}", change.describe()))
     }
 
     /// Removes a link. `ip link del dev NAME`

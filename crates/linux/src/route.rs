@@ -48,6 +48,9 @@ const CLONED: u32 = 0x200;
 /// Who made a route: us. Not in any registry; 119 is `w`.
 pub const PROTOCOL: u8 = 119;
 
+/// `RTPROT_KERNEL`: made by the kernel itself.
+const KERNEL: u8 = 2;
+
 /// The main routing table.
 pub const TABLE_MAIN: u32 = 254;
 
@@ -218,6 +221,18 @@ impl Rtnl {
         let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
         let answers = self.dump(&query, || "list routes".to_owned())?;
         Ok(answers.iter().flat_map(unicast).collect())
+    }
+}
+
+impl Rtnl {
+    /// The routes through one link in one table that somebody made: not those that the kernel makes for
+    /// addresses. First what is reached directly, so that they can be added again in this order.
+    pub fn routes_through(&mut self, link: u32, table: u32) -> Result<Vec<Route>, Error> {
+        let mut routes = self.routes(Family::V4)?;
+        routes.extend(self.routes(Family::V6)?);
+        routes.retain(|route| route.link == link && route.table == table && route.protocol != KERNEL);
+        routes.sort_by_key(|route| route.gateway.is_some());
+        Ok(routes)
     }
 }
 

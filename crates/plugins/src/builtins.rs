@@ -10,6 +10,7 @@ use crate::chained::sbr::Sbr;
 use crate::chained::tuning::Tuning;
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
+use crate::interface::host_device::HostDevice;
 use crate::interface::ipvlan::Ipvlan;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
@@ -26,6 +27,7 @@ pub const TABLE: &Table<'static> = &[
     ("bandwidth", &Bandwidth),
     ("bridge", &Bridge),
     ("dummy", &Dummy),
+    ("host-device", &HostDevice),
     ("host-local", &HostLocal),
     ("ipvlan", &Ipvlan),
     ("loopback", &Loopback),

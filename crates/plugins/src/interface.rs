@@ -7,6 +7,7 @@ pub mod addressing;
 pub mod bridge;
 pub mod dummy;
 pub mod forwarding;
+pub mod host_device;
 pub mod inspection;
 pub mod ipvlan;
 pub mod loopback;

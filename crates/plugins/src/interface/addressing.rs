@@ -103,7 +103,7 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
 /// Waits until no IPv6 address is tentative.
 ///
 /// A link without carrier stays tentative for ever: that is no error, its time has not come.
-fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
+pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
     let started = Instant::now();
     loop {
         let addresses = net.addresses(link.index, &link.name).or_refused()?;
@@ -114,6 +114,9 @@ fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
             )));
         }
         let Some(tentative) = addresses.iter().find(|address| address.tentative) else { return Ok(()) };
+        if !net.link_at(link.index).or_refused()?.carrier {
+            return Ok(());
+        }
         if started.elapsed() >= SETTLE_MAX {
             if !net.link_at(link.index).or_refused()?.running {
                 return Ok(());

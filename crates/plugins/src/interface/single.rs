@@ -43,13 +43,24 @@ pub fn add(
     source: Source<'_>,
     make: impl FnOnce(&Netns) -> Result<Link, Error>,
 ) -> Result<Success, Error> {
-    let Attach { who, netns: path, call } = request;
-    let netns = interface::open_netns(path)?;
-    let mut undo = Undo::new();
+    let netns = interface::open_netns(&request.netns)?;
     let link = make(&netns)?;
-    let (name, inside) = (who.ifname.as_str(), &netns);
+    let (name, inside) = (request.who.ifname.as_str(), &netns);
+    let mut undo = Undo::new();
     undo.push(move || interface::remove_inside(inside, name));
-    let interface = Interface { sandbox: path.display().to_string(), ..interface::describe(&link) };
+    equip(request, source, &netns, &link, undo)
+}
+
+/// The rest of an ADD whose link is in the container, down; `undo` takes it away again.
+pub fn equip<'a>(
+    request: &'a Attach,
+    source: Source<'a>,
+    netns: &Netns,
+    link: &Link,
+    mut undo: Undo<'a>,
+) -> Result<Success, Error> {
+    let Attach { who: _, netns: path, call } = request;
+    let interface = Interface { sandbox: path.display().to_string(), ..interface::describe(link) };
     let mut result = Success { interfaces: vec![interface], ..Success::default() };
     match source {
         Source::Managed(ipam) => {
@@ -63,7 +74,7 @@ pub fn add(
     if result.ips.is_empty() {
         netns.rtnl().and_then(|mut net| net.set_up(link.index, &link.name)).or_refused()?;
     } else {
-        addressing::enter(&netns, &link, &result)?;
+        addressing::enter(netns, link, &result)?;
     }
     interface::prefer_dns(call, &mut result)?;
     undo.commit();

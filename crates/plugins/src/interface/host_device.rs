@@ -1,0 +1,185 @@
+//! `host-device`: an interface of the host itself, moved into the container and back.
+//!
+//! ```text
+//!   host: eth5, up, "uplink"  ──ADD──►  container: net1, «weft/host-device/… eth5 up uplink»
+//!                             ◄──DEL──  (or the kernel, when the namespace ends: hardware only)
+//! ```
+//!
+//! Rules:
+//! - moving, renaming and writing down what it was is one request: whoever is killed leaves it whole;
+//! - what it was is kept in its alias: a DEL finds it by that, in the container or wherever the kernel put it;
+//! - a DEL needs no device, no bus and no configuration of it, and touches no interface that is not ours;
+//! - a failed ADD gives it back as it was, with its addresses and routes.
+//!
+//! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1; kernel `net/core/dev.c`
+//! (`default_device_exit_net`).
+
+mod device;
+mod journey;
+mod record;
+
+use cni::Error;
+use cni::address::parse_mac;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::plugin::ipam::Ipam;
+use cni::result::{Interface, Success};
+use linux::{Rtnl, Undo};
+use serde::Deserialize;
+
+use self::device::{Device, Found};
+use self::record::Record;
+use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+use crate::interface::single::{self, Source};
+use crate::interface::{self, collected};
+
+/// The plugin.
+pub struct HostDevice;
+
+const NAME: &str = "host-device";
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    device: String,
+    hwaddr: String,
+    kernelpath: String,
+    #[serde(rename = "pciBusID")]
+    pci_bus_id: String,
+    #[serde(rename = "runtimeConfig")]
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConfig {
+    #[serde(rename = "deviceID")]
+    device_id: String,
+}
+
+impl Device {
+    /// Which device is meant: the runtime's, else the first that is configured.
+    fn read(call: &Call) -> Result<Device, Error> {
+        let Conf { device, hwaddr, kernelpath, pci_bus_id, runtime_config } = call.config.decode()?;
+        let RuntimeConfig { device_id } = runtime_config;
+        if !device_id.is_empty() {
+            device::check_bus_name("runtimeConfig.deviceID", &device_id)?;
+            return Ok(Device::OfRuntime(device_id));
+        }
+        if !device.is_empty() {
+            interface::check_name("device", &device)?;
+            return Ok(Device::Named(device));
+        }
+        if !hwaddr.is_empty() {
+            let mac = parse_mac(&hwaddr);
+            let mac =
+                mac.ok_or_else(|| Error::key("hwaddr", format!("{hwaddr:?}"), "not a hardware address"))?;
+            return Ok(Device::WithAddress(mac));
+        }
+        if !kernelpath.is_empty() {
+            return device::check_path("kernelpath", &kernelpath).map(Device::AtPath);
+        }
+        if !pci_bus_id.is_empty() {
+            device::check_bus_name("pciBusID", &pci_bus_id)?;
+            return Ok(Device::OnPci { key: "pciBusID", address: pci_bus_id });
+        }
+        Err(Error::config(
+            "device: missing: name one by device, hwaddr, kernelpath, pciBusID, or let the runtime",
+        ))
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for HostDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
+        let device = Device::read(&request.call)?;
+        let ipam = Ipam::configured(&request.call, delegates)?;
+        let netns = interface::open_netns(&request.netns)?;
+        let mut host = Rtnl::open().or_refused()?;
+        let link = match device.find(&mut host)? {
+            Found::Link(link) => link,
+            Found::InUserSpace => return userspace(request, ipam),
+        };
+        interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let standing = journey::Standing::of(&mut host, &link, &mark)?;
+        let mut undo = Undo::new();
+        undo.push(|| standing.restore(&netns));
+        let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str(), &mark)?;
+        single::equip(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let ifname = request.who.ifname.as_str();
+        let mut errors: Vec<Error> =
+            journey::back(request.netns.as_deref(), ifname, &mark).err().into_iter().collect();
+        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+            errors.extend(ipam.del().err());
+        }
+        collected(errors)
+    }
+
+    fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
+        if Device::read(&request.call)?.is_in_user_space() {
+            request.call.config.require_prev_result()?;
+            return Ipam::configured(&request.call, delegates)?.map_or(Ok(()), |ipam| ipam.check());
+        }
+        single::check(request, delegates, |_, _| Ok(()))
+    }
+
+    fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
+        let mut errors: Vec<Error> = sweep(request).err().into_iter().collect();
+        errors.extend(single::gc(request, delegates).err());
+        collected(errors)
+    }
+
+    fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
+        Device::read(&request.call)?;
+        single::status(&request.call, delegates)
+    }
+}
+
+/// A device that a program drives (DPDK): there is no interface to move, only addresses to be had.
+fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error> {
+    let Attach { who, netns, call } = request;
+    let sandbox = netns.display().to_string();
+    let interface = Interface { name: who.ifname.to_string(), sandbox, ..Interface::default() };
+    let mut result = Success { interfaces: vec![interface], ..Success::default() };
+    let mut undo = Undo::new();
+    if let Some(ipam) = ipam {
+        let reserved = ipam.add()?;
+        undo.push(move || drop(ipam.del()));
+        interface::adopt(reserved, 0, &mut result)?;
+    }
+    interface::prefer_dns(call, &mut result)?;
+    undo.commit();
+    Ok(result)
+}
+
+/// Gives devices back their names that the kernel returned when the containers of this network ended.
+fn sweep(request: &Sweep) -> Result<(), Error> {
+    let Some(valid) = request.valid()? else { return Ok(()) };
+    let network = request.call.config.name.as_str();
+    let keep: Vec<String> =
+        valid.iter().map(|one| Record::mark_text(&Mark::of_valid(NAME, network, one))).collect();
+    let mut host = Rtnl::open().or_refused()?;
+    let mut errors = Vec::new();
+    for link in host.links().or_refused()? {
+        if let Some(record) = Record::read(&link.alias)
+            && record.is_of(NAME, network)
+            && !keep.contains(&record.mark)
+        {
+            errors.extend(journey::rename(&mut host, &link, &record).err());
+        }
+    }
+    collected(errors)
+}

@@ -1,0 +1,216 @@
+//! Which interface is meant: by name, hardware address, place in sysfs, PCI address or auxiliary device.
+//!
+//! Rules: what comes from outside is one component of a path, or a path without a way up below `/sys/devices`;
+//! of several interfaces of a device the first by name is taken, as upstream.
+//!
+//! Source: plugins `host-device.go` `getLink`, `handleDeviceID`, `hasDpdkDriver`; sysfs(5).
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use cni::Error;
+use linux::Rtnl;
+use linux::link::{Link, mac_text};
+
+use super::journey;
+use super::record::Record;
+use crate::failure::OrRefused;
+
+/// PCI devices of this machine.
+const PCI: &str = "/sys/bus/pci/devices";
+/// Devices that are a part of another one: sub-functions, for instance.
+const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
+/// All devices of this machine.
+const DEVICES: &str = "/sys/devices";
+/// Drivers that leave a device to a program.
+const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// Longest name on a bus, in bytes.
+const BUS_NAME_MAX: usize = 128;
+
+/// How the device is named.
+#[derive(Debug)]
+pub(super) enum Device {
+    /// `device`
+    Named(String),
+    /// `hwaddr`
+    WithAddress(Vec<u8>),
+    /// `kernelpath`
+    AtPath(PathBuf),
+    /// `pciBusID`, or the runtime's id for one.
+    OnPci {
+        /// The key that says so.
+        key: &'static str,
+        /// `0000:04:00.5`
+        address: String,
+    },
+    /// `runtimeConfig.deviceID`: PCI, else auxiliary.
+    OfRuntime(String),
+}
+
+/// What there is to move.
+pub(super) enum Found {
+    /// An interface.
+    Link(Box<Link>),
+    /// Nothing: a program drives the device.
+    InUserSpace,
+}
+
+/// Refuses what is not one component of a path.
+pub(super) fn check_bus_name(key: &str, name: &str) -> Result<(), Error> {
+    let legal = name.len() <= BUS_NAME_MAX
+        && name != "."
+        && name != ".."
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    match legal {
+        true => Ok(()),
+        false => Err(Error::key(key, format!("{name:?}"), "not the name of a device on a bus")),
+    }
+}
+
+/// Refuses what could lead out of `/sys/devices`.
+pub(super) fn check_path(key: &str, text: &str) -> Result<PathBuf, Error> {
+    let path = Path::new(text);
+    let below = path.strip_prefix(DEVICES).is_ok_and(|rest| rest.components().next().is_some());
+    let straight = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    match below && straight && !text.contains('\0') {
+        true => Ok(path.to_owned()),
+        false => Err(Error::key(key, format!("{text:?}"), format!("not a path below {DEVICES}"))),
+    }
+}
+
+impl Device {
+    /// Does a program drive it? Of a device that is not there nobody can say: then not.
+    pub(super) fn is_in_user_space(&self) -> bool {
+        let (Device::OnPci { address, .. } | Device::OfRuntime(address)) = self else { return false };
+        driver(address).is_some_and(|driver| USER_SPACE_DRIVERS.contains(&driver.as_str()))
+    }
+
+    /// Finds it on the host.
+    ///
+    /// One that the kernel gave back when its container ended gets its name back first.
+    pub(super) fn find(&self, host: &mut Rtnl) -> Result<Found, Error> {
+        if self.is_in_user_space() {
+            return Ok(Found::InUserSpace);
+        }
+        let link = match self {
+            Device::Named(name) => named(host, name)?,
+            Device::WithAddress(mac) => with_address(host, mac)?,
+            Device::AtPath(path) => of_directory(host, "kernelpath", &path.display().to_string(), path)?,
+            Device::OnPci { key, address } => on_pci(host, key, address)?,
+            Device::OfRuntime(id) => of_runtime(host, id)?,
+        };
+        match Record::read(&link.alias) {
+            None => Ok(Found::Link(Box::new(link))),
+            Some(record) => {
+                journey::rename(host, &link, &record)?;
+                host.link_at(link.index).or_refused().map(Box::new).map(Found::Link)
+            }
+        }
+    }
+}
+
+fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
+    if let Some(link) = host.find_link(name).or_refused()? {
+        return Ok(link);
+    }
+    let was = |link: &Link| Record::read(&link.alias).is_some_and(|record| record.name == name);
+    let absent = || Error::key("device", format!("{name:?}"), "no such interface on the host");
+    host.links().or_refused()?.into_iter().find(was).ok_or_else(absent)
+}
+
+/// Interfaces on top of others often have their address: hardware first.
+fn with_address(host: &mut Rtnl, mac: &[u8]) -> Result<Link, Error> {
+    let links = host.links().or_refused()?;
+    let first = links
+        .into_iter()
+        .filter(|link| link.mac == mac)
+        .min_by_key(|link| (!link.kind.is_empty(), link.index));
+    first.ok_or_else(|| Error::key("hwaddr", mac_text(mac), "no interface of the host has it"))
+}
+
+fn of_runtime(host: &mut Rtnl, id: &str) -> Result<Link, Error> {
+    const KEY: &str = "runtimeConfig.deviceID";
+    let auxiliary = Path::new(AUXILIARY).join(id);
+    if Path::new(PCI).join(id).exists() {
+        on_pci(host, KEY, id)
+    } else if auxiliary.exists() {
+        of_directory(host, KEY, id, &auxiliary)
+    } else {
+        Err(Error::key(KEY, format!("{id:?}"), "neither a PCI nor an auxiliary device of this node"))
+    }
+}
+
+fn on_pci(host: &mut Rtnl, key: &str, address: &str) -> Result<Link, Error> {
+    let device = Path::new(PCI).join(address);
+    if !device.exists() {
+        return Err(Error::key(key, format!("{address:?}"), "no such PCI device on this node"));
+    }
+    if !device.join("net").exists()
+        && let Some(virtio) = entries(&device).into_iter().find(|name| name.starts_with("virtio"))
+    {
+        return of_directory(host, key, address, &device.join(virtio));
+    }
+    of_directory(host, key, address, &device)
+}
+
+/// The first interface of the device whose directory this is.
+fn of_directory(host: &mut Rtnl, key: &str, value: &str, directory: &Path) -> Result<Link, Error> {
+    match entries(&directory.join("net")).into_iter().next() {
+        Some(name) => host.link(&name).or_refused(),
+        None => {
+            let why = "it has no interface on the host: a container may have it, or its driver makes none";
+            Err(Error::key(key, format!("{value:?}"), why))
+        }
+    }
+}
+
+/// The names in a directory of sysfs, sorted; none if it is not there.
+fn entries(directory: &Path) -> Vec<String> {
+    let listed = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = listed.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// The name of the driver a PCI device is bound to.
+fn driver(address: &str) -> Option<String> {
+    let link = fs::read_link(Path::new(PCI).join(address).join("driver")).ok()?;
+    link.file_name()?.to_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_on_a_bus_is_one_component() {
+        for good in ["0000:04:00.5", "10000:e1:00.0", "mlx5_core.sf.4"] {
+            check_bus_name("pciBusID", good).unwrap();
+        }
+        let long = "x".repeat(129);
+        for bad in ["..", ".", "a/b", "../../../etc", "a b", "a\nb", "a\0b", "ä", &long] {
+            let error = check_bus_name("pciBusID", bad).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with("pciBusID: "), "{bad:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_path_stays_below_the_devices() {
+        let good = "/sys/devices/pci0000:00/0000:00:02.0";
+        assert_eq!(check_path("kernelpath", good).unwrap(), Path::new(good));
+        for bad in [
+            "/sys/devices",
+            "/sys/devices/",
+            "/sys/devicesx/y",
+            "/sys/class/net",
+            "sys/devices/x",
+            "/sys/devices/../class",
+            "/sys/devices/a/../../..",
+            "/sys/devices/a\0b",
+            "",
+        ] {
+            let error = check_path("kernelpath", bad).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with("kernelpath: "), "{bad:?}: {error}");
+        }
+    }
+}
