@@ -191,7 +191,7 @@ fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
     let other = agent.machine.pod("other");
     let other_uid = agent.pod("other", &select("net-a"));
     let refused = agent.attachment(&other, "other", &other_uid).add(&node_configuration());
-    assert_refused("ADD without an agent", &refused, 11, &["plan --once"]);
+    assert_refused("ADD without an agent", &refused, 11, &["plan --once", "start the agent"]);
     agent.start(&[]);
     agent.wait_until_ready();
     assert_eq!(agent.status("web"), status);
@@ -216,4 +216,25 @@ fn what_is_wrong_with_one_definition_is_nothing_to_the_others() {
     agent.delete_pod("web");
     let uid = agent.pod("web", &select("net-a"));
     agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+}
+
+#[test]
+fn a_thin_node_plans_and_publishes_without_an_agent() {
+    let agent = node!();
+    agent.stop("TERM");
+    let mut config = node_configuration();
+    config["kubeconfig"] = agent.configuration().into();
+    let uid = agent.pod("web", &select("net-a"));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&config).success();
+    assert_eq!(agent.status("web")[1]["name"], "blue/net-a");
+    until("Events", || {
+        Some(agent.events("web"))
+            .filter(|events| events.iter().any(|event| event.contains("from blue/net-a")))
+    });
+    let nobody = agent.attachment(&sandbox, "nobody", "").add(&config);
+    assert_refused("a pod that is not there", &nobody, 4, &["attached already"]);
+    agent.attachment(&sandbox, "web", &uid).del(&config).success();
+    let nobody = agent.attachment(&sandbox, "nobody", "").add(&config);
+    assert_refused("a pod that is not there", &nobody, 3, &["blue/nobody", "not in the cluster"]);
 }

@@ -75,6 +75,12 @@ impl Agent {
         self.machine.start(SERVICE, line);
     }
 
+    /// Its credentials.
+    #[must_use]
+    pub fn configuration(&self) -> &str {
+        &self.configuration
+    }
+
     /// Ends it.
     #[track_caller]
     pub fn stop(&self, signal: &str) {

@@ -14,8 +14,10 @@ mod brain;
 mod cache;
 mod cluster;
 mod events;
+mod facts;
 mod health;
 mod metrics;
+pub(crate) mod once;
 mod orders;
 mod pod_resources;
 mod publisher;
@@ -23,12 +25,12 @@ mod sandboxes;
 mod socket;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use npwg::journal;
+use npwg::journal::{self, Entry};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
@@ -39,6 +41,9 @@ use orders::Overseer;
 use publisher::Publisher;
 use sandboxes::Sandboxes;
 use socket::Socket;
+
+/// Where the kubelet tells which devices a pod has.
+const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
 /// What `weft agent` is told.
 #[derive(Debug, Args)]
@@ -63,7 +68,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
     /// Where the kubelet tells which devices a pod has
-    #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock", value_name = "PATH")]
+    #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
     pod_resources: PathBuf,
     /// Where /metrics, /healthz and /readyz are
     #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS:PORT")]
@@ -91,8 +96,13 @@ enum LogFormat {
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     start_log(&arguments.log, arguments.log_format)?;
+    runtime()?.block_on(work(arguments))
+}
+
+/// One thread that waits for many things.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|cause| Failure::new(format!("start: {cause}")))?.block_on(work(arguments))
+    runtime.map_err(|cause| Failure::new(format!("start: {cause}")))
 }
 
 fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
@@ -142,5 +152,17 @@ fn ended() -> Result<impl Future<Output = ()>, Failure> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+    })
+}
+
+/// Writes the status of one sandbox and tells its Events; for a node without an agent.
+pub(crate) fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
+    runtime()?.block_on(async {
+        let client = cluster::client(kubeconfig).await?;
+        publisher::publish(&client, entry)
+            .await
+            .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;
+        events::tell(client, entry).await;
+        Ok(())
     })
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, lint, list, plan};
+use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, lint, list, plan, publish};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -52,6 +52,8 @@ enum Command {
     Agent(agent::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
+    /// Write the network-status of one sandbox, where no agent does
+    Publish(publish::Arguments),
     /// Run the plugins of one network for one namespace, as cnitool does
     Cni(cnitool::Arguments),
     /// Print the definitions of custom resources
@@ -99,6 +101,7 @@ impl Call {
             Command::Lint(arguments) => lint::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
+            Command::Publish(arguments) => publish::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
             // In cnitool's manner an error is one line.
             Command::Cni(arguments) => {

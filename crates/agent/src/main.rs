@@ -27,6 +27,7 @@ mod plan;
 mod planning;
 mod pod;
 mod privilege;
+mod publish;
 mod scratch;
 mod sources;
 mod table;

@@ -1,16 +1,18 @@
 //! `weft plan --once`: the brain for one question, where no agent runs. The meta-plugin starts it.
 //!
-//! A question comes in on stdin, an answer goes out on stdout, in the form of [`npwg::exchange`]. A refusal is an
+//! Pods and definitions come from manifests (`-f`), or from the cluster. A question comes in on stdin, an answer goes out on stdout, in the form of [`npwg::exchange`]. A refusal is an
 //! answer too: the exit code is 0 whenever one was given.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use cni::{Error, code};
+use cni::Error;
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{self, Answer, Question, Reply};
+use npwg::exchange::{self, Answer, Order, Question, Reply};
 use npwg::plan::{Plan, Sandbox};
 
+use crate::agent::once;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::planning;
 use crate::sources::{self, Kind};
@@ -31,34 +33,38 @@ pub(crate) struct Arguments {
     once: bool,
     /// Manifests of pods and definitions: files or directories
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
-    files: Vec<std::path::PathBuf>,
+    files: Vec<PathBuf>,
+    /// Credentials of the cluster, else those of the meta-plugin's configuration, else as a pod of it
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
 }
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { once: _, files } = arguments;
+    let Arguments { once: _, files, kubeconfig } = arguments;
     let question: Question = exchange::receive(&mut io::stdin().lock())?;
-    let answer = match answer(&question, files) {
-        Ok(plan) => Answer::Plan(Box::new(plan)),
-        Err(error) => Answer::Refused(error),
+    let reply = match answer(&question, files, kubeconfig.as_deref()) {
+        Ok((plan, orders)) => Reply { answer: Answer::Plan(Box::new(plan)), orders },
+        Err(error) => Reply::plain(Answer::Refused(error)),
     };
-    Ok(exchange::send(&mut io::stdout().lock(), &Reply::plain(answer))?)
+    Ok(exchange::send(&mut io::stdout().lock(), &reply)?)
 }
 
-fn answer(question: &Question, files: &[std::path::PathBuf]) -> Result<Plan, Error> {
+fn answer(
+    question: &Question,
+    files: &[PathBuf],
+    kubeconfig: Option<&Path>,
+) -> Result<(Plan, Vec<Order>), Error> {
     question.check()?;
-    let Question { version: _, pod, container, ifname, configuration, multus, files: _, unreadable: _ } =
-        question;
-    let flavour = if *multus { Flavour::Multus } else { Flavour::Weft };
-    let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
+    let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
+    let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
     if files.is_empty() {
-        let why =
-            "weft plan --once: there is no source of pods and definitions: no -f, and no cluster is read";
-        let cure = "start the agent, or set manifestDir in the meta-plugin's configuration";
-        return Err(Error::new(code::TRY_AGAIN_LATER, why).details(cure));
+        let configured = node.kubeconfig.as_deref().map(Path::new);
+        return once::plan(question, &node, kubeconfig.or(configured));
     }
     let files = sources::read(files).map_err(Error::from)?;
     let manifests = planning::collect(files.iter().filter(|file| file.kind == Kind::Manifest));
-    let sandbox = Sandbox { container: container.clone(), ifname: ifname.clone() };
-    planning::plan(&manifests, &node, pod, &sandbox)
+    let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
+    let plan = manifests.plan(&node, &question.disk(), &question.pod, &sandbox)?;
+    Ok((plan, Vec::new()))
 }

@@ -114,7 +114,7 @@ fn a_question_is_answered_with_a_plan() {
     let words = format!("-f {}", examples());
     let (code, answer, error) = ask(&words, question("my-pod").to_string().as_bytes());
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    let plan = &answer["plan"];
+    let plan = &answer["answer"]["plan"];
     assert_eq!((&plan["container"], &plan["pod"]["uid"]), (&"c1".into(), &"u-1".into()));
     let names: Vec<&str> =
         plan["delegates"].as_array().unwrap().iter().map(|d| d["ifname"].as_str().unwrap()).collect();
@@ -127,18 +127,21 @@ fn a_refusal_is_an_answer() {
     let (code, answer, _) = ask(&words, question("nobody").to_string().as_bytes());
     assert_eq!(code, Some(0));
     assert!(
-        answer["refused"]["msg"].as_str().unwrap().contains("my-namespace/nobody is in no manifest"),
+        answer["answer"]["refused"]["msg"]
+            .as_str()
+            .unwrap()
+            .contains("my-namespace/nobody is in no manifest"),
         "{answer}"
     );
     let (code, answer, _) = ask("", question("my-pod").to_string().as_bytes());
-    assert_eq!((code, &answer["refused"]["code"]), (Some(0), &11.into()));
-    assert!(answer["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
+    assert_eq!((code, &answer["answer"]["refused"]["code"]), (Some(0), &11.into()));
+    assert!(answer["answer"]["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
     let mut newer = question("my-pod");
     newer["version"] = 2.into();
     let (_, answer, _) = ask(&words, newer.to_string().as_bytes());
-    assert!(answer["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
+    assert!(answer["answer"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
     let (_, answer, _) = ask("-f /nonexistent", question("my-pod").to_string().as_bytes());
-    assert!(answer["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
+    assert!(answer["answer"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
 }
 
 #[test]

@@ -81,6 +81,13 @@ pub enum Order {
         /// How much is known about it.
         certainty: Certainty,
     },
+    /// Have the status of this very sandbox written by `weft publish`: no agent follows the journal.
+    Publish {
+        /// The sandbox.
+        container: ContainerId,
+        /// Credentials on the node, if they are not those of a pod.
+        kubeconfig: Option<String>,
+    },
 }
 
 /// How sure the brain is that a sandbox is gone.

@@ -18,28 +18,25 @@ use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::device::Devices;
 use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
-use npwg::policy::{Labels, Policy};
+use npwg::policy::Labels;
 use npwg::refusal::Refusal;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::cache::{Cache, follow};
-use super::cluster::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
+use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, ask};
 use super::events::Events;
+use super::facts;
 use super::metrics::Metrics;
 use super::orders::Overseer;
-use super::pod_resources;
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
 /// How long a pod is waited for that the kubelet has heard of and we have not.
 const LAG_MAX: Duration = Duration::from_millis(500);
-/// How long the API may take for one object.
-const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// An agent's knowledge.
 pub(crate) struct Brain {
@@ -117,7 +114,7 @@ impl Brain {
         let pod = self.pod(&node, &question.pod).await?;
         let wanted = plan::wanted(&pod, &node);
         let definitions = self.definitions(&wanted).await;
-        let devices = self.devices(&pod, &definitions).await?;
+        let devices = facts::devices(&self.pod_resources, &pod, &definitions).await?;
         let access = self.access(&pod, &definitions).await;
         let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
         let request = Request {
@@ -169,7 +166,10 @@ impl Brain {
         }
         let told = node.pod_of_runtime(named)?;
         let is_called = format!("pod {}/{}", named.namespace, named.name);
-        match (self.ask::<PodObject>(&named.namespace, &named.name).await, told) {
+        match (
+            ask(Api::<PodObject>::namespaced(self.client.clone(), &named.namespace), &named.name).await,
+            told,
+        ) {
             (Ok(Some(pod)), _) if fits(&pod) => Ok(Pod::clone(&self.pods.learn(place.clone(), pod))),
             (Ok(Some(pod)), _) => {
                 let why = format!("{is_called} has uid {}, the runtime asks for {}", pod.uid, named.uid);
@@ -189,22 +189,6 @@ impl Brain {
         }
     }
 
-    /// Asks the API for one object.
-    async fn ask<K>(&self, namespace: &str, name: &str) -> Result<Option<K::Form>, String>
-    where
-        K: Reduced<Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + serde::de::DeserializeOwned,
-    {
-        let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
-        match timeout(ASK_MAX, api.get_opt(name)).await {
-            Ok(Ok(object)) => Ok(object.map(K::reduce)),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
-        }
-    }
-
     /// The definitions that are there, of those wanted.
     async fn definitions(
         &self,
@@ -217,7 +201,8 @@ impl Brain {
                 found.insert(reference.clone(), Definition::clone(&known));
             } else if self.definitions.age().is_zero() {
                 // It may be newer than what we have heard of.
-                match self.ask::<DefinitionObject>(&reference.namespace, &reference.name).await {
+                let api = Api::<DefinitionObject>::namespaced(self.client.clone(), &reference.namespace);
+                match ask(api, &reference.name).await {
                     Ok(asked) => found.extend(asked.map(|asked| (reference.clone(), asked))),
                     Err(why) => debug!(%reference, %why, "could not be asked for"),
                 }
@@ -226,39 +211,14 @@ impl Brain {
         found
     }
 
-    /// The pod's devices, if a definition needs one.
-    async fn devices(
-        &self,
-        pod: &Pod,
-        definitions: &BTreeMap<NetworkReference, Definition>,
-    ) -> Result<Devices, Error> {
-        match definitions.values().any(|definition| definition.resource().is_some()) {
-            true => pod_resources::devices(&self.pod_resources, &pod.namespace, &pod.name).await,
-            false => Ok(Devices::new()),
-        }
-    }
-
     /// What the policies of the definitions say about the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
-        let mut denied = BTreeMap::new();
-        for (reference, definition) in definitions {
-            match Policy::of(definition) {
-                Ok(None) => {}
-                Ok(Some(policy)) => {
-                    let labels = match policy.asks_for_namespace_labels() {
-                        true => self.labels_of(&pod.namespace).await,
-                        false => None,
-                    };
-                    if !policy.admits(pod, labels.as_deref()) {
-                        let why =
-                            format!("annotation {} of {reference} does not admit it", npwg::policy::ACCESS);
-                        denied.insert(reference.clone(), why);
-                    }
-                }
-                Err(why) => drop(denied.insert(reference.clone(), why)),
-            }
-        }
-        Access { denied }
+        let policies = facts::policies(definitions);
+        let labels = match facts::ask_for_namespace_labels(&policies) {
+            true => self.labels_of(&pod.namespace).await,
+            false => None,
+        };
+        facts::access(pod, policies, labels.as_deref())
     }
 
     /// The labels of a namespace. Namespaces are followed from the first time on that one is asked for.

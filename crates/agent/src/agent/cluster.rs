@@ -7,17 +7,20 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Resource};
+use kube::{Api, Client, Config, Resource};
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::policy::Labels;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 
@@ -41,6 +44,21 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
     };
     config.connect_timeout = Some(CONNECT_MAX);
     Client::try_from(config).map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))
+}
+
+/// How long the API may take for one object.
+pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
+
+/// Asks the API for one object.
+pub(crate) async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, String>
+where
+    K: Reduced + Clone + Debug + DeserializeOwned,
+{
+    match timeout(ASK_MAX, api.get_opt(name)).await {
+        Ok(Ok(object)) => Ok(object.map(K::reduce)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
+    }
 }
 
 /// A pod as it comes from the API.

@@ -41,29 +41,19 @@ impl Events {
     /// Tells what comes, one after the other.
     pub(crate) fn new(client: Client, node: &str) -> Events {
         let (sender, mut receiver) = mpsc::channel::<(Told, PodIdentity)>(WAITING_MAX);
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.to_owned()) };
-        let recorder = Recorder::new(client, reporter);
+        let recorder = recorder(client, Some(node.to_owned()));
         tokio::spawn(async move {
-            while let Some((Told { kind, reason, action, note }, pod)) = receiver.recv().await {
-                let event = Event {
-                    type_: kind,
-                    reason: reason.to_owned(),
-                    note: Some(note),
-                    action,
-                    secondary: None,
-                };
-                if let Err(error) = recorder.publish(&event, &reference(&pod)).await {
-                    debug!(%error, reason, "an Event could not be told");
-                }
+            while let Some((told, pod)) = receiver.recv().await {
+                told.publish(&recorder, &pod).await;
             }
         });
         Events(sender)
     }
 
-    fn tell(&self, pod: &PodIdentity, kind: EventType, reason: &'static str, action: String, note: &str) {
+    fn tell(&self, pod: &PodIdentity, told: Told) {
         if !pod.name.is_empty() {
             // A full queue drops it: it is for people, not for programs.
-            let _ = self.0.try_send((Told { kind, reason, action, note: clip(note) }, pod.clone()));
+            let _ = self.0.try_send((told, pod.clone()));
         }
     }
 
@@ -74,41 +64,61 @@ impl Events {
             NO_SUCH_NETWORK => "NoNetworkFound",
             _ => "NetworkRefused",
         };
-        let pod = PodIdentity { namespace, name, uid };
-        self.tell(&pod, EventType::Warning, reason, "Plan".to_owned(), &refusal.to_string());
+        let told = Told::new(EventType::Warning, reason, "Plan".to_owned(), &refusal.to_string());
+        self.tell(&PodIdentity { namespace, name, uid }, told);
     }
 
-    /// A sandbox was attached: an Event for each interface, and one for each warning.
+    /// A sandbox was attached.
     pub(crate) fn attached(&self, entry: &Entry) {
-        for status in &entry.network_status {
-            let addresses = status.ips.join(" ");
-            let note = format!("Add {} [{addresses}] from {}", status.interface, status.name);
-            self.tell(
-                &entry.plan.pod,
-                EventType::Normal,
-                "AddedInterface",
-                format!("Attach {}", status.interface),
-                &note,
-            );
-        }
-        for warning in &entry.plan.warnings {
-            let reason = match warning.event {
-                Reason::AnnotationIgnored => "AnnotationIgnored",
-                Reason::UnknownKey => "UnknownKey",
-                Reason::NameMismatch => "NameMismatch",
-                Reason::CapabilityMissing => "CapabilityMissing",
-                Reason::FileUnreadable => "FileUnreadable",
-                Reason::Questionable => "Questionable",
-            };
-            self.tell(
-                &entry.plan.pod,
-                EventType::Warning,
-                reason,
-                "Plan".to_owned(),
-                &warning.fault.to_string(),
-            );
+        of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));
+    }
+}
+
+impl Told {
+    fn new(kind: EventType, reason: &'static str, action: String, note: &str) -> Told {
+        Told { kind, reason, action, note: clip(note) }
+    }
+
+    async fn publish(self, recorder: &Recorder, pod: &PodIdentity) {
+        let Told { kind, reason, action, note } = self;
+        let event =
+            Event { type_: kind, reason: reason.to_owned(), note: Some(note), action, secondary: None };
+        if let Err(error) = recorder.publish(&event, &reference(pod)).await {
+            debug!(%error, reason, "an Event could not be told");
         }
     }
+}
+
+/// Tells what there is to tell of a sandbox that was attached, and waits until it is told.
+pub(crate) async fn tell(client: Client, entry: &Entry) {
+    let recorder = recorder(client, None);
+    for told in of(entry) {
+        told.publish(&recorder, &entry.plan.pod).await;
+    }
+}
+
+fn recorder(client: Client, instance: Option<String>) -> Recorder {
+    Recorder::new(client, Reporter { controller: CONTROLLER.to_owned(), instance })
+}
+
+/// An Event for each interface, and one for each warning.
+fn of(entry: &Entry) -> Vec<Told> {
+    let interfaces = entry.network_status.iter().map(|status| {
+        let note = format!("Add {} [{}] from {}", status.interface, status.ips.join(" "), status.name);
+        Told::new(EventType::Normal, "AddedInterface", format!("Attach {}", status.interface), &note)
+    });
+    let warnings = entry.plan.warnings.iter().map(|warning| {
+        let reason = match warning.event {
+            Reason::AnnotationIgnored => "AnnotationIgnored",
+            Reason::UnknownKey => "UnknownKey",
+            Reason::NameMismatch => "NameMismatch",
+            Reason::CapabilityMissing => "CapabilityMissing",
+            Reason::FileUnreadable => "FileUnreadable",
+            Reason::Questionable => "Questionable",
+        };
+        Told::new(EventType::Warning, reason, "Plan".to_owned(), &warning.fault.to_string())
+    });
+    interfaces.chain(warnings).collect()
 }
 
 fn reference(pod: &PodIdentity) -> ObjectReference {

@@ -217,3 +217,21 @@ async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
         Err(_) => Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs())),
     }
 }
+
+/// Writes the status of one sandbox, trying for a while.
+///
+/// # Errors
+/// The last reason why it could not be written.
+pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), String> {
+    let text = status::render(&entry.network_status).map_err(|error| error.to_string())?;
+    let started = Instant::now();
+    let mut pause = RETRY_MIN;
+    loop {
+        match write(client.clone(), &entry.plan.pod, text.clone()).await {
+            Written::Yes(_) | Written::Moot => return Ok(()),
+            Written::Failed(why) if started.elapsed() >= RETRY_MAX => return Err(why),
+            Written::Failed(_) => tokio::time::sleep(pause).await,
+        }
+        pause *= 2;
+    }
+}

@@ -118,7 +118,7 @@ fn ask_once(question: &Question) -> Result<Reply, Error> {
 }
 
 /// Beside the file this program really is, else wherever PATH says.
-fn find_brain() -> PathBuf {
+pub(super) fn find_brain() -> PathBuf {
     let beside = std::fs::canonicalize("/proc/self/exe").ok().map(|own| own.with_file_name(BRAIN));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(BRAIN))
 }

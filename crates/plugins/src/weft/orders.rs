@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use cni::Error;
 use cni::invocation::Call;
+use cni::name::ContainerId;
 use linux::Netns;
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::{self, Certainty, Order};
@@ -21,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::detach;
 use super::journal::Journal;
 use super::lock::Lock;
+use super::{agent, detach};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 
@@ -78,24 +79,36 @@ pub fn obey() -> Result<(), Error> {
     io::copy(&mut stdin.by_ref().take(1), &mut io::sink()).map_err(|cause| Error::io("wait", cause))?;
     let flavour = if multus { Flavour::Multus } else { Flavour::Weft };
     let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
-    let journal = Journal::open(Path::new(node.cni_dir.as_deref().unwrap_or(DIRECTORY)))?;
+    let directory = node.cni_dir.as_deref().unwrap_or(DIRECTORY);
+    let journal = Journal::open(Path::new(directory))?;
     let hands = Delegates::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
     for order in &orders {
-        errors.extend(carry_out(&journal, &hands, order).err());
+        let done = match order {
+            Order::TakeDown { container, uid, certainty } => {
+                take_down(&journal, &hands, container, uid, *certainty)
+            }
+            Order::Publish { container, kubeconfig } => publish(directory, container, kubeconfig.as_deref()),
+        };
+        errors.extend(done.err());
     }
     crate::interface::collected(errors)
 }
 
-fn carry_out(journal: &Journal, hands: &Delegates, order: &Order) -> Result<(), Error> {
-    let Order::TakeDown { container, uid, certainty } = order;
+fn take_down(
+    journal: &Journal,
+    hands: &Delegates,
+    container: &ContainerId,
+    uid: &str,
+    certainty: Certainty,
+) -> Result<(), Error> {
     // Somebody is at it: no need to wait.
     let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(()) };
     let Some(mut entry) = journal.read(container)? else {
         lock.retire();
         return Ok(());
     };
-    if entry.plan.pod.uid != *uid || (*certainty == Certainty::PodGone && has_namespace(&entry)?) {
+    if entry.plan.pod.uid != uid || (certainty == Certainty::PodGone && has_namespace(&entry)?) {
         return Ok(());
     }
     detach::take_down(journal, hands, &mut entry)?;
@@ -105,4 +118,20 @@ fn carry_out(journal: &Journal, hands: &Delegates, order: &Order) -> Result<(), 
 
 fn has_namespace(entry: &Entry) -> Result<bool, Error> {
     Ok(Netns::find(Path::new(&entry.netns)).or_refused()?.is_some())
+}
+
+/// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.
+fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
+    let program = agent::find_brain();
+    let mut command = Command::new(&program);
+    command.args(["publish", "--journal", directory, "--container-id", container.as_str()]);
+    if let Some(kubeconfig) = kubeconfig {
+        command.args(["--kubeconfig", kubeconfig]);
+    }
+    let ended = command.stdin(Stdio::null()).status();
+    let status = ended.map_err(|cause| Error::io(format_args!("run {}", program.display()), cause))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Error::internal(format!("{} publish: {status}", program.display()))),
+    }
 }

@@ -1,0 +1,92 @@
+//! One question answered without an agent: what it takes is asked of the API and of the kubelet, and forgotten.
+//!
+//! Rules: as [`super::brain`]; there is no cache, so with the API away the pod is what the runtime tells of it, and no
+//! definition is known.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use cni::{Error, code};
+use kube::{Api, Client};
+use npwg::configuration::NodeConfiguration;
+use npwg::exchange::{Order, Question};
+use npwg::metadata::{Definition, NetworkReference, Pod};
+use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
+
+use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
+use super::{POD_RESOURCES, facts, runtime};
+use crate::failure::Failure;
+
+/// The plan for a sandbox, and what is to be done once it is attached.
+///
+/// # Errors
+/// 3 the pod is unknown · 7 the plan is refused · 11 there is no cluster to ask, or it does not answer.
+pub(crate) fn plan(
+    question: &Question,
+    node: &NodeConfiguration,
+    kubeconfig: Option<&Path>,
+) -> Result<(Plan, Vec<Order>), Error> {
+    let cure = "start the agent, or set manifestDir or kubeconfig in the meta-plugin's configuration";
+    let later = |failure: Failure| {
+        let error = Error::from(failure.context("weft plan --once"));
+        Error { code: code::TRY_AGAIN_LATER, ..error }.details(cure)
+    };
+    let plan = runtime().map_err(later)?.block_on(async {
+        let client = cluster::client(kubeconfig).await.map_err(later)?;
+        ask_and_plan(question, node, client).await
+    })?;
+    let publish = Order::Publish {
+        container: question.container.clone(),
+        kubeconfig: kubeconfig.map(|path| path.display().to_string()),
+    };
+    let orders = if plan.pod.uid.is_empty() { Vec::new() } else { vec![publish] };
+    Ok((plan, orders))
+}
+
+async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Client) -> Result<Plan, Error> {
+    let pod = pod(node, &client, &question.pod).await?;
+    let mut definitions: BTreeMap<NetworkReference, Definition> = BTreeMap::new();
+    for reference in plan::wanted(&pod, node) {
+        let api = Api::<DefinitionObject>::namespaced(client.clone(), &reference.namespace);
+        let asked = ask(api, &reference.name).await;
+        let asked = asked.map_err(|why| Error::new(code::TRY_AGAIN_LATER, format!("{reference}: {why}")))?;
+        definitions.extend(asked.map(|asked| (reference, asked)));
+    }
+    let policies = facts::policies(&definitions);
+    let labels = match facts::ask_for_namespace_labels(&policies) {
+        // Not to know them admits nobody.
+        true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
+        false => None,
+    };
+    let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
+    let request = Request {
+        pod: &pod,
+        sandbox: &sandbox,
+        node,
+        definitions: &definitions,
+        disk: &question.disk(),
+        devices: &facts::devices(Path::new(POD_RESOURCES), &pod, &definitions).await?,
+        access: &facts::access(&pod, policies, labels.as_ref()),
+    };
+    Ok(plan::plan(&request)?)
+}
+
+async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> Result<Pod, Error> {
+    let PodIdentity { namespace, name, uid } = named;
+    if name.is_empty() {
+        return Ok(Pod { namespace: npwg::manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
+    }
+    let asked = ask(Api::<PodObject>::namespaced(client.clone(), namespace), name).await;
+    match (asked, node.pod_of_runtime(named)?) {
+        (Ok(Some(pod)), _) if uid.is_empty() || pod.uid == *uid => Ok(pod),
+        (Ok(Some(pod)), _) => {
+            let why = format!("pod {namespace}/{name} has uid {}, the runtime asks for {uid}", pod.uid);
+            Err(Error::new(code::UNKNOWN_CONTAINER, why))
+        }
+        (Ok(None), _) => {
+            Err(Error::new(code::UNKNOWN_CONTAINER, format!("pod {namespace}/{name} is not in the cluster")))
+        }
+        (Err(_), Some(pod)) => Ok(pod),
+        (Err(why), None) => Err(Error::new(code::TRY_AGAIN_LATER, format!("pod {namespace}/{name}: {why}"))),
+    }
+}
