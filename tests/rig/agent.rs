@@ -130,13 +130,24 @@ impl Agent {
     /// A pod of this node with these annotations; its uid.
     #[track_caller]
     pub fn pod(&self, name: &str, annotations: &Value) -> String {
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations, "labels": { "app": name } },
-            "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
-        });
-        self.kube.apply(&pod.to_string());
+        self.kube.attempt(["create", "-f", "-"], &manifest(name, annotations).to_string()).success();
         self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
+    }
+
+    /// Many pods of this node with the same annotations; their uids.
+    #[track_caller]
+    pub fn pods(&self, names: &[String], annotations: &Value) -> Vec<String> {
+        let pod = |name: &String| manifest(name, annotations);
+        let list =
+            json!({ "apiVersion": "v1", "kind": "List", "items": names.iter().map(pod).collect::<Vec<_>>() });
+        self.kube.apply(&list.to_string());
+        let all = self.kube.json(["pods", "-n", NAMESPACE]);
+        let all = all["items"].as_array().expect("a list");
+        let uid = |name: &String| {
+            let found = all.iter().find(|pod| pod["metadata"]["name"] == *name).expect("the pod");
+            found["metadata"]["uid"].as_str().expect("a uid").to_owned()
+        };
+        names.iter().map(uid).collect()
     }
 
     /// Removes a pod at once, as if its kubelet had ended it.
@@ -194,4 +205,12 @@ impl Agent {
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default] })
+}
+
+fn manifest(name: &str, annotations: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations, "labels": { "app": name } },
+        "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
+    })
 }

@@ -1,0 +1,276 @@
+//! What goes wrong on a node, with a real API server: it is away, the agent is killed or replaced, pods storm, clients
+//! misbehave.
+//!
+//! Source: DESIGN §1 (a missing agent never blocks a DEL), §4.
+
+#![cfg(test)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use rig::agent::configuration;
+use rig::cluster::bridge;
+use rig::machine::until;
+use rig::{Agent, Machine, assert_refused};
+use serde_json::{Value, json};
+use testkit::{Feature, Pod, host};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A node with an agent and a definition.
+macro_rules! node {
+    () => {{
+        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
+        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
+        agent
+    }};
+}
+
+fn node_configuration() -> Value {
+    configuration(&bridge("home", 10))
+}
+
+fn select(networks: &str) -> Value {
+    json!({ NETWORKS: networks })
+}
+
+/// `count` pods in the cluster, and a namespace on the node for each: name, uid and sandbox.
+fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
+    let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
+    let uids = agent.pods(&names, &select("net-a"));
+    names
+        .into_iter()
+        .zip(uids)
+        .map(|(name, uid)| {
+            let pod = agent.machine.pod(&name);
+            (name, uid, pod)
+        })
+        .collect()
+}
+
+fn remove_api(agent: &Agent) {
+    agent.machine.stop("kube-apiserver", "KILL");
+    let age = "weft_cache_age_seconds{what=\"pods\"}";
+    until("the agent notices", || agent.figure(age).filter(|age| *age > 0.0));
+}
+
+#[test]
+fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status_comes_later() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-a"));
+    let known = "weft_cache_objects{what=\"pods\"}";
+    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    remove_api(&agent);
+    let web = agent.machine.pod("web");
+    agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    // A pod that we never heard of: the runtime tells its annotations, or it has to wait.
+    let other = agent.machine.pod("other");
+    let refused = agent.attachment(&other, "other", "u-9").add(&node_configuration());
+    assert_refused("unknown", &refused, 11, &["blue/other"]);
+    let mut told = node_configuration();
+    told["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
+    told["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": { NETWORKS: "net-a" } });
+    let attachment = agent.attachment(&other, "other", "u-9");
+    attachment.add(&told).success();
+    assert!(rig::link(&other, "net1").is_some());
+    attachment.del(&told).success();
+    agent.kube.launch();
+    assert_eq!(agent.status("web")[1]["name"], "blue/net-a");
+    remove_api(&agent);
+    agent.attachment(&web, "web", &uid).del(&node_configuration()).success();
+}
+
+#[test]
+fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_status() {
+    let agent = node!();
+    let slow =
+        rig::cluster::recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
+    agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
+    agent.definition("slow", &json!({}), &slow);
+    let uid = agent.pod("web", &select("slow"));
+    let web = agent.machine.pod("web");
+    thread::scope(|scope| {
+        let adding = scope.spawn(|| agent.attachment(&web, "web", &uid).add(&node_configuration()).success());
+        let planned = "weft_answers_total{outcome=\"planned\"}";
+        until("the plan", || agent.figure(planned).filter(|count| *count >= 1.0));
+        agent.stop("KILL");
+        adding.join().expect("the ADD");
+    });
+    agent.start(&[]);
+    agent.wait_until_ready();
+    assert_eq!(agent.status("web").len(), 2);
+}
+
+#[test]
+fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again() {
+    let agent = node!();
+    let all = pods(&agent, 50);
+    let config = node_configuration();
+    thread::scope(|scope| {
+        for part in all.chunks(13) {
+            let (agent, config) = (&agent, &config);
+            scope.spawn(move || {
+                for (name, uid, pod) in part {
+                    until("the ADD", || {
+                        let finished = agent.attachment(pod, name, uid).add(config);
+                        if finished.code != Some(0) {
+                            // Nothing but «try again», and nothing is left of it.
+                            assert_eq!(rig::refusal(&finished).0, 11, "{finished}");
+                        }
+                        finished.code.filter(|code| *code == 0)
+                    });
+                }
+            });
+        }
+        scope.spawn(|| {
+            for signal in ["TERM", "KILL"] {
+                thread::sleep(Duration::from_millis(150));
+                agent.stop(signal);
+                agent.start(&[]);
+                agent.wait_until_ready();
+            }
+        });
+    });
+    for (name, ..) in &all {
+        assert_eq!(agent.status(name).len(), 2, "{name}");
+    }
+    for (name, uid, pod) in &all {
+        agent.attachment(pod, name, uid).del(&config).success();
+    }
+}
+
+#[test]
+fn a_storm_of_128_pods_is_served_in_one_go() {
+    let agent = node!();
+    let all = pods(&agent, 128);
+    let config = node_configuration();
+    thread::scope(|scope| {
+        for part in all.chunks(4) {
+            let (agent, config) = (&agent, &config);
+            scope.spawn(move || {
+                for (name, uid, pod) in part {
+                    agent.attachment(pod, name, uid).add(config).success();
+                }
+            });
+        }
+    });
+    for (name, ..) in &all {
+        assert_eq!(agent.status(name).len(), 2, "{name}");
+    }
+    // One write a pod, and not one object asked for.
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"failed\"}"), None);
+}
+
+#[test]
+fn a_definition_changed_or_gone_between_add_and_del_is_of_no_account() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-a"));
+    let web = agent.machine.pod("web");
+    let attachment = agent.attachment(&web, "web", &uid);
+    attachment.add(&node_configuration()).success();
+    agent.definition("net-a", &json!({}), &bridge("another", 99));
+    attachment.del(&node_configuration()).success();
+    assert_eq!(agent.machine.run(["ls", "/var/lib/cni/networks/net-a"]).matches("10.11.").count(), 0);
+    attachment.add(&node_configuration()).success();
+    agent.kube.kubectl(["delete", "net-attach-def", "-n", rig::agent::NAMESPACE, "net-a"]);
+    attachment.del(&node_configuration()).success();
+    assert_eq!(agent.machine.run(["ls", "/var/lib/cni/networks/another"]).matches("10.99.").count(), 0);
+}
+
+#[test]
+fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
+    let agent = node!();
+    agent.stop("TERM");
+    agent.start(&["--orphan-grace", "1"]);
+    agent.wait_until_ready();
+    let config = node_configuration();
+    let uid = agent.pod("lost", &select("net-a"));
+    let alive = agent.pod("alive", &select("net-a"));
+    let (lost, kept) = (agent.machine.pod("lost"), agent.machine.pod("kept"));
+    agent.attachment(&lost, "lost", &uid).add(&config).success();
+    agent.attachment(&kept, "alive", &alive).add(&config).success();
+    let _ = agent.status("lost");
+    agent.delete_pod("lost");
+    // Its namespace is there: its runtime will call. Nobody does anything.
+    let next = |number: usize| {
+        let name = format!("next{number}");
+        let (pod, uid) = (agent.machine.pod(&name), agent.pod(&name, &json!({})));
+        agent.attachment(&pod, &name, &uid).add(&config).success();
+        agent.attachment(&pod, &name, &uid).del(&config).success();
+    };
+    next(1);
+    thread::sleep(Duration::from_millis(1500));
+    next(2);
+    thread::sleep(Duration::from_millis(500));
+    assert!(rig::link(&lost, "net1").is_some());
+    let entry = rig::cluster::entry_path(&lost);
+    lost.remove();
+    let mut number = 3;
+    until("it is taken down", || {
+        next(number);
+        number += 1;
+        thread::sleep(Duration::from_millis(500));
+        agent.machine.read(&entry).is_none().then_some(())
+    });
+    let held = agent.machine.run(["ls", "/var/lib/cni/networks/net-a"]);
+    assert_eq!(held.lines().filter(|line| line.starts_with("10.11.")).count(), 1, "{held}");
+    assert!(rig::link(&kept, "net1").is_some(), "one whose pod is there is left alone");
+}
+
+#[test]
+fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
+    let agent = node!();
+    let web = agent.machine.pod("web");
+    for (number, text) in [
+        "[".repeat(200_000),
+        format!("[{}]", vec!["{\"name\":\"net-a\"}"; 5000].join(",")),
+        vec!["net-a"; 20_000].join(","),
+        format!("[{{\"name\":\"{}\"}}]", "x".repeat(200_000)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("hostile{number}");
+        let uid = agent.pod(&name, &select(&text));
+        let refused = agent.attachment(&web, &name, &uid).add(&node_configuration());
+        let (code, why) = rig::refusal(&refused);
+        assert!(code == 7 && why.len() < 2000, "{code}: {} bytes", why.len());
+    }
+    let uid = agent.pod("web", &select("net-a"));
+    agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+}
+
+#[test]
+fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
+    let agent = node!();
+    let path = agent.machine.reach("/run/weft/agent.sock");
+    let connect = || UnixStream::connect(&path).expect("the socket");
+    let mut stalled = Vec::new();
+    for bytes in [&b""[..], b"\0", b"\xff\xff\xff\xff", b"\0\0\0\x05{}", b"\0\0\0\x02{}", b"\0\0\0\x02[]"] {
+        let mut stream = connect();
+        stream.write_all(bytes).expect("bytes go");
+        stalled.push(stream);
+    }
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let mut stream = connect();
+                    let _ = stream.write_all(b"\0\0\0\x10{\"version\":  99}");
+                    let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
+                    let _ = stream.read(&mut [0; 64]);
+                }
+            });
+        }
+        let uid = agent.pod("web", &select("net-a"));
+        let web = agent.machine.pod("web");
+        agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    });
+    assert_eq!(agent.page("/healthz"), "ok\n");
+    // Nobody but root is answered.
+    let mode = agent.machine.run(["stat", "-c", "%a %u", "/run/weft/agent.sock"]);
+    assert_eq!(mode.trim(), "600 0");
+}
