@@ -204,7 +204,8 @@ fn define_networks(host: &Host, names: &[&str]) {
 pub fn network_list(plugin: &Value) -> Value {
     let mut plugin = plugin.clone();
     plugin["cniVersion"] = "1.0.0".into();
-    plugin["capabilities"] = json!({ "portMappings": true, "io.kubernetes.cri.pod-annotations": true });
+    plugin["capabilities"] =
+        json!({ "portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true });
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "plugins": [plugin] })
 }
 
