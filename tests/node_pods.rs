@@ -136,18 +136,38 @@ fn replicas(count: usize) -> Value {
     })
 }
 
+/// A default network and two more, for pods of these names.
+fn define_networks(node: &Node, pods: usize) {
+    let cluster = Cluster::new(node);
+    cluster.definition("red", &bridge("red", 2));
+    let range = json!({ "type": "host-local", "subnet": "10.4.0.0/24" });
+    cluster.definition("wire", &json!({ "cniVersion": "1.0.0", "type": "ptp", "ipam": range }));
+    (0..pods).for_each(|number| cluster.pod(&format!("many-{number}"), "red,wire"));
+    node.containerd().configure(&configuration(&bridge("default", 1)));
+    node.until_ready(true);
+    node.kube().kubectl(["create", "namespace", "blue"]);
+}
+
+#[track_caller]
+fn until_all_are_ready(node: &Node, pods: usize) {
+    node.until("all pods are ready", || {
+        let set = node.kube().json(["statefulset", "-n", "blue", "many"]);
+        (set["status"]["readyReplicas"] == pods).then_some(())
+    });
+}
+
+/// The names of files in a directory of the node that begin or end so.
+fn names_in(directory: &str, part: &str, node: &Node) -> Vec<String> {
+    let names = node.attempt(["ls", directory]).stdout;
+    let wanted = names.lines().filter(|name| name.starts_with(part) || name.ends_with(part));
+    wanted.map(str::to_owned).collect()
+}
+
 #[test]
 fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     const PODS: usize = 12;
     let node = node!();
-    let cluster = Cluster::new(&node);
-    cluster.definition("red", &bridge("red", 2));
-    let range = json!({ "type": "host-local", "subnet": "10.4.0.0/24" });
-    cluster.definition("wire", &json!({ "cniVersion": "1.0.0", "type": "ptp", "ipam": range }));
-    (0..PODS).for_each(|number| cluster.pod(&format!("many-{number}"), "red,wire"));
-    node.containerd().configure(&configuration(&bridge("default", 1)));
-    node.until_ready(true);
-    node.kube().kubectl(["create", "namespace", "blue"]);
+    define_networks(&node, PODS);
     let scale = |count: usize| node.kube().apply(&replicas(count).to_string());
     scale(1);
     node.until("one pod is there", || {
@@ -159,10 +179,7 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     let before = node.snapshot();
 
     scale(PODS);
-    node.until("all pods are ready", || {
-        let set = node.kube().json(["statefulset", "-n", "blue", "many"]);
-        (set["status"]["readyReplicas"] == PODS).then_some(())
-    });
+    until_all_are_ready(&node, PODS);
     let pods = node.kube().json(["pods", "-n", "blue"]);
     let items = pods["items"].as_array().expect("pods");
     let given: BTreeSet<&str> = items.iter().filter_map(|pod| pod["status"]["podIP"].as_str()).collect();
@@ -177,4 +194,35 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     assert_eq!(addresses(&node, "blue", "many-0"), had, "nobody noticed");
     scale(0);
     until_nothing_is_left("scaled down", &node, &before);
+}
+
+#[test]
+fn after_a_power_failure_every_pod_is_attached_anew_and_what_the_dead_held_is_given_back() {
+    const PODS: usize = 8;
+    let node = node!();
+    define_networks(&node, PODS);
+    node.kube().apply(&replicas(PODS).to_string());
+    until_all_are_ready(&node, PODS);
+    let journal = || names_in("/var/lib/weft/sandboxes", ".json", &node);
+    let before = journal();
+    assert_eq!(before.len(), PODS);
+
+    node.reboot();
+    let anew = || {
+        let sandboxes = journal();
+        let all_new = sandboxes.iter().all(|name| !before.contains(name));
+        (all_new && sandboxes.len() == PODS).then_some(())
+    };
+    node.until("every pod has a new sandbox, and the old ones are forgotten", anew);
+    until_all_are_ready(&node, PODS);
+    for network in ["default", "red", "wire"] {
+        let held = names_in(&format!("/var/lib/cni/networks/{network}"), "10.", &node);
+        assert_eq!(held.len(), PODS, "{network}: {held:?}");
+    }
+    assert_eq!(addresses(&node, "blue", "many-0").len(), 3);
+    let partner = addresses(&node, "blue", "many-1");
+    for (link, address) in &partner {
+        let finished = node.exec("blue", "many-0", ["ping", "-c", "2", "-W", "2", address]);
+        assert!(finished.code == Some(0), "{link}: {finished}");
+    }
 }

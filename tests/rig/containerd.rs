@@ -18,7 +18,7 @@ use crate::parts::{parts, text};
 /// Where it listens.
 const SOCKET: &str = "/run/containerd/containerd.sock";
 /// Its configuration.
-const CONFIGURATION: &str = "/run/containerd.toml";
+const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
 /// Where it looks for networks.
 pub const NETWORKS: &str = "/etc/cni/net.d";
 /// The image of a pod's first container.
@@ -29,7 +29,6 @@ pub const PAUSE: &str = "weft.test/pause:1";
 pub struct Containerd {
     machine: Arc<Machine>,
     root: String,
-    cri: Cri,
 }
 
 // === impl Containerd ===
@@ -47,8 +46,7 @@ impl Containerd {
         machine.run(["mkdir", "-p", NETWORKS]);
         let root = text(&parts.join("root")).to_owned();
         machine.write(CONFIGURATION, configuration(&root));
-        let cri = Cri::new(&machine.reach(SOCKET));
-        let containerd = Containerd { machine, root, cri };
+        let containerd = Containerd { machine, root };
         containerd.launch();
         containerd.import(text(&parts.join("pause.tar")));
         Some(containerd)
@@ -62,7 +60,7 @@ impl Containerd {
         let node = Containerd::new(host)?;
         define_networks(&node, names);
         node.configure(&configuration_of(&bridge("default", 1)));
-        let early = node.cri.run_pod_sandbox(&node.pod("early", &[])).expect("a pod");
+        let early = node.cri().run_pod_sandbox(&node.pod("early", &[])).expect("a pod");
         node.remove(&early);
         Some(node)
     }
@@ -70,8 +68,8 @@ impl Containerd {
     /// Stops and removes a sandbox.
     #[track_caller]
     pub fn remove(&self, id: &str) {
-        self.cri.stop_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
-        self.cri.remove_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
+        self.cri().stop_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
+        self.cri().remove_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Puts an image where the runtime finds it.
@@ -94,12 +92,13 @@ impl Containerd {
         format!("PATH={0}/usr/bin:{0}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin", self.root)
     }
 
+    /// Starts it, where it does not run.
     #[track_caller]
-    fn launch(&self) {
+    pub fn launch(&self) {
         let path = self.path();
         let words = ["env", &path, "containerd", "--config", CONFIGURATION];
         self.machine.start("containerd", words);
-        self.machine.wait("containerd", "answers", || self.cri.status().ok());
+        self.machine.wait("containerd", "answers", || self.cri().status().ok());
     }
 
     /// The machine that it runs on.
@@ -110,8 +109,8 @@ impl Containerd {
 
     /// The interface that a kubelet uses.
     #[must_use]
-    pub fn cri(&self) -> &Cri {
-        &self.cri
+    pub fn cri(&self) -> Cri {
+        Cri::new(&self.machine.reach(SOCKET))
     }
 
     /// Whether it says that the network is ready, and what it says if not.
@@ -120,7 +119,7 @@ impl Containerd {
     /// The message, if it is not.
     #[track_caller]
     pub fn network_ready(&self) -> Result<(), String> {
-        let (conditions, _) = self.cri.status().expect("the runtime's status");
+        let (conditions, _) = self.cri().status().expect("the runtime's status");
         let condition = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
         let condition = condition.expect("every runtime says something of its network");
         if condition.holds { Ok(()) } else { Err(condition.message) }
@@ -148,7 +147,7 @@ impl Containerd {
     #[must_use]
     #[track_caller]
     pub fn sandbox(&self, id: &str) -> Sandbox {
-        self.cri.pod_sandbox_status(id).unwrap_or_else(|error| panic!("{error}"))
+        self.cri().pod_sandbox_status(id).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The network namespace of a sandbox.
@@ -166,7 +165,7 @@ impl Containerd {
         self.write(format!("{NETWORKS}/.weft"), &list);
         self.run(["mv", &format!("{NETWORKS}/.weft"), &format!("{NETWORKS}/00-weft.conflist")]);
         let knows = || {
-            let (_, info) = self.cri.status().ok()?;
+            let (_, info) = self.cri().status().ok()?;
             let known: Value = serde_json::from_str(info.get("cniconfig")?).ok()?;
             let networks = known["Networks"].as_array()?;
             networks.iter().any(|network| network["Config"]["Source"] == list.as_str()).then_some(())

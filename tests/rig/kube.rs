@@ -13,13 +13,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::Finished;
 
-use crate::machine::Machine;
+use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
 
 /// The server.
 pub const SERVER: &str = "https://127.0.0.1:6443";
-/// Where kubeconfigs are.
-const CONFIGURATIONS: &str = "/run/kube";
 /// Addresses of Services.
 const SERVICES: &str = "10.96.0.0/16";
 
@@ -103,7 +101,7 @@ impl Kube {
         let words = [
             &self.program("etcd"),
             "--name=one",
-            "--data-dir=/run/etcd",
+            "--data-dir=/var/lib/etcd",
             &format!("--listen-client-urls={clients}"),
             &format!("--advertise-client-urls={clients}"),
             &format!("--listen-peer-urls={peers}"),

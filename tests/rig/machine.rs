@@ -17,6 +17,7 @@
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,18 +40,29 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 const FIRST: &str = "set -e
     mount --rbind /run/machine/sys/fs/cgroup /sys/fs/cgroup
     mount --make-rshared /
+    [ ! -e /etc/weft-test/boot ] || mount --bind /etc/weft-test/boot /proc/sys/kernel/random/boot_id
     hostname \"$0\"
     : >/run/services/up
     exec 3<&0; cat <&3 >/dev/null & wait $!";
+
+/// Where what a machine is configured with lies; it outlives a reboot, and is nobody else's.
+pub const CONFIGURATIONS: &str = "/etc/weft-test";
 
 /// A host with processes of its own.
 #[derive(Debug)]
 pub struct Machine {
     // First: what is in it ends before the host does.
-    first: Option<Running>,
-    id: u32,
+    boot: Mutex<Boot>,
+    name: String,
     group: String,
     host: Host,
+}
+
+/// From start to end of a machine's processes.
+#[derive(Debug)]
+struct Boot {
+    first: Running,
+    id: u32,
 }
 
 // === impl Machine ===
@@ -65,17 +77,33 @@ impl Machine {
     pub fn new(host: Host, name: &str) -> Machine {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         remove_orphaned_groups();
-        host.run(["mkdir", "-p", SERVICES]);
-        let namespaces = ["--mount", "--mount-proc", "--propagation", "unchanged", "--pid", "--ipc", "--uts"];
-        let words = ["--fork", "--kill-child", "sh", "-c", FIRST, name];
-        let first = host.command("unshare").args(namespaces).args(words).start_tied();
-        until("the machine is up", || host.read(format!("{SERVICES}/up")));
-        let children = format!("/proc/{0}/task/{0}/children", first.id());
-        let children = fs::read_to_string(&children).expect("children of unshare");
-        let id = children.trim().parse().expect("one child");
+        let boot = Mutex::new(Boot::new(&host, name));
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let group = format!("{GROUPS}{}-{number}", std::process::id());
-        Machine { first: Some(first), id, group, host }
+        Machine { boot, name: name.to_owned(), group, host }
+    }
+
+    /// The machine loses power and is started again: what was in memory is gone, processes, network and `/run`;
+    /// what was on disk is there. What is beyond its network stays, and the link `up0` to it.
+    #[track_caller]
+    pub fn reboot(&self) {
+        let mut boot = self.boot.lock().expect("no panic before");
+        boot.end(&self.group);
+        let host = &self.host;
+        let clear = "for place in /run/netns/cni-*; do
+                [ ! -e \"$place\" ] || { umount \"$place\"; rm \"$place\"; }
+            done
+            rm -rf /run/services /run/containerd /run/weft /run/cni
+            nft flush ruleset
+            sysctl -q -w net.ipv4.ip_forward=0
+            cat /proc/sys/kernel/random/uuid >/etc/weft-test/boot";
+        host.run(["mkdir", "-p", CONFIGURATIONS]);
+        host.run(["sh", "-e", "-c", clear]);
+        for link in crate::links(host).iter().filter(|link| *link != "up0") {
+            // The other end of one that is gone already.
+            let _ = host.attempt(["ip", "link", "delete", link]);
+        }
+        *boot = Boot::new(host, &self.name);
     }
 
     /// The control group in which its containers have to be, as a path from the root of each hierarchy.
@@ -100,12 +128,17 @@ impl Machine {
     /// A path of the machine as this process can open it, mounts of containers included.
     #[must_use]
     pub fn reach(&self, path: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{path}", self.id))
+        PathBuf::from(format!("/proc/{}/root{path}", self.id()))
+    }
+
+    /// The first process, as this process knows it.
+    fn id(&self) -> u32 {
+        self.boot.lock().expect("no panic before").id
     }
 
     /// A program to run inside, found in `PATH`.
     pub fn command(&self, program: &str) -> Command {
-        let id = self.id.to_string();
+        let id = self.id().to_string();
         let namespaces = ["--mount", "--pid", "--ipc", "--uts", "--root", "--wd"];
         self.host.command("nsenter").args(["--target", &id]).args(namespaces).args(["--", program])
     }
@@ -195,11 +228,35 @@ impl Deref for Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        drop(self.first.take());
+        if let Ok(boot) = self.boot.get_mut() {
+            boot.end(&self.group);
+        }
+    }
+}
+
+// === impl Boot ===
+
+impl Boot {
+    #[track_caller]
+    fn new(host: &Host, name: &str) -> Boot {
+        host.run(["mkdir", "-p", SERVICES]);
+        let namespaces = ["--mount", "--mount-proc", "--propagation", "unchanged", "--pid", "--ipc", "--uts"];
+        let words = ["--fork", "--kill-child", "sh", "-c", FIRST, name];
+        let first = host.command("unshare").args(namespaces).args(words).start_tied();
+        until("the machine is up", || host.read(format!("{SERVICES}/up")));
+        let children = format!("/proc/{0}/task/{0}/children", first.id());
+        let children = fs::read_to_string(&children).expect("children of unshare");
+        let id = children.trim().parse().expect("one child");
+        Boot { first, id }
+    }
+
+    /// Kills all of its processes, and takes their control group away.
+    fn end(&mut self, group: &str) {
+        self.first.end();
         // All of them are dead once the first is: but its end may take the kernel a moment.
-        let gone = || (!Path::new(&format!("/proc/{}/ns", self.id)).exists()).then_some(());
+        let alive = Path::new("/proc").join(self.id.to_string()).join("ns/pid");
         let deadline = Instant::now() + PATIENCE;
-        while (gone().is_none() || !remove_group(&self.group)) && Instant::now() < deadline {
+        while (fs::read_link(&alive).is_ok() || !remove_group(group)) && Instant::now() < deadline {
             thread::sleep(PAUSE);
         }
     }

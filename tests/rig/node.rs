@@ -22,7 +22,7 @@ use testkit::{Finished, Host, Pod};
 
 use crate::containerd::{Containerd, NETWORKS};
 use crate::kube::{Accounts, Kube};
-use crate::machine::Machine;
+use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
 use crate::traffic::{self, OUTSIDE, UPLINK};
 
@@ -67,8 +67,6 @@ impl Node {
     pub fn new(host: Host) -> Option<Node> {
         let images = parts("node")?;
         let outside = traffic::outside(&host);
-        host.run(["ip", "route", "add", "default", "via", OUTSIDE[0]]);
-        host.command("nft").args(["-f", "-"]).stdin(SERVICE).finish().success();
         // Nobody answers names here, and waiting for that takes seconds.
         host.run(["rm", "-f", "/etc/resolv.conf", "/etc/hosts"]);
         host.write("/etc/resolv.conf", "");
@@ -76,22 +74,38 @@ impl Node {
         let containerd = Containerd::new(host)?;
         let kube = Kube::prepare(containerd.machine(), Accounts::Required)?;
         let node = Node { kube, containerd, outside };
-        node.shield_kernel();
-        // First: it waits for the server, but spends its first seconds on itself.
-        node.launch_kubelet();
-        node.kube.launch();
         node.containerd.import(text(&images.join("busybox.tar")));
-        node.kube.wait();
-        node.launch_controllers();
+        node.launch();
         node.until("the node is registered", || node.condition("Ready").map(|_| ()));
         node.until("pods can be made", || node.quiet(["get", "serviceaccount", "default"]));
         Some(node)
     }
 
+    /// Starts all of Kubernetes.
+    #[track_caller]
+    fn launch(&self) {
+        self.run(["ip", "route", "replace", "default", "via", OUTSIDE[0]]);
+        self.command("nft").args(["-f", "-"]).stdin(SERVICE).finish().success();
+        self.shield_kernel();
+        // First: it waits for the server, but spends its first seconds on itself.
+        self.launch_kubelet();
+        self.kube.launch();
+        self.kube.wait();
+        self.launch_controllers();
+    }
+
+    /// The node loses power and is started again.
+    #[track_caller]
+    pub fn reboot(&self) {
+        self.machine().reboot();
+        self.containerd.launch();
+        self.launch();
+    }
+
     /// Files over what a kubelet would change on the whole machine: they say what it wants to see.
     fn shield_kernel(&self) {
         for (name, value) in KERNEL {
-            let file = format!("/run/kernel/{}", name.replace('/', "."));
+            let file = format!("{CONFIGURATIONS}/{}", name.replace('/', "."));
             self.write(&file, value);
             self.machine().run(["mount", "--bind", &file, &format!("/proc/sys/{name}")]);
         }
@@ -130,12 +144,12 @@ impl Node {
             "evictionHard": { "memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%" },
             "volumeStatsAggPeriod": "-1s",
         });
-        self.write("/run/kubelet.json", configuration.to_string());
+        self.write(format!("{CONFIGURATIONS}/kubelet.json"), configuration.to_string());
         self.machine().make_group();
         let words = [
             &kube.program("kubelet"),
             &format!("--kubeconfig={kubeconfig}"),
-            "--config=/run/kubelet.json",
+            &format!("--config={CONFIGURATIONS}/kubelet.json"),
             &format!("--hostname-override={NAME}"),
             &format!("--node-ip={}", UPLINK[0]),
             "--container-runtime=remote",

@@ -339,7 +339,8 @@ impl Running {
             .unwrap_or_else(|| panic!("`{line}` was not done after {deadline:?} and was killed"))
     }
 
-    fn end(&mut self) {
+    /// The same for one that somebody else holds on to.
+    pub fn end(&mut self) {
         // Gone already is what we want.
         let _ = self.child.kill();
         let _ = self.child.wait();

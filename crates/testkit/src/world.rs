@@ -28,7 +28,7 @@ const MACHINE: &str = "/run/machine";
 /// Directories of which a pretend host has its own copy, and the entries it must not see of the machine's.
 const SHADOWED: [(&str, &[&str]); 4] = [
     ("/etc", &["cni"]),
-    ("/var/lib", &["cni", "weft", "containerd", "kubelet"]),
+    ("/var/lib", &["cni", "weft", "containerd", "etcd", "kubelet"]),
     ("/var/log", &["pods", "containers"]),
     ("/opt", &["cni"]),
 ];
