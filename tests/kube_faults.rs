@@ -88,6 +88,7 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     let slow =
         rig::cluster::recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
     agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
+    agent.machine.write(rig::cluster::RECORD, "");
     agent.definition("slow", &json!({}), &slow);
     let uid = agent.pod("web", &select("slow"));
     let web = agent.machine.pod("web");
