@@ -27,13 +27,14 @@ const FIRST_VLAN: usize = 5;
 const DEVICES: usize = 4;
 
 /// Plugins whose link has no end on the host: nothing there leads to it, it goes with its namespace.
-const INSIDE_ONLY: [&str; 4] = ["dummy", "ipvlan", "macvlan", "vlan"];
+const INSIDE_ONLY: [&str; 5] = ["dummy", "ipvlan", "macvlan", "tap", "vlan"];
 
 /// What a plugin's links and neighbours need of the kernel.
 fn features(plugin: &str) -> &'static [Feature] {
     match plugin {
         "dummy" => &[Feature::Root, Feature::Dummy],
         "ipvlan" => &[Feature::Root, Feature::Ipvlan],
+        "tap" => &[Feature::Root, Feature::Tun],
         "vlan" => &[Feature::Root, Feature::Vlan],
         _ => &[Feature::Root, Feature::Macvlan, Feature::NftMasquerade, Feature::NftBridge],
     }
@@ -51,6 +52,7 @@ fn case(plugin: &str) -> Case {
     let own = match plugin {
         "ipvlan" => json!({ "master": "up0" }),
         "host-device" => json!({ "device": "dev0" }),
+        "tap" => json!({ "mtu": 1400, "mac": "02:00:00:00:00:05", "owner": 1000, "multiQueue": true }),
         "vlan" => json!({ "master": "up0", "vlanId": FIRST_VLAN }),
         "bridge" => json!({ "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true }),
         "macvlan" => json!({ "master": "up0" }),
@@ -75,6 +77,14 @@ impl Case {
             "vlan" => json!({ "vlanId": FIRST_VLAN + place }),
             "host-device" => json!({ "device": format!("dev{}", place % DEVICES) }),
             _ => json!({}),
+        }
+    }
+
+    /// Other addresses, and for them a bridge of their own.
+    fn beside(&self, bridge: &str, ipam: &Value) -> Value {
+        match self.plugin.as_str() {
+            "bridge" => json!({ "ipam": ipam, "bridge": bridge }),
+            _ => json!({ "ipam": ipam }),
         }
     }
 
@@ -133,6 +143,7 @@ macro_rules! for_every_plugin {
         for_every_plugin!(@ dummy $($body)*);
         for_every_plugin!(@ host_device $($body)*);
         for_every_plugin!(@ ipvlan $($body)*);
+        for_every_plugin!(@ tap $($body)*);
         for_every_plugin!(@ vlan $($body)*);
     };
     (@ $plugin:ident $($body:ident)*) => {
@@ -335,31 +346,42 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
             ("the mtu is the master's no more", json!({ "mtu": 1501 }), 7),
         ]);
     }
-    match case.plugin.as_str() {
-        "bridge" => failures.extend([
-            ("the gateway conflicts", fixed("10.2.0.9/16", json!([])), 999),
+    failures.extend(own_failures(&case.plugin));
+    failures
+}
+
+/// Those that only one plugin has.
+fn own_failures(plugin: &str) -> Vec<(&'static str, Value, u64)> {
+    let fixed = |addresses: Value| json!({ "ipam": { "type": "static", "addresses": addresses } });
+    match plugin {
+        "bridge" => vec![
+            (
+                "the gateway conflicts",
+                fixed(json!([{ "address": "10.2.0.9/16", "gateway": "10.1.0.1" }])),
+                999,
+            ),
             ("the bridge is none", json!({ "bridge": "up0" }), 7),
             ("hairpin and promiscuous", json!({ "hairpinMode": true, "promiscMode": true }), 7),
             ("no addresses wanted but given", json!({ "disableContainerInterface": true }), 7),
-        ]),
-        "ipvlan" | "macvlan" => failures.push(("the mode is none", json!({ "mode": "bridged" }), 7)),
-        "vlan" => failures.push(("the id is none", json!({ "vlanId": 4095 }), 7)),
-        "host-device" => failures.extend([
+        ],
+        "ipvlan" | "macvlan" => vec![("the mode is none", json!({ "mode": "bridged" }), 7)],
+        "tap" => vec![
+            ("the bridge is not there", json!({ "bridge": "nowhere" }), 7),
+            ("the bridge is none", json!({ "bridge": "lo" }), 7),
+            ("the owner is none", json!({ "owner": 4_294_967_295_u64 }), 7),
+        ],
+        "vlan" => vec![("the id is none", json!({ "vlanId": 4095 }), 7)],
+        "host-device" => vec![
             ("the device is not there", json!({ "device": "nowhere" }), 7),
             ("the device is a path", json!({ "device": "../dev0" }), 7),
             ("the device cannot be moved", json!({ "device": "lo" }), 5),
-        ]),
-        "dummy" => failures.push(("no address", json!({ "ipam": {} }), 7)),
-        _ => failures.extend([
-            (
-                "no gateway",
-                with_ipam(json!({ "type": "static", "addresses": [{ "address": "10.1.0.9/24" }] })),
-                999,
-            ),
+        ],
+        "dummy" => vec![("no address", json!({ "ipam": {} }), 7)],
+        _ => vec![
+            ("no gateway", fixed(json!([{ "address": "10.1.0.9/24" }])), 999),
             ("no address", json!({ "ipam": {} }), 7),
-        ]),
+        ],
     }
-    failures
 }
 
 fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
@@ -429,7 +451,7 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
     let _b = attach(&b, "eth0", 2, &config);
     if case.makes {
         let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] });
-        attach(&b, "eth9", 3, &with(&other, &json!({ "ipam": ipam, "bridge": "br9" })));
+        attach(&b, "eth9", 3, &with(&other, &case.beside("br9", &ipam)));
     }
     let full = host.snapshot();
     rig::collect(&eth0, &config, None).success();
@@ -491,7 +513,7 @@ fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
     assert_refused("K5", &status(&case.config("1.0.0")), 1, &["STATUS"]);
     if case.makes {
         let full = json!({ "type": "host-local", "subnet": "10.5.0.0/30", "rangeStart": "10.5.0.2", "rangeEnd": "10.5.0.2", "gateway": "10.5.0.1", "dataDir": "/var/lib/cni/small" });
-        let config = with(&case.config("1.1.0"), &json!({ "ipam": full, "bridge": "br5" }));
+        let config = with(&case.config("1.1.0"), &case.beside("br5", &full));
         status(&config).success();
         eth0.add(&config).success();
         assert_refused("S33", &status(&config), 50, &["10.5.0.2"]);
@@ -600,7 +622,7 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
 #[test]
 fn the_table_has_the_features_it_needs() {
     testkit::require!(Feature::Root, Feature::Bridge, Feature::Veth);
-    for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "host-device", "ipvlan", "vlan"] {
+    for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "host-device", "ipvlan", "tap", "vlan"] {
         assert_eq!(case(plugin).makes, case(plugin).config.get("ipam").is_some());
     }
 }

@@ -51,8 +51,10 @@ pub const NAMES: &[&str] = &[
     "ptp",
     "sbr",
     "static",
+    "tap",
     "tuning",
     "vlan",
+    "vrf",
 ];
 
 /// Puts `weft-cni` where the host's runtime looks, under all its names.

@@ -6,6 +6,7 @@
 
 pub mod bridge;
 pub mod create;
+pub mod standing;
 pub mod tap;
 
 use std::os::fd::{AsFd, AsRawFd};

@@ -8,6 +8,7 @@ use crate::chained::bandwidth::Bandwidth;
 use crate::chained::portmap::Portmap;
 use crate::chained::sbr::Sbr;
 use crate::chained::tuning::Tuning;
+use crate::chained::vrf::Vrf;
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
 use crate::interface::host_device::HostDevice;
@@ -15,6 +16,7 @@ use crate::interface::ipvlan::Ipvlan;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
+use crate::interface::tap::Tap;
 use crate::interface::vlan::Vlan;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::static_address::Static;
@@ -36,12 +38,14 @@ pub const TABLE: &Table<'static> = &[
     ("ptp", &Ptp),
     ("sbr", &Sbr),
     ("static", &Static),
+    ("tap", &Tap),
     ("tuning", &Tuning),
     ("vlan", &Vlan),
+    ("vrf", &Vrf),
 ];
 
 /// The plugins whose attachment is one link in the container that they made and that DEL removes.
-const MAKE_A_LINK: &[&str] = &["bridge", "dummy", "ipvlan", "macvlan", "ptp", "vlan"];
+const MAKE_A_LINK: &[&str] = &["bridge", "dummy", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
 
 /// Does this plugin make the container's link, and would its DEL remove it?
 pub fn makes_link(name: &str) -> bool {

@@ -6,3 +6,4 @@ pub mod bandwidth;
 pub mod portmap;
 pub mod sbr;
 pub mod tuning;
+pub mod vrf;

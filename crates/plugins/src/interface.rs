@@ -16,6 +16,7 @@ pub mod masquerade;
 pub mod parent;
 pub mod ptp;
 pub mod single;
+pub mod tap;
 pub mod veth;
 pub mod vlan;
 
@@ -99,10 +100,18 @@ pub fn requested_mac(
         ("args.cni.mac", args.cni.mac.as_str()),
         ("CNI_ARGS MAC", environment.get("MAC").unwrap_or_default()),
     ];
-    let Some((key, text)) = sources.into_iter().find(|(_, text)| !text.is_empty()) else { return Ok(None) };
-    match parse_mac(text).filter(|mac| mac.len() == 6) {
+    let (key, text) = sources.into_iter().find(|(_, text)| !text.is_empty()).unwrap_or_default();
+    ethernet_address(key, text)
+}
+
+/// A hardware address that an interface can have; an empty text is none.
+pub fn ethernet_address(key: &str, text: &str) -> Result<Option<Vec<u8>>, Error> {
+    // The lowest bit of the first byte says «a group's».
+    let can_be_had = |mac: &Vec<u8>| mac.len() == 6 && mac[0] & 1 == 0 && mac.iter().any(|byte| *byte != 0);
+    match parse_mac(text).filter(can_be_had) {
+        _ if text.is_empty() => Ok(None),
         Some(mac) => Ok(Some(mac)),
-        None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address")),
+        None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address of one interface")),
     }
 }
 

@@ -110,9 +110,9 @@ impl Plugin for HostDevice {
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        let standing = journey::Standing::of(&mut host, &link, &mark)?;
+        let departure = journey::Departure::of(&mut host, &link, &mark)?;
         let mut undo = Undo::new();
-        undo.push(|| standing.restore(&netns));
+        undo.push(|| departure.undo(&netns));
         let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str(), &mark)?;
         single::equip(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
     }

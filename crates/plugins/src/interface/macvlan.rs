@@ -6,7 +6,6 @@
 //! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
 
 use cni::Error;
-use cni::address::parse_mac;
 use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -71,13 +70,7 @@ impl Network {
         if !master.is_empty() {
             interface::check_name("master", &master)?;
         }
-        let configured = match mac.as_str() {
-            "" => None,
-            text => match parse_mac(text).filter(|mac| mac.len() == 6) {
-                Some(mac) => Some(mac),
-                None => return Err(Error::key("mac", format!("{text:?}"), "not an Ethernet address")),
-            },
-        };
+        let configured = interface::ethernet_address("mac", &mac)?;
         Ok(Network {
             master: (!master.is_empty()).then_some(master),
             parent_in: LinkNamespace::read(link_in_container),

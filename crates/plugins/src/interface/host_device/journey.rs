@@ -8,11 +8,12 @@
 //! (`do_setlink`: first the namespace, then name, alias, and up).
 
 use std::path::Path;
+use std::time::Duration;
 
 use cni::{Error, code};
-use ipnet::IpNet;
+use linux::link::standing::Standing;
 use linux::link::{Change, Link};
-use linux::route::{Existing, Route, TABLE_MAIN};
+use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
 
 use super::record::Record;
@@ -90,29 +91,22 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
     }
 }
 
-/// What a device is and has on the host, that moving takes from it.
-pub(super) struct Standing {
-    index: u32,
+/// A device as it is on the host, for the way back from an ADD that fails.
+pub(super) struct Departure {
     record: Record,
-    addresses: Vec<IpNet>,
-    routes: Vec<Route>,
+    standing: Standing,
 }
 
-impl Standing {
-    /// Addresses, and routes that somebody made.
-    pub(super) fn of(host: &mut Rtnl, link: &Link, mark: &Mark) -> Result<Standing, Error> {
-        let addresses = host.addresses(link.index, &link.name).or_refused()?;
-        Ok(Standing {
-            index: link.index,
-            record: Record::of(link, mark),
-            addresses: addresses.into_iter().map(|address| address.address).collect(),
-            routes: host.routes_through(link.index, TABLE_MAIN).or_refused()?,
-        })
+impl Departure {
+    /// Looks at it before it goes.
+    pub(super) fn of(host: &mut Rtnl, link: &Link, mark: &Mark) -> Result<Departure, Error> {
+        let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
+        Ok(Departure { record: Record::of(link, mark), standing })
     }
 
-    /// Undoes an ADD: the device comes back and gets them again. The error that matters is another one.
-    pub(super) fn restore(&self, container: &Netns) {
-        let Standing { index, record, addresses, routes } = self;
+    /// It comes back as it was, with its addresses and routes. The error that matters is another one.
+    pub(super) fn undo(&self, container: &Netns) {
+        let Departure { record, standing } = self;
         let Ok(mut host) = Rtnl::open() else { return };
         let Ok(mut inside) = container.rtnl() else { return };
         if matches!(host.find_link(&record.name), Ok(None)) {
@@ -125,14 +119,8 @@ impl Standing {
                 let _ = home(&mut inside, &link, &mut host, record);
             }
         }
-        let Ok(link) = host.link(&record.name) else { return };
-        for address in addresses {
-            let _ = host.add_own_address(link.index, &link.name, *address);
-        }
-        for route in routes {
-            // Its index may be another one now.
-            let index = if route.link == *index { link.index } else { route.link };
-            let _ = host.add_route(&Route { link: index, ..route.clone() }, Existing::Append);
+        if let Ok(link) = host.link(&record.name) {
+            let _ = standing.restore(&mut host, &link, TABLE_MAIN, Duration::ZERO);
         }
     }
 }

@@ -1,0 +1,61 @@
+//! What the kernel takes from an interface that is moved to another namespace or routing table: addresses, and
+//! the routes that somebody made. The ones that it makes itself it makes again.
+//!
+//! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
+//! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+
+use crate::error::{Error, exists_is_fine};
+use crate::link::Link;
+use crate::route::{Existing, Route};
+use crate::rtnl::Rtnl;
+
+/// How often a route is tried that cannot be had yet.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Addresses and routes of one interface.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    addresses: Vec<IpNet>,
+    routes: Vec<Route>,
+}
+
+impl Standing {
+    /// What `link` has now; of its routes those in `table`.
+    pub fn of(net: &mut Rtnl, link: &Link, table: u32) -> Result<Standing, Error> {
+        let addresses = net.addresses(link.index, &link.name)?;
+        // A link-local address is the kernel's own, unless it is made again: then it is there already.
+        Ok(Standing {
+            addresses: addresses.into_iter().map(|address| address.address).collect(),
+            routes: net.routes_through(link.index, table)?,
+        })
+    }
+
+    /// Gives it to `link`, which may have another index now, in `table`; what is there already stays.
+    ///
+    /// IPv6 is ready in the kernel's own time: routes of it are tried for as long as `patience`.
+    ///
+    /// # Errors
+    /// The first; everything is tried.
+    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32, patience: Duration) -> Result<(), Error> {
+        let until = Instant::now() + patience;
+        let mut outcome = Ok(());
+        for address in &self.addresses {
+            outcome = outcome.and(exists_is_fine(net.add_own_address(link.index, &link.name, *address)));
+        }
+        for route in &self.routes {
+            let route = Route { link: link.index, table, ..route.clone() };
+            let mut tried = exists_is_fine(net.add_route(&route, Existing::Append));
+            while tried.is_err() && route.dst.addr().is_ipv6() && Instant::now() < until {
+                sleep(POLL);
+                tried = exists_is_fine(net.add_route(&route, Existing::Append));
+            }
+            outcome = outcome.and(tried);
+        }
+        outcome
+    }
+}

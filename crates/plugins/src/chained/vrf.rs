@@ -1,0 +1,260 @@
+//! `vrf`: the interface gets a routing table of its own, shared with the others of the same VRF.
+//!
+//! ```text
+//!   container:  eth0 ─┐
+//!               net1 ─┴─ blue (vrf, table 10)        routes of both: table 10
+//! ```
+//!
+//! Rules beyond the reference plugin's:
+//! - every route that somebody made goes along, those without a gateway, too;
+//! - a table that is chosen is nobody's: no VRF's, no rule's, without routes, and none of the kernel's three;
+//! - DEL takes the interface out with its routes, and removes only a VRF that this plugin made;
+//! - a failed ADD leaves interface, routes and VRFs as they were.
+//!
+//! GC has nothing to do: all is in the container's namespace.
+//!
+//! Source: containernetworking/plugins `plugins/meta/vrf` v1.9.1; kernel `Documentation/networking/vrf.rst`.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use cni::Error;
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use linux::link::create::{NewKind, NewLink};
+use linux::link::standing::Standing;
+use linux::link::{Change, Detail, Link};
+use linux::netns::Lock;
+use linux::route::{Family, TABLE_MAIN};
+use linux::{Netns, Rtnl, Undo};
+use serde::Deserialize;
+
+use crate::failure::OrRefused;
+use crate::fingerprint::{ALIAS_MAX, Mark};
+use crate::interface::inspection::differs;
+use crate::interface::{check_name, open_netns};
+
+/// The plugin.
+pub struct Vrf;
+
+const NAME: &str = "vrf";
+/// The kernel's own tables: default, main, local.
+const RESERVED: RangeInclusive<u32> = 253..=255;
+/// How long IPv6 may take to be ready on an interface that has come up.
+const PATIENCE: Duration = Duration::from_millis(2500);
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    vrfname: String,
+    table: u32,
+}
+
+/// What is asked for, checked.
+#[derive(Debug)]
+struct Settings {
+    name: String,
+    /// The routing table; absent: one that is free.
+    table: Option<u32>,
+}
+
+/// A VRF that is there.
+#[derive(Clone, Copy, Debug)]
+struct Present {
+    index: u32,
+    table: u32,
+}
+
+impl Settings {
+    fn read(call: &Call) -> Result<Settings, Error> {
+        let Conf { vrfname, table } = call.config.decode()?;
+        if vrfname.is_empty() {
+            return Err(Error::config("vrfname: missing: name the VRF that the interface is to be in"));
+        }
+        check_name("vrfname", &vrfname)?;
+        Ok(Settings { name: vrfname, table: (table != 0).then_some(table) })
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Vrf {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        let settings = Settings::read(call)?;
+        let result = call.config.require_prev_result()?;
+        let netns = open_netns(netns)?;
+        // Others of this container look for a free table, too.
+        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
+        let mut net = netns.rtnl().or_refused()?;
+        let link = net.link(who.ifname.as_str()).or_refused()?;
+        let mut undo = Undo::new();
+        let vrf = match find(&mut net, &settings.name)? {
+            Some(vrf) => expect_table(&settings, vrf)?,
+            None => {
+                expect_free(&mut net, &link, None)?;
+                let (name, inside) = (settings.name.as_str(), &netns);
+                undo.push(move || crate::interface::remove_inside(inside, name));
+                make(&mut net, &settings, &Mark::of(NAME, &call.config, who))?
+            }
+        };
+        expect_free(&mut net, &link, Some(vrf))?;
+        if link.master != Some(vrf.index) {
+            enter(&mut net, &netns, &link, vrf, &mut undo)?;
+        }
+        undo.commit();
+        Ok(result)
+    }
+
+    fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        let Detach { who, netns, call } = request;
+        let Some(netns) = netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten() else {
+            return Ok(());
+        };
+        let name = Settings::read(call)?.name;
+        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
+        let mut net = netns.rtnl().or_refused()?;
+        let Some(link) = net.find_link(&name).or_refused()? else { return Ok(()) };
+        let Detail::Vrf { table } = link.detail else { return Ok(()) };
+        let vrf = Present { index: link.index, table };
+        if let Some(own) = net.find_link(who.ifname.as_str()).or_refused()?
+            && own.master == Some(vrf.index)
+        {
+            leave(&mut net, &own, vrf)?;
+        }
+        let ours = Mark::read(&link.alias).is_some_and(|mark| mark.plugin == NAME);
+        let used = net.links().or_refused()?.iter().any(|other| other.master == Some(vrf.index));
+        if !ours || used {
+            return Ok(());
+        }
+        linux::error::absent_is_fine(net.delete_link(vrf.index, &name)).or_refused()
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let Attach { who, netns, call } = request;
+        let settings = Settings::read(call)?;
+        call.config.require_prev_result()?;
+        let mut net = open_netns(netns)?.rtnl().or_refused()?;
+        let absent = || Error::internal(format!("the container has no VRF {}", settings.name));
+        let vrf = expect_table(&settings, find(&mut net, &settings.name)?.ok_or_else(absent)?)?;
+        let link = net.link(who.ifname.as_str()).or_refused()?;
+        match link.master == Some(vrf.index) {
+            true => Ok(()),
+            false => Err(differs(
+                &link.name,
+                "master index",
+                &format!("{:?}", link.master),
+                &vrf.index.to_string(),
+            )),
+        }
+    }
+
+    fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        Settings::read(&request.call).map(|_| ())
+    }
+}
+
+// === the VRF ===
+
+/// The VRF of this name.
+fn find(net: &mut Rtnl, name: &str) -> Result<Option<Present>, Error> {
+    let Some(link) = net.find_link(name).or_refused()? else { return Ok(None) };
+    match link.detail {
+        Detail::Vrf { table } => Ok(Some(Present { index: link.index, table })),
+        _ => Err(Error::key("vrfname", format!("{name:?}"), "the interface of this name is no VRF")),
+    }
+}
+
+fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
+    match settings.table {
+        Some(table) if table != vrf.table => {
+            let why = format!("VRF {} is there already, with table {}", settings.name, vrf.table);
+            Err(Error::key("table", table, why))
+        }
+        _ => Ok(vrf),
+    }
+}
+
+/// `ip link add NAME up type vrf table N`
+fn make(net: &mut Rtnl, settings: &Settings, mark: &Mark) -> Result<Present, Error> {
+    let table = match settings.table {
+        Some(table) => table,
+        None => free_table(net)?,
+    };
+    let alias = mark.text(ALIAS_MAX);
+    let kind = NewKind::Vrf { table };
+    let link = NewLink { up: true, alias: Some(&alias), ..NewLink::new(&settings.name, kind) };
+    net.add_link(&link).or_refused()?;
+    Ok(Present { index: net.link(&settings.name).or_refused()?.index, table })
+}
+
+fn free_table(net: &mut Rtnl) -> Result<u32, Error> {
+    let mut taken: Vec<u32> = Vec::new();
+    for link in net.links().or_refused()? {
+        if let Detail::Vrf { table } = link.detail {
+            taken.push(table);
+        }
+    }
+    for family in [Family::V4, Family::V6] {
+        taken.extend(net.routes(family).or_refused()?.iter().map(|route| route.table));
+        taken.extend(net.tables_of_rules(family).or_refused()?);
+    }
+    let free = (1..=u32::MAX).find(|table| !RESERVED.contains(table) && !taken.contains(table));
+    free.ok_or_else(|| Error::internal("every routing table is taken"))
+}
+
+// === the interface ===
+
+/// An interface has one master: no other one than this VRF.
+fn expect_free(net: &mut Rtnl, link: &Link, vrf: Option<Present>) -> Result<(), Error> {
+    match link.master {
+        Some(master) if vrf.is_none_or(|vrf| vrf.index != master) => {
+            let master = net.link_at(master).or_refused()?.name;
+            let why = format!("interface {} belongs to {master} already", link.name);
+            Err(Error::config(format!("vrfname: {why}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `ip link set ETH master VRF`, and its addresses and routes after it.
+fn enter<'a>(
+    net: &mut Rtnl,
+    netns: &'a Netns,
+    link: &Link,
+    vrf: Present,
+    undo: &mut Undo<'a>,
+) -> Result<(), Error> {
+    let standing = Standing::of(net, link, TABLE_MAIN).or_refused()?;
+    let (before, own) = (standing.clone(), link.clone());
+    undo.push(move || {
+        let Ok(mut net) = netns.rtnl() else { return };
+        let _ = set_master(&mut net, &own, 0);
+        let _ = before.restore(&mut net, &own, TABLE_MAIN, PATIENCE);
+    });
+    set_master(net, link, vrf.index).or_refused()?;
+    standing.restore(net, link, vrf.table, PATIENCE).or_refused()
+}
+
+/// The way back; routes that cannot be had in the main table are no reason to keep a pod from ending.
+fn leave(net: &mut Rtnl, link: &Link, vrf: Present) -> Result<(), Error> {
+    let standing = Standing::of(net, link, vrf.table).or_refused()?;
+    set_master(net, link, 0).or_refused()?;
+    let _ = standing.restore(net, link, TABLE_MAIN, Duration::ZERO);
+    Ok(())
+}
+
+fn set_master(net: &mut Rtnl, link: &Link, master: u32) -> Result<(), linux::Error> {
+    net.change_link(link.index, &link.name, &Change { master: Some(master), ..Change::default() })
+}
