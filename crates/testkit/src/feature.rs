@@ -50,6 +50,7 @@ pub enum Feature {
     Ping,
     GoPlugins,
     Ethtool,
+    Guest,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
@@ -60,6 +61,7 @@ enum Offer {
     Kernel(&'static str),
     Package(&'static str),
     Privilege,
+    Lane(&'static str),
 }
 
 /// A row: the feature, its name, a script that succeeds in an empty namespace if it is there, and its origin.
@@ -175,6 +177,8 @@ const TABLE: &[Row] = &[
         Offer::Package("containernetworking-plugins"),
     ),
     (Feature::Ethtool, "ethtool", "ethtool lo", Offer::Package("ethtool")),
+    // Whose hardware a test may take away.
+    (Feature::Guest, "the guest's own hardware", "grep -qw weft.guest /proc/cmdline", Offer::Lane("vm")),
 ];
 
 /// What trying a feature came to.
@@ -213,7 +217,7 @@ impl Feature {
     pub fn kernel_symbol(self) -> Option<&'static str> {
         match self.row().3 {
             Offer::Kernel(symbol) => Some(symbol),
-            Offer::Package(_) | Offer::Privilege => None,
+            Offer::Package(_) | Offer::Privilege | Offer::Lane(_) => None,
         }
     }
 
@@ -229,12 +233,13 @@ impl Feature {
             }
             (Trial::Absent, Offer::Package(package)) => Some(format!("no {name} (package {package})")),
             (Trial::Absent, Offer::Privilege) => Some(format!("not {name}")),
+            (Trial::Absent, Offer::Lane(lane)) => Some(format!("only lane {lane} has {name}")),
         }
     }
 
     /// Whether something that can be installed, or another user, would have it.
     fn could_be_had(self) -> bool {
-        self.trial() == Trial::NoTool || !matches!(self.row().3, Offer::Kernel(_))
+        self.trial() == Trial::NoTool || !matches!(self.row().3, Offer::Kernel(_) | Offer::Lane(_))
     }
 }
 
@@ -311,10 +316,6 @@ mod tests {
             assert_eq!(TABLE.iter().position(|other| other.0 == row.0), Some(place), "{:?}", row.0);
             assert_eq!(row.0 as usize, place, "{:?} stands elsewhere in the enum", row.0);
         }
-        assert_eq!(
-            Feature::Ethtool as usize + 1,
-            TABLE.len(),
-            "the last feature of the enum has the last row"
-        );
+        assert_eq!(Feature::Guest as usize + 1, TABLE.len(), "the last feature of the enum has the last row");
     }
 }
