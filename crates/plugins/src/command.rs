@@ -21,8 +21,9 @@ use crate::weft::orders;
 const USAGE: &str = "\
 weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
 
-  weft-cni install DIR [--names NAME,NAME…|all] [--replace]
-      put this binary into a plugin directory; by default it answers to `weft` there
+  weft-cni install DIR [--names NAME,NAME…|all] [--replace|--keep]
+      put this binary into a plugin directory; by default it answers to `weft` there. Where somebody else's plugin
+      has one of the names, nothing is done, or it is replaced, or kept
   weft-cni sandbox create PATH              make a network namespace mounted at PATH
   weft-cni sandbox delete PATH              remove it
   weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
@@ -85,6 +86,7 @@ fn install(words: &[&str]) -> Result<ExitCode, Error> {
                 names = Installation::names(list)?;
             }
             "--replace" => foreign = Foreign::Replace,
+            "--keep" => foreign = Foreign::Keep,
             path if directory.is_none() && !path.starts_with('-') => directory = Some(PathBuf::from(path)),
             _ => return Err(misunderstood(words)),
         }

@@ -36,6 +36,8 @@ pub enum Foreign {
     Refuse,
     /// Replace it.
     Replace,
+    /// Leave it where it is: the name is not ours here.
+    Keep,
 }
 
 /// What was done, a line each.
@@ -86,6 +88,10 @@ impl Installation {
                 report.push(format!("{}: up to date", link.display()));
                 continue;
             }
+            if *foreign == Foreign::Keep && is_foreign(&link)? {
+                report.push(format!("{}: somebody else's, kept", link.display()));
+                continue;
+            }
             let temporary = directory.join(format!(".{name}.new"));
             discard(&temporary).map_err(|cause| failed("remove", &temporary, cause))?;
             let linked = symlink(BINARY, &temporary).and_then(|()| fs::rename(&temporary, &link));
@@ -98,19 +104,21 @@ impl Installation {
     fn refuse_foreign(&self) -> Result<(), Error> {
         for name in &self.names {
             let path = self.directory.join(name);
-            let ours = match fs::symlink_metadata(&path) {
-                Err(cause) if cause.kind() == ErrorKind::NotFound => true,
-                Err(cause) => return Err(Error::io(format_args!("look at {}", path.display()), cause)),
-                Ok(_) => {
-                    fs::read_link(&path).is_ok_and(|target| target.file_name().is_some_and(|n| n == BINARY))
-                }
-            };
-            if !ours {
-                let why = "a foreign plugin of that name is there; --replace puts ours in its place";
+            if is_foreign(&path)? {
+                let why = "a foreign plugin of that name is there; --replace puts ours in its place, --keep does not";
                 return Err(Error::config(format!("{}: {why}", path.display())));
             }
         }
         Ok(())
+    }
+}
+
+/// Whether there is something that is no link to our file.
+fn is_foreign(path: &Path) -> Result<bool, Error> {
+    match fs::symlink_metadata(path) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
+        Err(cause) => Err(Error::io(format_args!("look at {}", path.display()), cause)),
+        Ok(_) => Ok(!fs::read_link(path).is_ok_and(|target| target.file_name().is_some_and(|n| n == BINARY))),
     }
 }
 
