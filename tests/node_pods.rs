@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use rig::cluster::{MANIFESTS, bridge, configuration};
 use rig::{Cluster, Node, links};
 use serde_json::{Value, json};
-use testkit::{Feature, Snapshot, host, workspace};
+use testkit::{Feature, host, workspace};
 
 /// A node that is not ready yet, with weft's program in its place and the definition of networks in its API.
 macro_rules! node {
@@ -25,39 +25,6 @@ macro_rules! node {
         node.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
         node
     }};
-}
-
-/// Waits until the node is as it was: a kubelet takes its time to notice what it has to take down.
-#[track_caller]
-fn until_nothing_is_left(what: &str, node: &Node, before: &Snapshot) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(90);
-    loop {
-        let changes = rig::changes(before, &node.snapshot());
-        if changes.is_empty() {
-            return;
-        }
-        assert!(std::time::Instant::now() < deadline, "{what}: the node is not as it was:\n{changes}");
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    }
-}
-
-/// A kubelet stops what it does not want any more at once, and forgets it a minute later.
-fn no_pod_runs(node: &Node) -> Option<()> {
-    let sandboxes = node.containerd().cri().list_pod_sandbox().ok()?;
-    let stopped = sandboxes.iter().all(|(_, ready)| !ready);
-    (stopped && links(node).iter().all(|link| !link.contains("veth"))).then_some(())
-}
-
-/// The addresses of a pod's interfaces as a program in it sees them: interface and address.
-#[track_caller]
-fn addresses(node: &Node, namespace: &str, pod: &str) -> Vec<(String, String)> {
-    let told = node.exec(namespace, pod, ["ip", "-o", "-4", "address"]).success().stdout;
-    let lines = told.lines().filter_map(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        let (link, address) = (words.next()?, words.nth(1)?.split('/').next()?);
-        (link != "lo").then(|| (link.to_owned(), address.to_owned()))
-    });
-    lines.collect()
 }
 
 fn example(name: &str) -> String {
@@ -74,10 +41,7 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     let (ready, message) = node.condition("Ready").expect("a node");
     assert!(!ready && message.contains("cni plugin not initialized"), "{message}");
     node.kube().apply(&example("definitions.yaml"));
-    node.until("pods can be made", || {
-        let account = ["get", "serviceaccount", "default", "-n", "my-namespace"];
-        node.kube().attempt(account, "").code.filter(|code| *code == 0)
-    });
+    node.until_pods_can_be_made("my-namespace");
     node.kube().apply(&example("pods.yaml"));
     let waiting = node.kube().json(["pods", "-n", "my-namespace"]);
     let phases = waiting["items"].as_array().into_iter().flatten().map(|pod| &pod["status"]["phase"]);
@@ -86,31 +50,27 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     node.containerd().configure(&configuration(&bridge("default", 1)));
     node.until_ready(true);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
-    let had = addresses(&node, "my-namespace", "my-pod");
+    let had = node.addresses("my-namespace", "my-pod");
     let names: Vec<&str> = had.iter().map(|(link, _)| link.as_str()).collect();
     assert_eq!(names, ["eth0", "net1", "net2", "net3", "net4"]);
     let pod = node.kube().json(["pod", "-n", "my-namespace", "my-pod"]);
     assert_eq!(pod["status"]["podIP"], had[0].1.as_str());
-    let partner = addresses(&node, "my-namespace", "my-partner");
+    let partner = node.addresses("my-namespace", "my-partner");
     assert!(partner.contains(&("blue".to_owned(), "10.101.2.44".to_owned())), "{partner:?}");
     assert_eq!(partner.len(), 4, "{partner:?}");
-    for (link, address) in &partner {
-        let ping = ["ping", "-c", "2", "-W", "2", address];
-        let finished = node.exec("my-namespace", "my-pod", ping);
-        assert!(finished.code == Some(0), "{link}: {finished}");
-    }
+    node.assert_pings("my-namespace", "my-pod", "my-partner");
 
     // Gone, and made again under the same names: before that, a kubelet may keep the objects for a while.
     let delete = ["delete", "pods", "-n", "my-namespace", "--all", "--wait=false"];
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
-    node.until("no pod runs", || no_pod_runs(&node));
+    node.until_no_pod_runs();
     let before = node.snapshot();
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=0", "--force"]));
     node.kube().apply(&example("pods.yaml"));
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
-    assert_eq!(addresses(&node, "my-namespace", "my-pod").len(), 5);
+    assert_eq!(node.addresses("my-namespace", "my-pod").len(), 5);
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
-    until_nothing_is_left("deleted", &node, &before);
+    node.until_nothing_is_left("deleted", &before);
 
     node.unconfigure();
     node.until_ready(false);
@@ -175,7 +135,7 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
         node.kube().attempt(pod, "").code.filter(|code| *code == 0)
     });
     scale(0);
-    node.until("no pod runs", || no_pod_runs(&node));
+    node.until_no_pod_runs();
     let before = node.snapshot();
 
     scale(PODS);
@@ -186,14 +146,14 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     assert_eq!(given.len(), PODS, "{given:?}");
     assert_eq!(links(&node).iter().filter(|link| link.contains("veth")).count(), 3 * PODS);
 
-    let had = addresses(&node, "blue", "many-0");
+    let had = node.addresses("blue", "many-0");
     node.containerd().restart("KILL");
     node.restart_kubelet();
     let answers = || node.exec("blue", "many-0", ["true"]).code.filter(|code| *code == 0);
     node.until("a program runs in a pod", answers);
-    assert_eq!(addresses(&node, "blue", "many-0"), had, "nobody noticed");
+    assert_eq!(node.addresses("blue", "many-0"), had, "nobody noticed");
     scale(0);
-    until_nothing_is_left("scaled down", &node, &before);
+    node.until_nothing_is_left("scaled down", &before);
 }
 
 #[test]
@@ -219,10 +179,6 @@ fn after_a_power_failure_every_pod_is_attached_anew_and_what_the_dead_held_is_gi
         let held = names_in(&format!("/var/lib/cni/networks/{network}"), "10.", &node);
         assert_eq!(held.len(), PODS, "{network}: {held:?}");
     }
-    assert_eq!(addresses(&node, "blue", "many-0").len(), 3);
-    let partner = addresses(&node, "blue", "many-1");
-    for (link, address) in &partner {
-        let finished = node.exec("blue", "many-0", ["ping", "-c", "2", "-W", "2", address]);
-        assert!(finished.code == Some(0), "{link}: {finished}");
-    }
+    assert_eq!(node.addresses("blue", "many-0").len(), 3);
+    node.assert_pings("blue", "many-0", "many-1");
 }

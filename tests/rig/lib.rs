@@ -15,6 +15,7 @@ pub mod agent;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;
+pub mod installation;
 pub mod kube;
 pub mod machine;
 pub mod node;

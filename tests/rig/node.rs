@@ -18,10 +18,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::{Finished, Host, Pod};
+use testkit::{Finished, Host, Pod, Snapshot};
 
 use crate::containerd::{Containerd, NETWORKS};
 use crate::kube::{Accounts, Kube};
+use crate::links;
 use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
 use crate::traffic::{self, OUTSIDE, UPLINK};
@@ -77,7 +78,7 @@ impl Node {
         node.containerd.import(text(&images.join("busybox.tar")));
         node.launch();
         node.until("the node is registered", || node.condition("Ready").map(|_| ()));
-        node.until("pods can be made", || node.quiet(["get", "serviceaccount", "default"]));
+        node.until_pods_can_be_made("default");
         Some(node)
     }
 
@@ -231,6 +232,13 @@ impl Node {
         self.until(what, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
     }
 
+    /// Waits until a namespace has its service account: without it, pods are refused.
+    #[track_caller]
+    pub fn until_pods_can_be_made(&self, namespace: &str) {
+        let account = ["get", "serviceaccount", "default", "-n", namespace];
+        self.until("pods can be made", || self.quiet(account));
+    }
+
     /// Waits until pods are ready: `kubectl wait` with these words.
     #[track_caller]
     pub fn until_pods_ready<'a>(&self, words: impl IntoIterator<Item = &'a str>) {
@@ -249,6 +257,52 @@ impl Node {
     ) -> Finished {
         let words = ["exec", "-n", namespace, pod, "--"].into_iter().chain(line);
         self.kube.attempt(words, "")
+    }
+
+    /// The addresses of a pod's interfaces as a program in it sees them: interface and address.
+    #[must_use]
+    #[track_caller]
+    pub fn addresses(&self, namespace: &str, pod: &str) -> Vec<(String, String)> {
+        let told = self.exec(namespace, pod, ["ip", "-o", "-4", "address"]).success().stdout;
+        let lines = told.lines().filter_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let (link, address) = (words.next()?, words.nth(1)?.split('/').next()?);
+            (link != "lo").then(|| (link.to_owned(), address.to_owned()))
+        });
+        lines.collect()
+    }
+
+    /// Fails unless a program in one pod reaches another pod by every one of its addresses.
+    #[track_caller]
+    pub fn assert_pings(&self, namespace: &str, from: &str, to: &str) {
+        for (link, address) in self.addresses(namespace, to) {
+            let finished = self.exec(namespace, from, ["ping", "-c", "2", "-W", "2", &address]);
+            assert!(finished.code == Some(0), "{from} does not reach {link} of {to}: {finished}");
+        }
+    }
+
+    /// Waits until no pod that has a network of its own runs. A kubelet stops what it does not want any more at
+    /// once, and forgets it a minute later.
+    #[track_caller]
+    pub fn until_no_pod_runs(&self) {
+        self.until("no pod runs", || links(self).iter().all(|link| !link.contains("veth")).then_some(()));
+    }
+
+    /// Waits until the node is as it was: a kubelet takes its time to notice what it has to take down.
+    ///
+    /// # Panics
+    /// If it is not, with the difference.
+    #[track_caller]
+    pub fn until_nothing_is_left(&self, what: &str, before: &Snapshot) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let changes = crate::changes(before, &self.snapshot());
+            if changes.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{what}: the node is not as it was:\n{changes}");
+            sleep(Duration::from_millis(200));
+        }
     }
 
     fn quiet<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Option<()> {

@@ -1,0 +1,169 @@
+//! `kubectl apply` of `deploy/` to a real node, and of `examples/` to what came of it.
+//!
+//! ```text
+//!   API server ◄── agent (a pod of its own) ◄── weft-cni ◄── containerd ◄── kubelet
+//! ```
+//!
+//! Source: the standard, 1.1.5, 5, 6.1; `deploy/base`.
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use rig::Node;
+use rig::agent::configuration;
+use rig::cluster::bridge;
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+
+/// A node with an agent and a default network.
+macro_rules! node {
+    () => {{
+        let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
+        let Some(node) = Node::new(host) else { return };
+        node.import_weft();
+        node.deploy();
+        node.containerd().configure(&configuration(&bridge("default", 1)));
+        node.until_ready(true);
+        node
+    }};
+}
+
+/// The network-status of a pod.
+#[track_caller]
+fn status(node: &Node, namespace: &str, pod: &str) -> Vec<Value> {
+    node.until(&format!("network-status of {pod}"), || {
+        let pod = node.kube().json(["pod", "-n", namespace, pod]);
+        serde_json::from_str(pod["metadata"]["annotations"][STATUS].as_str()?).ok()
+    })
+}
+
+/// What a status says of each interface: name and first address.
+fn shown(status: &[Value]) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    status.iter().map(|entry| (text(&entry["interface"]), text(&entry["ips"][0]))).collect()
+}
+
+/// A file of the examples.
+fn example(name: &str) -> String {
+    testkit::workspace().join("examples").join(name).display().to_string()
+}
+
+#[test]
+fn npwg1_5_what_is_deployed_attaches_the_examples_and_says_so() {
+    let node = node!();
+    node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
+    node.until_pods_can_be_made("my-namespace");
+    let begun = Instant::now();
+    node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
+    node.until_pods_ready(["-n", "my-namespace", "--all"]);
+    assert!(begun.elapsed() < Duration::from_secs(60), "it took {:?}", begun.elapsed());
+    for (pod, links) in [
+        ("my-pod", ["eth0", "net1", "net2", "net3", "net4"].as_slice()),
+        ("my-partner", &["eth0", "net1", "blue", "net3"]),
+    ] {
+        let status = status(&node, "my-namespace", pod);
+        let (shown, inside) = (shown(&status), node.addresses("my-namespace", pod));
+        assert_eq!(shown.iter().map(|(link, _)| link).collect::<Vec<_>>(), links, "{pod}");
+        assert_eq!(shown, inside, "{pod}: the annotation, and what a program in it sees");
+        let object = node.kube().json(["pod", "-n", "my-namespace", pod]);
+        assert_eq!(object["status"]["podIP"], shown[0].1.as_str(), "{pod}");
+    }
+    node.assert_pings("my-namespace", "my-pod", "my-partner");
+    let delete = ["delete", "pods", "-n", "my-namespace", "--all", "--wait=false", "--grace-period=1"];
+    node.kube().kubectl(delete);
+    node.until_no_pod_runs();
+    let before = node.snapshot();
+
+    // A network that is not there keeps a pod waiting, and says so; made, it lets it go.
+    let waiting = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "waiting", "namespace": "my-namespace", "annotations": { NETWORKS: "net-a,late" } },
+        "spec": { "containers": [container()], "terminationGracePeriodSeconds": 1 },
+    });
+    node.kube().apply(&waiting.to_string());
+    node.until("an Event", || {
+        let events = node.kube().json(["events", "-n", "my-namespace"]);
+        let of = |event: &Value| {
+            event["reason"] == "NoNetworkFound" && event["involvedObject"]["name"] == "waiting"
+        };
+        events["items"].as_array()?.iter().any(of).then_some(())
+    });
+    let late = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "name": "late", "namespace": "my-namespace" },
+        "spec": { "config": json!({ "cniVersion": "1.0.0", "type": "bridge", "bridge": "weft-a" }).to_string() },
+    });
+    node.kube().apply(&late.to_string());
+    node.until_pods_ready(["-n", "my-namespace", "waiting"]);
+    node.kube().kubectl(delete);
+    node.until_nothing_is_left("deleted", &before);
+}
+
+/// A shell that ends when it is told to.
+fn container() -> Value {
+    json!({
+        "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1 & wait; done"],
+    })
+}
+
+#[test]
+fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
+    const PODS: usize = 20;
+    let node = node!();
+    node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
+    node.until_pods_can_be_made("my-namespace");
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "many", "namespace": "my-namespace" },
+        "spec": {
+            "replicas": 1, "selector": { "matchLabels": { "app": "many" } },
+            "template": {
+                "metadata": { "labels": { "app": "many" }, "annotations": { NETWORKS: "net-a,net-b,other-ns/net-c" } },
+                "spec": { "terminationGracePeriodSeconds": 1, "containers": [container()] },
+            },
+        },
+    });
+    node.kube().apply(&deployment.to_string());
+    let scale = |count: usize| {
+        let replicas = format!("--replicas={count}");
+        node.kube().kubectl(["scale", "deployment", "many", "-n", "my-namespace", &replicas]);
+    };
+    let until_ready = |count: usize| {
+        node.until("all pods are ready", || {
+            let deployment = node.kube().json(["deployment", "-n", "my-namespace", "many"]);
+            (deployment["status"]["readyReplicas"] == count).then_some(())
+        });
+    };
+    until_ready(1);
+    scale(0);
+    node.until_no_pod_runs();
+    let before = node.snapshot();
+
+    scale(PODS);
+    let agent =
+        ["delete", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/component=agent", "--wait=false"];
+    node.kube().kubectl(agent);
+    until_ready(PODS);
+    node.until_agent_is_ready();
+    node.until("every pod has its network-status", || {
+        let pods = node.kube().json(["pods", "-n", "my-namespace", "-l", "app=many"]);
+        let items = pods["items"].as_array()?;
+        let read = |pod: &Value| -> Option<Vec<Value>> {
+            serde_json::from_str(pod["metadata"]["annotations"][STATUS].as_str()?).ok()
+        };
+        let running = items.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        let all: Option<Vec<Vec<Value>>> = running.map(read).collect();
+        let all = all.filter(|all| all.len() == PODS && all.iter().all(|status| status.len() == 4))?;
+        let given: BTreeSet<String> =
+            all.iter().flat_map(|status| shown(status)).map(|(_, address)| address).collect();
+        assert_eq!(given.len(), 4 * PODS, "no address is given twice");
+        Some(())
+    });
+    scale(0);
+    node.until_nothing_is_left("scaled down", &before);
+}

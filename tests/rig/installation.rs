@@ -1,0 +1,58 @@
+//! The programs of this tree as an image, and `deploy/` applied to a node.
+
+use testkit::workspace;
+
+use crate::node::Node;
+use crate::parts::text;
+
+/// The image that `deploy/base` names.
+const IMAGE: &str = "ghcr.io/weft-net/weft:0.1.0";
+
+/// Programs and, where they are not static, the libraries of this machine that they need: directory, programs.
+const COLLECT: &str = r#"set -e
+    directory=$0
+    mkdir -p "$directory"
+    for program; do
+        strip -o "$directory/${program##*/}" "$program"
+        for library in $(ldd "$program" | grep -o '/[^ ]*' || true); do
+            mkdir -p "$directory${library%/*}"
+            cp -L "$library" "$directory$library"
+        done
+    done"#;
+
+impl Node {
+    /// Puts the image of both programs where the runtime finds it.
+    #[track_caller]
+    pub fn import_weft(&self) {
+        let programs = ["weft", "weft-cni"].map(testkit::binary);
+        let script = workspace().join("lanes/containerd/image");
+        let (directory, image) = ("/run/weft-image", "/run/weft-image.tar");
+        let collect =
+            ["sh", "-c", COLLECT, directory].into_iter().chain(programs.iter().map(|path| text(path)));
+        self.run(collect);
+        self.run([text(&script), image, IMAGE, directory, "/weft"]);
+        self.containerd().import(image);
+        self.run(["rm", "-r", directory, image]);
+    }
+
+    /// Applies `deploy/`, and waits until the agent is ready.
+    #[track_caller]
+    pub fn deploy(&self) {
+        let deploy = workspace().join("deploy");
+        let (definitions, base) = (deploy.join("crds"), deploy.join("base"));
+        self.kube().kubectl(["apply", "-f", text(&definitions)]);
+        self.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        self.kube().kubectl(["apply", "-k", text(&base)]);
+        self.until_agent_is_ready();
+    }
+
+    /// Waits until the agent is.
+    #[track_caller]
+    pub fn until_agent_is_ready(&self) {
+        self.until("the agent is ready", || {
+            let set = self.kube().json(["daemonset", "-n", "kube-system", "weft-agent"]);
+            let ready = set["status"]["numberReady"] == 1 && set["status"]["updatedNumberScheduled"] == 1;
+            ready.then_some(())
+        });
+    }
+}
