@@ -44,7 +44,7 @@ impl Drop for Directory {
     }
 }
 
-fn pairs<'a>(entries: &'a [(String, String)]) -> Vec<(&'a str, &'a str)> {
+fn pairs(entries: &[(String, String)]) -> Vec<(&str, &str)> {
     entries.iter().map(|(name, leads_to)| (name.as_str(), leads_to.as_str())).collect()
 }
 
