@@ -49,6 +49,11 @@ fn case(plugin: &'static str) -> Case {
                 (json!({ "shapedSubnets": ["x"] }), 7),
             ],
         ),
+        "firewall" => (
+            json!({ "backend": "nftables", "ingressPolicy": "isolated" }),
+            0,
+            vec![(json!({ "backend": "pf" }), 7), (json!({ "ingressPolicy": "closed" }), 7)],
+        ),
         "portmap" => (
             json!({ "runtimeConfig": { "portMappings": [
                 { "hostPort": 8000, "containerPort": 80, "protocol": "tcp" },
@@ -165,6 +170,7 @@ fn primed(host: &Host, case: &Case) -> (Pod, Snapshot) {
 macro_rules! for_every_plugin {
     ($($body:ident),* $(,)?) => {
         for_every_plugin!(@ bandwidth $($body)*);
+        for_every_plugin!(@ firewall $($body)*);
         for_every_plugin!(@ portmap $($body)*);
         for_every_plugin!(@ sbr $($body)*);
         for_every_plugin!(@ vrf $($body)*);

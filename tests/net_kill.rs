@@ -291,3 +291,23 @@ fn portmap_can_be_killed_at_any_step() {
     let (add, del) = (walk().add(), walk().del());
     assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
 }
+
+#[test]
+fn firewall_can_be_killed_at_any_step() {
+    let host = host!(Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
+    rig::install(&host);
+    let pod = host.pod("a");
+    host.run(["iptables", "-P", "FORWARD", "DROP"]);
+    let sandbox = pod.path().display().to_string();
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated",
+        "prevResult": {
+            "cniVersion": "1.1.0",
+            "interfaces": [{ "name": "br0" }, { "name": "veth0" }, { "name": "eth0", "sandbox": sandbox }],
+            "ips": [{ "address": "10.1.2.3/24", "interface": 2 }, { "address": "fd01::3/64", "interface": 2 }],
+        },
+    });
+    let walk = || Walk::new(&host, &pod, host.attachment("firewall", &pod, "eth0"), config.clone());
+    let (add, del) = (walk().add(), walk().del());
+    assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
+}

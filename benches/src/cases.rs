@@ -153,6 +153,14 @@ fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Valu
 /// Plugins behind another one beside the peer's.
 pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     behind_bridge(setting, table, "bandwidth", &limits())?;
+    for backend in ["nftables", "iptables"] {
+        let Duel { ours, peer } = duel(setting, "firewall", |tag| firewall(tag, backend))?;
+        if let Some(peer) = &peer {
+            let name = format!("firewall, {backend}");
+            table.compare(&format!("{name} ADD"), &ours.0, "Go, iptables", &peer.0, "at least 4x faster");
+            table.compare(&format!("{name} DEL"), &ours.1, "Go, iptables", &peer.1, "");
+        }
+    }
     for (backend, target) in [("nftables", "at least 10x faster"), ("iptables", "at least 4x faster")] {
         let Duel { ours, peer } = duel(setting, "portmap", |tag| portmap(tag, backend))?;
         if let Some(peer) = &peer {
@@ -162,6 +170,15 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
     }
     behind_bridge(setting, table, "sbr", &json!({}))?;
     Ok(())
+}
+
+/// One address of each family; who is compared with the Go plugin may have another backend.
+fn firewall(tag: &str, backend: &str) -> Value {
+    let backend = if tag == "g" { "iptables" } else { backend };
+    json!({
+        "cniVersion": "1.0.0", "name": format!("bench-firewall-{tag}"), "type": "firewall", "backend": backend,
+        "prevResult": { "cniVersion": "1.0.0", "ips": [{ "address": "10.200.0.2/24" }, { "address": "fd00:200::2/64" }] },
+    })
 }
 
 /// Two ports of one address; who is compared with the Go plugin may have another backend.

@@ -43,6 +43,7 @@ pub const NAMES: &[&str] = &[
     "bandwidth",
     "bridge",
     "dummy",
+    "firewall",
     "host-device",
     "host-local",
     "ipvlan",

@@ -6,7 +6,7 @@
 //!
 //! The outside has no route back to the pods: it only reaches who comes with the host's address.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -96,10 +96,25 @@ pub fn reached(
     match transport {
         Transport::Tcp => reached_by_connection(client, to, server, at),
         Transport::Udp => {
-            let listener = server.within(|| UdpSocket::bind(at)).expect("listen");
+            let listener = patiently(|| server.within(|| UdpSocket::bind(at)));
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let talk = client.within(|| UdpSocket::bind(any)).expect("a socket");
             answered(&talk, to, &listener)
+        }
+    }
+}
+
+/// A socket at an address that the one before may still have for a moment: a process that another test starts
+/// shares all sockets until it runs its program.
+#[track_caller]
+fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            bound => return bound.expect("listen"),
         }
     }
 }
@@ -110,7 +125,7 @@ fn reached_by_connection(
     server: &Netns,
     at: SocketAddr,
 ) -> Option<SocketAddr> {
-    let listener = server.within(|| TcpListener::bind(at)).expect("listen");
+    let listener = patiently(|| server.within(|| TcpListener::bind(at)));
     listener.set_nonblocking(true).expect("not to wait");
     let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
     let until = Instant::now() + PATIENCE;

@@ -31,7 +31,7 @@ mod set;
 
 pub use batch::Batch;
 pub use chain::{BaseChain, ChainType, Hook, Policy, priority};
-pub use listing::{ListedElement, ListedRule};
+pub use listing::{ListedChain, ListedElement, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
 pub use set::{Data, Element, Set, Type, Verdict};
 

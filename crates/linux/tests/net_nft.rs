@@ -650,3 +650,34 @@ fn tables_are_listed_by_family() {
     assert_eq!(nft.tables(Family::Ip).expect("list tables"), ["weft4"]);
     assert!(nft.tables(Family::Bridge).expect("list tables").is_empty());
 }
+
+#[test]
+fn filters_are_listed_by_hook_with_their_policy() {
+    let host = host!(Feature::NftInet, Feature::IptablesNft);
+    host.run(["iptables", "-P", "FORWARD", "DROP"]);
+    host.run(["nft", "table inet x { chain a { type filter hook forward priority 5; }; chain b { type filter hook input priority 0; policy drop; }; chain c { }; }"]);
+    let mut nft = nft(&host);
+    let mut shown = |family| -> Vec<(String, String, bool)> {
+        let chains = nft.filters(family, Hook::Forward).expect("list chains");
+        chains.into_iter().map(|chain| (chain.table, chain.name, chain.drops)).collect()
+    };
+    assert_eq!(shown(Family::Ip), [("filter".to_owned(), "FORWARD".to_owned(), true)]);
+    assert_eq!(shown(Family::Inet), [("x".to_owned(), "a".to_owned(), false)]);
+    assert!(shown(Family::Ip6).is_empty());
+}
+
+#[test]
+fn a_mark_in_a_chain_of_iptables_is_what_iptables_lists() {
+    let host = host!(Feature::IptablesNft);
+    host.run(["iptables", "-A", "FORWARD", "-j", "DROP"]);
+    let table = Table::new(Family::Ip, "filter");
+    let rule =
+        table.rule().mark_for_iptables(0x1000, 0x1000).count().decide(&Verdict::Accept).comment("weft");
+    let mut batch = Batch::new();
+    batch.insert_rule(table, "FORWARD", &rule);
+    nft(&host).commit(batch).expect("insert");
+    let saved = host.run(["iptables-save", "-t", "filter"]);
+    let rules: Vec<&str> = saved.lines().filter(|line| line.starts_with("-A")).collect();
+    let first = "-A FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment weft -j ACCEPT";
+    assert_eq!(rules, [first, "-A FORWARD -j DROP"]);
+}

@@ -5,6 +5,7 @@ use cni::plugin::process::Table;
 use npwg::configuration::Flavour;
 
 use crate::chained::bandwidth::Bandwidth;
+use crate::chained::firewall::Firewall;
 use crate::chained::portmap::Portmap;
 use crate::chained::sbr::Sbr;
 use crate::chained::tuning::Tuning;
@@ -29,6 +30,7 @@ pub const TABLE: &Table<'static> = &[
     ("bandwidth", &Bandwidth),
     ("bridge", &Bridge),
     ("dummy", &Dummy),
+    ("firewall", &Firewall),
     ("host-device", &HostDevice),
     ("host-local", &HostLocal),
     ("ipvlan", &Ipvlan),

@@ -18,7 +18,7 @@ use linux::nft::{self, Nft};
 use crate::fingerprint::{Mark, hex};
 
 /// Longest chain name iptables takes, in bytes.
-pub const CHAIN_MAX: usize = 28;
+const CHAIN_MAX: usize = 28;
 
 /// Longest comment of a rule, in bytes.
 const COMMENT_MAX: usize = 255;
@@ -102,6 +102,20 @@ pub fn chain_name(prefix: &str, mark: &Mark) -> String {
     use sha2::{Digest, Sha512};
     let digest = Sha512::digest(format!("{}{}", mark.network, mark.container));
     hex(&format!("CNI-{prefix}"), CHAIN_MAX, &digest)
+}
+
+/// The name of a chain in an iptables script.
+pub fn checked_chain(key: &str, chain: String) -> Result<String, Error> {
+    let legal = |byte: u8| byte.is_ascii_graphic() && !b"\"'\\!#:".contains(&byte);
+    match !chain.is_empty() && chain.len() <= CHAIN_MAX && !chain.starts_with('-') && chain.bytes().all(legal)
+    {
+        true => Ok(chain),
+        false => Err(Error::key(
+            key,
+            format!("{chain:?}"),
+            format!("not a chain's name of 1 to {CHAIN_MAX} characters"),
+        )),
+    }
 }
 
 /// A word as `iptables-save` quotes it; control characters are not for a script of lines and become `_`.

@@ -13,8 +13,10 @@
 pub mod builtins;
 pub mod chained;
 pub mod command;
+pub mod dbus;
 pub mod delegates;
 pub mod directory;
+pub mod entries;
 pub mod failure;
 mod file;
 pub mod fingerprint;

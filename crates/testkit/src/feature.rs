@@ -51,6 +51,7 @@ pub enum Feature {
     GoPlugins,
     Ethtool,
     Guest,
+    Firewalld,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
@@ -179,6 +180,12 @@ const TABLE: &[Row] = &[
     (Feature::Ethtool, "ethtool", "ethtool lo", Offer::Package("ethtool")),
     // Whose hardware a test may take away.
     (Feature::Guest, "the guest's own hardware", "grep -qw weft.guest /proc/cmdline", Offer::Lane("vm")),
+    (
+        Feature::Firewalld,
+        "firewalld and a D-Bus daemon",
+        "test -x /usr/sbin/firewalld && test -x /usr/bin/dbus-daemon",
+        Offer::Package("firewalld"),
+    ),
 ];
 
 /// What trying a feature came to.
@@ -316,6 +323,10 @@ mod tests {
             assert_eq!(TABLE.iter().position(|other| other.0 == row.0), Some(place), "{:?}", row.0);
             assert_eq!(row.0 as usize, place, "{:?} stands elsewhere in the enum", row.0);
         }
-        assert_eq!(Feature::Guest as usize + 1, TABLE.len(), "the last feature of the enum has the last row");
+        assert_eq!(
+            Feature::Firewalld as usize + 1,
+            TABLE.len(),
+            "the last feature of the enum has the last row"
+        );
     }
 }

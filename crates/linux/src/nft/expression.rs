@@ -125,6 +125,13 @@ impl Expressions {
         });
     }
 
+    /// A match of iptables: an extension of this name and revision, with what it wants to know.
+    pub(super) fn extension(&mut self, name: &str, revision: u32, information: &[u8]) {
+        self.push("match", |data| {
+            data.text(1, name).be32(2, revision).bytes(3, information);
+        });
+    }
+
     pub(super) fn decide(&mut self, verdict: &Verdict) {
         self.push("immediate", |data| {
             data.be32(1, VERDICT_REGISTER).nested(2, |inner| verdict.write(inner));

@@ -2,17 +2,28 @@
 
 use super::comment;
 use super::set::{Data, Element};
-use super::{Family, Nft, Table, kind};
-use crate::attributes::{Attributes, be64_of, items};
+use super::{ChainType, Family, Hook, Nft, Table, kind};
+use crate::attributes::{Attributes, be64_of, find, items};
 use crate::error::{Error, Kind};
 use crate::netfilter::Message;
 use crate::netlink::Request;
 
 const GET_TABLE: u8 = 1;
+const GET_CHAIN: u8 = 4;
 const GET_RULE: u8 = 7;
 const GET_ELEMENTS: u8 = 13;
 
 const TABLE_NAME: u16 = 1;
+
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const CHAIN_TYPE: u16 = 7;
+const HOOK_NUMBER: u16 = 1;
+
+/// `NF_DROP`
+const DROP: &[u8] = &[0; 4];
 
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
@@ -31,6 +42,17 @@ pub struct ListedRule {
     pub handle: u64,
     /// Empty if it has none.
     pub comment: String,
+}
+
+/// A chain of type filter that the kernel enters by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedChain {
+    /// Its table's name.
+    pub table: String,
+    /// Its own.
+    pub name: String,
+    /// Whether what comes to its end is dropped.
+    pub drops: bool,
 }
 
 /// An element that is there.
@@ -59,6 +81,34 @@ impl Nft {
             .map_err(|failure| failure.of(format!("list tables {}", family.word())))?;
         let own = answers.iter().filter(|answer| answer.family == family.number());
         Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
+    }
+
+    /// The chains of type filter of a family at this hook. `nft list chains ip`
+    pub fn filters(&mut self, family: Family, hook: Hook) -> Result<Vec<ListedChain>, Error> {
+        let request = Message {
+            kind: kind(GET_CHAIN),
+            family: family.number(),
+            resource: 0,
+            attributes: Attributes::new(),
+        };
+        let answers = self
+            .socket
+            .dump(0, &request)
+            .map_err(|failure| failure.of(format!("list chains {}", family.word())))?;
+        let chain = |answer: &Message| {
+            let attributes = &answer.attributes;
+            let number = find(attributes.find(CHAIN_HOOK)?, HOOK_NUMBER)?;
+            let is_meant = answer.family == family.number()
+                && number == hook.number().to_be_bytes()
+                && crate::attributes::text(attributes.find(CHAIN_TYPE)?) == ChainType::Filter.word();
+            is_meant.then_some(())?;
+            Some(ListedChain {
+                table: crate::attributes::text(attributes.find(CHAIN_TABLE)?),
+                name: crate::attributes::text(attributes.find(CHAIN_NAME)?),
+                drops: attributes.find(CHAIN_POLICY) == Some(DROP),
+            })
+        };
+        Ok(answers.iter().filter_map(chain).collect())
     }
 
     /// The rules of a chain, in order. `nft -a list chain inet weft web`

@@ -265,6 +265,18 @@ impl Rule {
         self
     }
 
+    /// `-m mark --mark 0x2000/0x2000`: [`Rule::mark`] as every version of iptables understands it, for a chain of
+    /// iptables. Before 1.8.8 it would take what it does not know for a rule without conditions.
+    ///
+    /// Source: kernel `include/uapi/linux/netfilter/xt_mark.h`, `struct xt_mark_mtinfo1`.
+    pub fn mark_for_iptables(mut self, value: u32, mask: u32) -> Rule {
+        let mut information = [0; 16];
+        information[..4].copy_from_slice(&value.to_ne_bytes());
+        information[4..8].copy_from_slice(&mask.to_ne_bytes());
+        self.expressions.extension("mark", 1, &information);
+        self
+    }
+
     /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields, in the order of the set's key.
     ///
     /// An address among the fields restricts the rule to its family.

@@ -25,7 +25,6 @@ use std::collections::HashSet;
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
-use linux::Kind;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, Mapping as To, Nft, Policy,
     Protocol, Rule, Selector, Set, Table, Type, Verdict, priority,
@@ -33,16 +32,14 @@ use linux::nft::{
 
 use super::conditions::Conditions;
 use super::settings::{MARK_BIT, Mapping, Masquerade};
-use crate::failure::{OrRefused, refused};
+use crate::entries::{self, Entry};
+use crate::failure::OrRefused;
 use crate::fingerprint::{COMMENT_MAX, Mark, hashed};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
 
 /// The table of networks without conditions; the names of the others begin like this.
 const TABLE: &str = "weft_portmap";
-
-/// How often a transaction is tried that others are in the way of.
-const TRIES: usize = 5;
 
 /// What differs from one table to another.
 pub(super) struct Variant<'a> {
@@ -79,14 +76,8 @@ const NAMES: [Names; 2] = [
 /// The chain of networks that hide every source.
 const EVERYONE: &str = "everyone";
 
-/// An entry: its map, and itself twice, as it is made and as it is found.
-struct Entry {
-    map: &'static str,
-    key: Data,
-    /// Of a port; the other maps lead to chains.
-    value: Option<Data>,
-    element: Element,
-}
+/// The maps.
+const MAPS: [&str; 6] = ["hosts4", "ports4", "targets4", "hosts6", "ports6", "targets6"];
 
 // === impl Variant ===
 
@@ -120,40 +111,19 @@ pub(super) fn add(
     addresses: &[IpNet],
 ) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
-    let entries = entries(&comment, mappings, masquerade, addresses);
+    let own = own_entries(&comment, mappings, masquerade, addresses);
     let name = variant.table();
-    let mut nft = Nft::open().or_refused()?;
-    let mut batch = Batch::new();
-    create(&mut batch, table(&name), &entries);
-    for _ in 0..TRIES {
-        match nft.commit(batch) {
-            Ok(()) => return Ok(()),
-            Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
-            Err(error) => return Err(refused(&error)),
-        }
-        // Either something is not there yet, or an entry of somebody who is gone without a word.
-        batch = furniture(variant, table(&name), addresses)?;
-        let keys: HashSet<(&str, &Data)> = entries.iter().map(|entry| (entry.map, &entry.key)).collect();
-        let in_the_way =
-            find(&mut nft, &name, |map, key, found| found == comment || keys.contains(&(map, key)))?;
-        for (map, key) in in_the_way {
-            batch.delete_elements(table(&name), map, &[Element::new(key)]);
-        }
-        create(&mut batch, table(&name), &entries);
-    }
-    nft.commit(batch).or_refused()
-}
-
-fn create(batch: &mut Batch, table: Table<'_>, entries: &[Entry]) {
-    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
-        let own: Vec<Element> =
-            entries.iter().filter(|entry| entry.map == map).map(|entry| entry.element.clone()).collect();
-        batch.create_elements(table, map, &own);
-    }
+    let furniture = || furniture(variant, table(&name), addresses);
+    entries::put(&mut Nft::open().or_refused()?, table(&name), &MAPS, &comment, &own, furniture)
 }
 
 /// What an attachment has: an entry for each port and family, and one for each address.
-fn entries(comment: &str, mappings: &[Mapping], masquerade: Masquerade, addresses: &[IpNet]) -> Vec<Entry> {
+fn own_entries(
+    comment: &str,
+    mappings: &[Mapping],
+    masquerade: Masquerade,
+    addresses: &[IpNet],
+) -> Vec<Entry> {
     let mut entries = Vec::new();
     for net in addresses {
         let names = &NAMES[usize::from(net.addr().is_ipv6())];
@@ -176,13 +146,13 @@ fn entries(comment: &str, mappings: &[Mapping], masquerade: Masquerade, addresse
             }
             let value = Data::from(net.addr()).and(mapping.container_port.get());
             let element = Element::new(key.clone()).value(value.clone()).comment(comment);
-            entries.push(Entry { map, key, value: Some(value), element });
+            entries.push(Entry { set: map, key, value: Some(value), element });
         }
         if entries.len() > before && masquerade != Masquerade::Nothing {
             let key = Data::from(net.addr());
             let chain = target_chain(masquerade, net);
             let element = Element::new(key.clone()).verdict(Verdict::Jump(chain)).comment(comment);
-            entries.push(Entry { map: names.targets, key, value: None, element });
+            entries.push(Entry { set: names.targets, key, value: None, element });
         }
     }
     entries
@@ -314,25 +284,10 @@ pub(super) fn check(
     let comment = mark.text(COMMENT_MAX);
     let name = variant.table();
     let mut nft = Nft::open().or_refused()?;
-    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
-        let wanted: Vec<Entry> = entries(&comment, mappings, masquerade, addresses)
-            .into_iter()
-            .filter(|entry| entry.map == map)
-            .collect();
-        if wanted.is_empty() {
-            continue;
-        }
-        let present = nft.elements(table(&name), map).or_refused()?;
-        for Entry { map, key, value, element: _ } in wanted {
-            let there = present.iter().find(|element| element.key == key && element.comment == comment);
-            let fits = there.is_some_and(|there| value.is_none_or(|value| there.value == value));
-            if !fits {
-                let what = describe(map, &key);
-                return Err(Error::internal(format!(
-                    "table inet {name}: {what} is not forwarded to this container"
-                )));
-            }
-        }
+    let own = own_entries(&comment, mappings, masquerade, addresses);
+    if let Some(Entry { set, key, .. }) = entries::missing(&mut nft, table(&name), &comment, &own)? {
+        let what = describe(set, key);
+        return Err(Error::internal(format!("table inet {name}: {what} does not lead to this container")));
     }
     for Chain { name: chain, base: _, rules } in chains(variant, table(&name), addresses)? {
         let found = nft.rules(table(&name), &chain).or_refused()?.len();
@@ -371,62 +326,20 @@ pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
 
 /// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
-    let keep: HashSet<String> =
-        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
-    remove_all(|comment| {
-        let mark = Mark::read(comment);
-        mark.is_some_and(|mark| mark.is_of(plugin, network, comment.len(), COMMENT_MAX))
-            && !keep.contains(comment)
-    })
+    remove_all(entries::is_stale(plugin, network, valid))
 }
 
 fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
     let mut nft = Nft::open().or_refused()?;
     let mut ports = Vec::new();
     for name in nft.tables(NftFamily::Inet).or_refused()? {
-        if !name.starts_with(TABLE) {
-            continue;
-        }
-        for attempt in 1..=TRIES {
-            let found = find(&mut nft, &name, |_, _, comment| is_meant(comment))?;
-            let mut batch = Batch::new();
-            for (map, key) in &found {
-                batch.delete_elements(table(&name), map, &[Element::new(key.clone())]);
-            }
-            match nft.commit(batch) {
-                Ok(()) => {
-                    let udp = found.iter().filter_map(|(map, key)| protocol_and_port(map, key));
-                    ports
-                        .extend(udp.filter(|(protocol, _)| *protocol == Protocol::Udp).map(|(_, port)| port));
-                    break;
-                }
-                // Somebody else took one of them away in the meantime.
-                Err(error) if error.kind() == Kind::Absent && attempt < TRIES => {}
-                Err(error) => return Err(refused(&error)),
-            }
+        if name.starts_with(TABLE) {
+            let removed = entries::remove(&mut nft, table(&name), &MAPS, &is_meant)?;
+            let known = removed.iter().filter_map(|(map, key)| protocol_and_port(map, key));
+            ports.extend(known.filter(|(protocol, _)| *protocol == Protocol::Udp).map(|(_, port)| port));
         }
     }
     Ok(ports)
-}
-
-/// Map and key of the entries that are meant, by map, key and comment.
-fn find(
-    nft: &mut Nft,
-    name: &str,
-    is_meant: impl Fn(&'static str, &Data, &str) -> bool,
-) -> Result<Vec<(&'static str, Data)>, Error> {
-    let mut found = Vec::new();
-    for map in NAMES.iter().flat_map(|names| [names.hosts, names.ports, names.targets]) {
-        match nft.elements(table(name), map) {
-            Ok(elements) => {
-                let own = elements.into_iter().filter(|e| is_meant(map, &e.key, &e.comment));
-                found.extend(own.map(|element| (map, element.key)));
-            }
-            Err(error) if error.kind() == Kind::Absent => {}
-            Err(error) => return Err(refused(&error)),
-        }
-    }
-    Ok(found)
 }
 
 // === STATUS ===

@@ -17,7 +17,7 @@ use linux::nft::Protocol;
 use serde::Deserialize;
 
 use super::conditions::{self, Conditions, Dialect};
-use crate::iptables::{CHAIN_MAX, Family};
+use crate::iptables::{Family, checked_chain};
 
 /// The bit of a packet's mark that says «to be masqueraded», unless told otherwise.
 pub(super) const MARK_BIT: u8 = 13;
@@ -180,20 +180,6 @@ fn chosen(backend: Option<&str>, own: &[(&'static str, Dialect, String)]) -> Res
             let why = format!("only the backend {dialect} understands it, and the backend is {wanted}");
             Err(Error::key(key, value, why))
         }
-    }
-}
-
-/// The name of a chain in an iptables script.
-pub(super) fn checked_chain(key: &str, chain: String) -> Result<String, Error> {
-    let legal = |byte: u8| byte.is_ascii_graphic() && !b"\"'\\!#:".contains(&byte);
-    match !chain.is_empty() && chain.len() <= CHAIN_MAX && !chain.starts_with('-') && chain.bytes().all(legal)
-    {
-        true => Ok(chain),
-        false => Err(Error::key(
-            key,
-            format!("{chain:?}"),
-            format!("not a chain's name of 1 to {CHAIN_MAX} characters"),
-        )),
     }
 }
 

@@ -1,0 +1,192 @@
+//! `ingressPolicy`, natively: who reaches containers behind a bridge.
+//!
+//! ```text
+//! table inet weft_firewall {
+//!   set bridges { type ifname; "br0" }            those that have a policy
+//!   set pairs   { type ifname . ifname; "br0" . "br0" }
+//!   set closed  { type ifname . ifname }          those whose policy is isolated
+//!   chain ingress { iifname . oifname @closed drop; iifname . oifname @pairs return
+//!                   iifname @bridges oifname @bridges drop }
+//! }
+//! table bridge weft_firewall {
+//!   set ports { type ifname; "veth1" comment "weft/firewall/net/c1/eth0" }
+//!   chain forward { type filter hook forward; ether type ip oifname @ports drop; ether type ip6 … }
+//! }
+//! ```
+//!
+//! What crosses a bridge without being routed never comes to the table `inet`, unless the host has
+//! `bridge-nf-call-iptables`; so the ports of isolated containers are closed on the bridge itself.
+//!
+//! What is about a bridge stays when a container goes, as upstream: others may be behind it. GC removes what is about
+//! bridges that are gone.
+//!
+//! Source: plugins `plugins/meta/firewall/ingresspolicy.go`.
+
+use std::collections::HashSet;
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use linux::Rtnl;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy as Default, Rule, Selector,
+    Set, Table, Type, Verdict, priority,
+};
+
+use super::nftables::{INGRESS, TABLE, furniture};
+use super::settings::{Place, Policy};
+use crate::entries::{self, Entry};
+use crate::failure::OrRefused;
+use crate::fingerprint::{COMMENT_MAX, Mark};
+
+const BRIDGES: &str = "bridges";
+const PAIRS: &str = "pairs";
+const CLOSED: &str = "closed";
+
+/// What crosses bridges.
+const SWITCHED: Table<'static> = Table::new(Family::Bridge, "weft_firewall");
+const PORTS: &str = "ports";
+const CHAIN: &str = "forward";
+
+/// Makes the policy hold for the container, and for the bridge it is behind.
+pub(super) fn add(policy: Policy, mark: &Mark, place: &Place) -> Result<(), Error> {
+    let mut nft = Nft::open().or_refused()?;
+    nft.commit(routed(policy, mark, place)).or_refused()?;
+    if policy != Policy::Isolated {
+        return Ok(());
+    }
+    let comment = mark.text(COMMENT_MAX);
+    entries::put(&mut nft, SWITCHED, &[PORTS], &comment, &own_entries(&comment, place), || Ok(switched()))
+}
+
+fn own_entries(comment: &str, place: &Place) -> Vec<Entry> {
+    let entry = |port: &String| {
+        let key = Data::link(port);
+        Entry { set: PORTS, element: Element::new(key.clone()).comment(comment), key, value: None }
+    };
+    place.ports.iter().map(entry).collect()
+}
+
+/// The rules for what is routed.
+fn rules() -> [Rule; 3] {
+    let both = [Selector::LinkIn, Selector::LinkOut];
+    [
+        TABLE.rule().look_up(&both, Is::In, CLOSED).decide(&Verdict::Drop),
+        TABLE.rule().look_up(&both, Is::In, PAIRS).decide(&Verdict::Return),
+        TABLE
+            .rule()
+            .look_up(&[Selector::LinkIn], Is::In, BRIDGES)
+            .look_up(&[Selector::LinkOut], Is::In, BRIDGES)
+            .decide(&Verdict::Drop),
+    ]
+}
+
+/// Everything for what is routed; repeating it changes nothing.
+fn routed(policy: Policy, mark: &Mark, place: &Place) -> Batch {
+    let network = Mark { container: String::new(), ifname: String::new(), ..mark.clone() };
+    let comment = network.text(COMMENT_MAX);
+    let name = Data::link(&place.bridge);
+    let pair = Element::new(name.clone().and(name.clone())).comment(comment.as_str());
+    let mut batch = furniture();
+    batch
+        .ensure_set(TABLE, &Set::of(BRIDGES, &[Type::Link]))
+        .ensure_set(TABLE, &Set::of(PAIRS, &[Type::Link, Type::Link]))
+        .ensure_set(TABLE, &Set::of(CLOSED, &[Type::Link, Type::Link]))
+        .flush_chain(TABLE, INGRESS);
+    for rule in &rules() {
+        batch.add_rule(TABLE, INGRESS, rule);
+    }
+    batch.add_elements(TABLE, BRIDGES, &[Element::new(name).comment(comment)]).add_elements(
+        TABLE,
+        PAIRS,
+        std::slice::from_ref(&pair),
+    );
+    if policy == Policy::Isolated {
+        batch.add_elements(TABLE, CLOSED, &[pair]);
+    }
+    batch
+}
+
+/// The rules for what crosses a bridge; neighbours still find each other.
+fn switched_rules() -> [Rule; 2] {
+    let to_port = |rule: Rule| rule.look_up(&[Selector::LinkOut], Is::In, PORTS).decide(&Verdict::Drop);
+    [to_port(SWITCHED.rule().ip4()), to_port(SWITCHED.rule().ip6())]
+}
+
+fn switched() -> Batch {
+    let base = BaseChain {
+        chain_type: ChainType::Filter,
+        hook: Hook::Forward,
+        priority: priority::FILTER,
+        policy: Default::Accept,
+    };
+    let mut batch = Batch::new();
+    batch
+        .ensure_table(SWITCHED)
+        .ensure_set(SWITCHED, &Set::of(PORTS, &[Type::Link]))
+        .ensure_base_chain(SWITCHED, CHAIN, base)
+        .flush_chain(SWITCHED, CHAIN);
+    for rule in &switched_rules() {
+        batch.add_rule(SWITCHED, CHAIN, rule);
+    }
+    batch
+}
+
+// === CHECK, DEL, GC ===
+
+/// Fails unless the policy holds for the container.
+pub(super) fn check(policy: Policy, mark: &Mark, place: &Place) -> Result<(), Error> {
+    let mut nft = Nft::open().or_refused()?;
+    let name = Data::link(&place.bridge);
+    let pair = name.clone().and(name.clone());
+    let closed = (policy == Policy::Isolated).then(|| (CLOSED, pair.clone()));
+    for (set, key) in [(BRIDGES, name), (PAIRS, pair)].into_iter().chain(closed) {
+        if nft.element(TABLE, set, &key).or_refused()?.is_none() {
+            return Err(Error::internal(format!("table {TABLE}: {} is not in {set}", place.bridge)));
+        }
+    }
+    expect(&mut nft, TABLE, INGRESS, rules().len())?;
+    if policy == Policy::Isolated {
+        let comment = mark.text(COMMENT_MAX);
+        let own = own_entries(&comment, place);
+        if entries::missing(&mut nft, SWITCHED, &comment, &own)?.is_some() {
+            return Err(Error::internal(format!(
+                "table {SWITCHED}: a port of the container is not in {PORTS}"
+            )));
+        }
+        expect(&mut nft, SWITCHED, CHAIN, switched_rules().len())?;
+    }
+    Ok(())
+}
+
+fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<(), Error> {
+    match nft.rules(table, chain).or_refused()?.len() {
+        found if found == rules => Ok(()),
+        found => Err(Error::internal(format!("table {table}: chain {chain} has {found} rules, not {rules}"))),
+    }
+}
+
+/// Removes what is about the container alone.
+pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    entries::remove(&mut nft, SWITCHED, &[PORTS], |found| found == comment).map(drop)
+}
+
+/// Removes what is about attachments of `plugin` and `network` that are not among the valid ones, and about bridges
+/// that are gone.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let mut nft = Nft::open().or_refused()?;
+    entries::remove(&mut nft, SWITCHED, &[PORTS], entries::is_stale(plugin, network, valid))?;
+    let about = entries::find(&mut nft, TABLE, &[BRIDGES, PAIRS, CLOSED], |_, _, _| true)?;
+    if about.is_empty() {
+        return Ok(());
+    }
+    let links = Rtnl::open().and_then(|mut host| host.links()).or_refused()?;
+    let there: HashSet<Data> = links.iter().map(|link| Data::link(&link.name)).collect();
+    let pairs: HashSet<Data> = there.iter().map(|name| name.clone().and(name.clone())).collect();
+    let mut batch = Batch::new();
+    for (set, key) in about.into_iter().filter(|(_, key)| !there.contains(key) && !pairs.contains(key)) {
+        batch.delete_elements(TABLE, set, &[Element::new(key)]);
+    }
+    linux::error::absent_is_fine(nft.commit(batch)).or_refused()
+}

@@ -1,0 +1,173 @@
+//! Letting containers through by iptables, in the chains of the reference plugin, one commit a family.
+//!
+//! ```text
+//! FORWARD:               -j CNI-ISOLATION-STAGE-1; -j CNI-FORWARD; …
+//! CNI-FORWARD:           -j CNI-ADMIN
+//!                        -d 10.1.0.5/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; -s 10.1.0.5/32 -j ACCEPT
+//! CNI-ISOLATION-STAGE-1: -i br0 -o br0 -j DROP (isolated); -i br0 ! -o br0 -j CNI-ISOLATION-STAGE-2; -j RETURN
+//! CNI-ISOLATION-STAGE-2: -o br0 -j DROP; -j RETURN
+//! ```
+//!
+//! A container's two rules have our mark as their comment, so that DEL and GC find them without its address; the
+//! reference plugin's have none, and are found by address.
+//!
+//! Source: plugins `plugins/meta/firewall/{iptables,ingresspolicy}.go`.
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use ipnet::IpNet;
+
+use super::settings::{Place, Policy};
+use crate::entries;
+use crate::fingerprint::{COMMENT_MAX, Mark};
+use crate::interface::collected;
+use crate::iptables::{self, Family, Saved, chain_of, comment, deletion};
+
+pub(super) const TABLE: &str = "filter";
+/// The chain of containers.
+pub(super) const PRIVATE: &str = "CNI-FORWARD";
+const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
+const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
+
+/// How one container is let through.
+pub(super) struct Passage<'a> {
+    pub(super) mark: &'a Mark,
+    pub(super) admin_chain: &'a str,
+    pub(super) addresses: &'a [IpNet],
+    pub(super) policy: Policy,
+    pub(super) place: Option<&'a Place>,
+}
+
+// === impl Passage ===
+
+impl Passage<'_> {
+    fn families(&self) -> impl Iterator<Item = Family> {
+        Family::ALL.into_iter().filter(|family| self.addresses.iter().any(|net| family.has(net.addr())))
+    }
+
+    /// Lets the container through, and makes the policy hold.
+    pub(super) fn add(&self) -> Result<(), Error> {
+        for family in self.families() {
+            let saved = family.save(TABLE)?;
+            let mut script = self.furniture(&saved);
+            let own = self.rules(family);
+            let before =
+                saved.lines().filter(|line| is_marked(line, |found| found == self.mark.text(COMMENT_MAX)));
+            script.extend(before.filter(|line| !own.iter().any(|rule| rule == line)).map(deletion));
+            script.extend(own.into_iter().filter(|rule| !saved.has_rule(rule)));
+            family.restore(TABLE, &script)?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless all of it is there.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        for family in self.families() {
+            let saved = family.save(TABLE)?;
+            let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
+            let missing = wanted.into_iter().find(|rule| !rule.starts_with(':') && !saved.has_rule(rule));
+            if let Some(rule) = missing {
+                return Err(Error::internal(format!("table filter lacks rule {rule}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The container's rules.
+    fn rules(&self, family: Family) -> Vec<String> {
+        let comment = comment(&self.mark.text(COMMENT_MAX));
+        let own = self.addresses.iter().filter(|net| family.has(net.addr()));
+        own.flat_map(|net| pair(net, &format!("{comment} "))).collect()
+    }
+
+    /// What all containers share, as far as it is not there, in the order in which it is made.
+    fn furniture(&self, saved: &Saved) -> Vec<String> {
+        let mut chains = vec![PRIVATE, self.admin_chain];
+        let mut lines = Vec::new();
+        let mut insert = |chain: &str, rule: String| {
+            if !saved.has_rule(&format!("-A {chain} {rule}")) {
+                lines.push(format!("-I {chain} {rule}"));
+            }
+        };
+        insert("FORWARD", format!("{} -j {PRIVATE}", comment("CNI firewall plugin rules")));
+        insert(
+            PRIVATE,
+            format!("{} -j {}", comment("CNI firewall plugin admin overrides"), self.admin_chain),
+        );
+        let default = comment("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)");
+        let stage_1 = format!("FORWARD {default} -j {STAGE_1}");
+        let is_behind = saved.has_rule(&format!("-A {stage_1}"));
+        if let Some(place) = self.place {
+            let bridge = &place.bridge;
+            let name = if self.policy == Policy::Isolated { "isolated" } else { "same-bridge" };
+            let policy = comment(&format!("CNI firewall plugin rules (ingressPolicy: {name})"));
+            chains.extend([STAGE_1, STAGE_2]);
+            insert(STAGE_1, format!("{default} -j RETURN"));
+            insert(STAGE_1, format!("-i {bridge} ! -o {bridge} {policy} -j {STAGE_2}"));
+            if self.policy == Policy::Isolated {
+                insert(STAGE_1, format!("-i {bridge} -o {bridge} {policy} -j DROP"));
+            }
+            insert(STAGE_2, format!("{default} -j RETURN"));
+            insert(STAGE_2, format!("-o {bridge} {default} -j DROP"));
+            insert("FORWARD", format!("{default} -j {STAGE_1}"));
+        }
+        // Policies come before what lets through.
+        if is_behind && lines.iter().any(|line| line.starts_with("-I FORWARD ")) {
+            lines.extend([format!("-D {stage_1}"), format!("-I {stage_1}")]);
+        }
+        let made = chains.into_iter().filter(|chain| !saved.has_chain(chain));
+        made.map(|chain| format!(":{chain} - [0:0]")).chain(lines).collect()
+    }
+}
+
+/// Answers to an address, and what comes from it.
+fn pair(net: &IpNet, comment: &str) -> [String; 2] {
+    [
+        format!("-A {PRIVATE} -d {net} {comment}-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+        format!("-A {PRIVATE} -s {net} {comment}-j ACCEPT"),
+    ]
+}
+
+/// Is it a container's rule, with a comment that is meant?
+fn is_marked(rule: &str, is_meant: impl Fn(&str) -> bool) -> bool {
+    let text = || rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text);
+    chain_of(rule) == Some(PRIVATE) && text().is_some_and(is_meant)
+}
+
+// === DEL, GC ===
+
+/// Removes the container's rules: by its mark, and by the known addresses those that have none. No program is run
+/// where there is nothing for it to remove.
+pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+    let text = mark.text(COMMENT_MAX);
+    remove_all(|line| {
+        is_marked(line, |found| found == text)
+            || known.iter().any(|net| pair(net, "").iter().any(|rule| rule == line.trim_end()))
+    })
+}
+
+/// Removes the rules of attachments of `plugin` and `network` that are not among the valid ones; not those of the
+/// reference plugin, which do not say whose they are.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let is_stale = entries::is_stale(plugin, network, valid);
+    remove_all(|line| is_marked(line, &is_stale))
+}
+
+fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    for family in Family::ALL {
+        if iptables::has_chain(family, TABLE, PRIVATE) {
+            let removed = family.save(TABLE).and_then(|saved| {
+                let script: Vec<String> = saved.lines().filter(|line| is_meant(line)).map(deletion).collect();
+                family.restore(TABLE, &script)
+            });
+            errors.extend(removed.err());
+        }
+    }
+    collected(errors)
+}
+
+/// Can the programs be run?
+pub(super) fn status() -> Result<(), Error> {
+    Family::V4.save(TABLE).map(drop)
+}

@@ -1,0 +1,210 @@
+//! Letting containers through, natively: they are elements of sets, and where the host would drop what it forwards,
+//! one rule lets through what we marked.
+//!
+//! ```text
+//! table inet weft_firewall {
+//!   set pods4 { type ipv4_addr; 10.1.0.5 comment "weft/firewall/net/c1/eth0" }            and pods6
+//!   chain forward { type filter hook forward, before all others;
+//!     mark &= ~0x1000; jump ingress; jump admin
+//!     ip saddr @pods4 mark |= 0x1000; ct state established,related ip daddr @pods4 mark |= 0x1000 }
+//!   chain admin { }                                    whoever runs the host writes here, and drops
+//! }
+//! chain ip filter FORWARD { mark & 0x1000 accept; … }   and every other forwarding chain whose policy is drop
+//! ```
+//!
+//! An accept in a table of ours would not be enough: another table's drop comes after it. So each chain that drops
+//! gets one rule, once, not one for each container.
+//!
+//! Source: nft(8) "verdict statements"; plugins `plugins/meta/firewall/iptables.go`.
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use ipnet::IpNet;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, ListedChain, Nft, Policy,
+    Rule, Selector, Set, State, Table, Type, Verdict,
+};
+
+use crate::entries::{self, Entry};
+use crate::failure::OrRefused;
+use crate::fingerprint::{COMMENT_MAX, Mark};
+use crate::iptables::Family;
+
+/// Everything that is not a bridge's own.
+pub(super) const TABLE: Table<'static> = Table::new(NftFamily::Inet, "weft_firewall");
+const CHAIN: &str = "forward";
+/// Whoever runs the host writes here.
+const ADMIN: &str = "admin";
+/// Of ingress policies.
+pub(super) const INGRESS: &str = "ingress";
+const SETS: [&str; 2] = ["pods4", "pods6"];
+
+/// What says that a packet is let through: a bit of its mark that Kubernetes (14, 15), Calico (16–31), Cilium
+/// (8–11) and portmap (13) do not use. It is set when a packet is forwarded, which no routing rule sees.
+const BIT: u32 = 1 << 12;
+
+/// The comment of the rule in chains that drop.
+const GATE: &str = "weft firewall";
+
+/// Before every other chain that may drop what is forwarded.
+const FIRST: i32 = -400;
+
+/// Lets the container's traffic through, in one transaction; a second one if a chain that drops has no rule yet.
+pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+    if addresses.is_empty() {
+        return Ok(());
+    }
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    open_gates(&mut nft, addresses)?;
+    entries::put(&mut nft, TABLE, &SETS, &comment, &own_entries(&comment, addresses), || Ok(furniture()))
+}
+
+fn own_entries(comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
+    let entry = |net: &IpNet| {
+        let key = Data::from(net.addr());
+        let element = Element::new(key.clone()).comment(comment);
+        Entry { set: SETS[usize::from(net.addr().is_ipv6())], key, value: None, element }
+    };
+    addresses.iter().map(entry).collect()
+}
+
+/// The rules of our chain: policies before all else, as the reference plugin has them.
+fn rules() -> [Rule; 7] {
+    let replies = [State::Established, State::Related];
+    let from = |field, set| TABLE.rule().look_up(&[field], Is::In, set).set_mark(BIT, BIT);
+    let to = |field, set| TABLE.rule().state(&replies).look_up(&[field], Is::In, set).set_mark(BIT, BIT);
+    [
+        TABLE.rule().set_mark(0, BIT),
+        TABLE.rule().decide(&Verdict::Jump(INGRESS.to_owned())),
+        TABLE.rule().decide(&Verdict::Jump(ADMIN.to_owned())),
+        from(Selector::Source4, SETS[0]),
+        from(Selector::Source6, SETS[1]),
+        to(Selector::Destination4, SETS[0]),
+        to(Selector::Destination6, SETS[1]),
+    ]
+}
+
+/// Table, sets and chains; what is in the chains of others, and of whoever runs the host, stays.
+pub(super) fn furniture() -> Batch {
+    let base = BaseChain {
+        chain_type: ChainType::Filter,
+        hook: Hook::Forward,
+        priority: FIRST,
+        policy: Policy::Accept,
+    };
+    let mut batch = Batch::new();
+    batch
+        .ensure_table(TABLE)
+        .ensure_set(TABLE, &Set::of(SETS[0], &[Type::Ipv4]))
+        .ensure_set(TABLE, &Set::of(SETS[1], &[Type::Ipv6]))
+        .ensure_chain(TABLE, INGRESS)
+        .ensure_chain(TABLE, ADMIN)
+        .ensure_base_chain(TABLE, CHAIN, base)
+        .flush_chain(TABLE, CHAIN);
+    for rule in &rules() {
+        batch.add_rule(TABLE, CHAIN, rule);
+    }
+    batch
+}
+
+// === chains that drop ===
+
+/// The chains that could drop what is forwarded for these addresses: iptables' own, as upstream, whatever is in it,
+/// and those whose policy is to drop. What a rule drops somebody decided to.
+fn gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<Vec<(NftFamily, ListedChain)>, Error> {
+    let mut families = vec![NftFamily::Inet];
+    families.extend(addresses.iter().any(|net| Family::V4.has(net.addr())).then_some(NftFamily::Ip));
+    families.extend(addresses.iter().any(|net| Family::V6.has(net.addr())).then_some(NftFamily::Ip6));
+    let mut gates = Vec::new();
+    for family in families {
+        let chains = nft.filters(family, Hook::Forward).or_refused()?;
+        let dropping = chains.into_iter().filter(|chain| chain.drops || is_of_iptables(family, chain));
+        gates.extend(dropping.map(|chain| (family, chain)));
+    }
+    Ok(gates)
+}
+
+fn is_of_iptables(family: NftFamily, chain: &ListedChain) -> bool {
+    family != NftFamily::Inet && chain.table == "filter" && chain.name == "FORWARD"
+}
+
+fn is_open(nft: &mut Nft, table: Table<'_>, chain: &str) -> Result<bool, Error> {
+    Ok(nft.rules(table, chain).or_refused()?.iter().any(|rule| rule.comment == GATE))
+}
+
+fn open_gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    for (family, chain) in gates(nft, addresses)? {
+        let table = Table::new(family, &chain.table);
+        if !is_open(nft, table, &chain.name)? {
+            let rule = match is_of_iptables(family, &chain) {
+                true => table.rule().mark_for_iptables(BIT, BIT).count(),
+                false => table.rule().mark(Is::In, BIT, BIT),
+            };
+            batch.insert_rule(table, &chain.name, &rule.decide(&Verdict::Accept).comment(GATE));
+        }
+    }
+    nft.commit(batch).or_refused()
+}
+
+// === CHECK, DEL, GC ===
+
+/// Fails unless the container's traffic is let through.
+pub(super) fn check(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+    if addresses.is_empty() {
+        return Ok(());
+    }
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    let own = own_entries(&comment, addresses);
+    if let Some(Entry { set, .. }) = entries::missing(&mut nft, TABLE, &comment, &own)? {
+        return Err(Error::internal(format!("table {TABLE}: an address of the container is not in {set}")));
+    }
+    let found = nft.rules(TABLE, CHAIN).or_refused()?.len();
+    if found != rules().len() {
+        let why = format!("table {TABLE}: chain {CHAIN} has {found} rules, not {}", rules().len());
+        return Err(Error::internal(why));
+    }
+    for (family, chain) in gates(&mut nft, addresses)? {
+        let table = Table::new(family, &chain.table);
+        // Of iptables' own that is none: it may have come since, and lets everybody through.
+        if chain.drops && !is_open(&mut nft, table, &chain.name)? {
+            return Err(Error::internal(format!(
+                "chain {table} {} does not let containers through",
+                chain.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Is one of the addresses the container's here?
+pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    for Entry { set, key, value: _, element: _ } in own_entries(&comment, addresses) {
+        if nft.element(TABLE, set, &key).or_refused()?.is_some_and(|there| there.comment == comment) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Removes the container's addresses.
+pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let mut nft = Nft::open().or_refused()?;
+    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment).map(drop)
+}
+
+/// Removes the addresses of attachments of `plugin` and `network` that are not among the valid ones.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let mut nft = Nft::open().or_refused()?;
+    entries::remove(&mut nft, TABLE, &SETS, entries::is_stale(plugin, network, valid)).map(drop)
+}
+
+/// Can nf_tables be spoken to?
+pub(super) fn status() -> Result<(), Error> {
+    Nft::open().and_then(|mut nft| nft.tables(NftFamily::Inet)).or_refused().map(drop)
+}

@@ -1,0 +1,239 @@
+//! What a configuration of `firewall` says, checked.
+//!
+//! Source: plugins `plugins/meta/firewall/firewall.go`.
+
+use cni::Error;
+use cni::config::Config;
+use cni::result::Success;
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use super::firewalld;
+use crate::interface::check_name;
+use crate::iptables::{self, Family, checked_chain};
+
+/// The chain of iptables that comes first.
+const ADMIN_CHAIN: &str = "CNI-ADMIN";
+
+/// The zone of firewalld into which containers come.
+const ZONE: &str = "trusted";
+
+/// Longest name of a zone, in bytes; firewalld has 17.
+const ZONE_MAX: usize = 64;
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Conf {
+    backend: String,
+    iptables_admin_chain_name: String,
+    firewalld_zone: String,
+    ingress_policy: String,
+}
+
+/// What lets a container's traffic through, and whose traffic it lets in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// By what; none: whatever the host has.
+    pub(super) backend: Option<Backend>,
+    /// The chain of iptables that comes first.
+    pub(super) admin_chain: String,
+    /// The zone of firewalld.
+    pub(super) zone: String,
+    /// Who reaches containers of this network.
+    pub(super) policy: Policy,
+    /// Was the chain named?
+    names_chain: bool,
+}
+
+/// What lets traffic through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backend {
+    /// nf_tables, natively.
+    Nftables,
+    /// `iptables-restore` and `ip6tables-restore`.
+    Iptables,
+    /// firewalld, by D-Bus.
+    Firewalld,
+}
+
+/// Who reaches containers of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// Everybody.
+    Open,
+    /// Nobody from another bridge that has a policy.
+    SameBridge,
+    /// Nor from the same one.
+    Isolated,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    pub(super) fn read(config: &Config) -> Result<Settings, Error> {
+        let Conf { backend, iptables_admin_chain_name, firewalld_zone, ingress_policy } = config.decode()?;
+        let backend = match backend.as_str() {
+            "" => None,
+            "nftables" => Some(Backend::Nftables),
+            "iptables" => Some(Backend::Iptables),
+            "firewalld" => Some(Backend::Firewalld),
+            other => {
+                let why = "not one of nftables, iptables, firewalld";
+                return Err(Error::key("backend", format!("{other:?}"), why));
+            }
+        };
+        let policy = match ingress_policy.as_str() {
+            "" | "open" => Policy::Open,
+            "same-bridge" => Policy::SameBridge,
+            "isolated" => Policy::Isolated,
+            other => {
+                let why = "not one of open, same-bridge, isolated";
+                return Err(Error::key("ingressPolicy", format!("{other:?}"), why));
+            }
+        };
+        let names_chain = !iptables_admin_chain_name.is_empty();
+        if names_chain && backend == Some(Backend::Nftables) {
+            let why = "only the backend iptables understands it; with nftables the chain is admin";
+            return Err(Error::key("iptablesAdminChainName", format!("{iptables_admin_chain_name:?}"), why));
+        }
+        let admin_chain = match names_chain {
+            true => checked_chain("iptablesAdminChainName", iptables_admin_chain_name)?,
+            false => ADMIN_CHAIN.to_owned(),
+        };
+        let zone = if firewalld_zone.is_empty() { ZONE.to_owned() } else { firewalld_zone };
+        if zone.len() > ZONE_MAX || zone.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(Error::key("firewalldZone", format!("{zone:?}"), "not the name of a zone"));
+        }
+        Ok(Settings { backend, admin_chain, zone, policy, names_chain })
+    }
+
+    /// The backend asked for, else the one that this host's own rules are in.
+    pub(super) fn chosen(&self) -> Backend {
+        let has_iptables = || {
+            self.names_chain
+                || Family::ALL.into_iter().any(|family| {
+                    iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE)
+                })
+        };
+        match self.backend {
+            Some(backend) => backend,
+            None if firewalld::is_running() => Backend::Firewalld,
+            None if has_iptables() => Backend::Iptables,
+            None => Backend::Nftables,
+        }
+    }
+}
+
+/// What a policy is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The bridge.
+    pub(super) bridge: String,
+    /// The container's ports on it.
+    pub(super) ports: Vec<String>,
+}
+
+impl Place {
+    /// The first interface of a result, which must be on the host, and the others there.
+    pub(super) fn read(policy: Policy, result: &Success) -> Result<Option<Place>, Error> {
+        let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+        let first =
+            result.interfaces.first().filter(|first| first.sandbox.is_empty() && !first.name.is_empty());
+        match (policy, first) {
+            (Policy::Open, _) => Ok(None),
+            (_, None) => {
+                let policy = if policy == Policy::Isolated { "isolated" } else { "same-bridge" };
+                let why = "the first interface of prevResult is no bridge on the host: this plugin must stand behind bridge";
+                Err(Error::key("ingressPolicy", format!("{policy:?}"), why))
+            }
+            (_, Some(_)) => {
+                let bridge = on_host.next().map(|interface| interface.name.clone()).unwrap_or_default();
+                let ports: Vec<String> = on_host.map(|interface| interface.name.clone()).collect();
+                for name in ports.iter().chain([&bridge]) {
+                    check_name("prevResult.interfaces", name)?;
+                }
+                Ok(Some(Place { bridge, ports }))
+            }
+        }
+    }
+}
+
+/// The addresses of a result that are not known to be the host's.
+pub(super) fn container_addresses(result: &Success) -> Vec<IpNet> {
+    let is_host = |index: Option<i32>| {
+        let interface = index
+            .and_then(|index| usize::try_from(index).ok())
+            .and_then(|index| result.interfaces.get(index));
+        interface.is_some_and(|interface| interface.sandbox.is_empty())
+    };
+    let inside = result.ips.iter().filter(|ip| !is_host(ip.interface));
+    inside.map(|ip| IpNet::from(ip.address.addr())).collect()
+}
+
+/// Refuses a result that is another interface's.
+pub(super) fn expect_interface(result: &Success, ifname: &str) -> Result<(), Error> {
+    let mut inside = result.interfaces.iter().filter(|interface| !interface.sandbox.is_empty()).peekable();
+    match inside.peek().is_none() || inside.any(|interface| interface.name == ifname) {
+        true => Ok(()),
+        false => Err(Error::config(format!("prevResult holds no interface {ifname:?} with a sandbox"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::version::Version;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(keys: &Value) -> Result<Settings, Error> {
+        let mut value = json!({ "cniVersion": "1.1.0", "name": "net", "type": "firewall" });
+        for (key, inner) in keys.as_object().unwrap() {
+            value[key] = inner.clone();
+        }
+        Settings::read(&Config::read(value.to_string().into_bytes(), Version::ALL).unwrap())
+    }
+
+    #[test]
+    fn defaults_are_the_reference_plugins() {
+        let Settings { backend, admin_chain, zone, policy, names_chain } = read(&json!({})).unwrap();
+        assert_eq!((backend, policy, names_chain), (None, Policy::Open, false));
+        assert_eq!((admin_chain.as_str(), zone.as_str()), ("CNI-ADMIN", "trusted"));
+        let named = read(&json!({ "iptablesAdminChainName": "MINE" })).unwrap();
+        assert_eq!((named.admin_chain.as_str(), named.names_chain), ("MINE", true));
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_key() {
+        for (keys, expected) in [
+            (json!({ "backend": "pf" }), "backend: \"pf\""),
+            (json!({ "ingressPolicy": "closed" }), "ingressPolicy: \"closed\""),
+            (json!({ "iptablesAdminChainName": "a b" }), "iptablesAdminChainName: \"a b\""),
+            (
+                json!({ "iptablesAdminChainName": "A", "backend": "nftables" }),
+                "iptablesAdminChainName: \"A\": only",
+            ),
+            (json!({ "firewalldZone": "a\nb" }), "firewalldZone"),
+        ] {
+            let error = read(&keys).unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with(expected), "{}", error.msg);
+        }
+    }
+
+    #[test]
+    fn a_policy_needs_a_bridge_on_the_host() {
+        let result = |interfaces: Value| -> Success {
+            let value = json!({ "cniVersion": "1.1.0", "interfaces": interfaces });
+            Success::from_value(&value, Version::V1_1_0).unwrap().1
+        };
+        let good =
+            result(json!([{ "name": "br0" }, { "name": "veth1" }, { "name": "eth0", "sandbox": "/x" }]));
+        assert_eq!(Place::read(Policy::Open, &good).unwrap(), None);
+        let place = Place { bridge: "br0".into(), ports: vec!["veth1".into()] };
+        assert_eq!(Place::read(Policy::Isolated, &good).unwrap(), Some(place));
+        for bad in [json!([]), json!([{ "name": "eth0", "sandbox": "/x" }]), json!([{ "name": "../x" }])] {
+            assert_eq!(Place::read(Policy::SameBridge, &result(bad)).unwrap_err().code, 7);
+        }
+    }
+}
