@@ -34,12 +34,12 @@ pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure>
 }
 
 /// ADD and DEL of one plugin chain, ours and the peer's in turn.
-struct Duel {
-    ours: (Times, Times),
-    peer: Option<(Times, Times)>,
+pub(crate) struct Duel {
+    pub(crate) ours: (Times, Times),
+    pub(crate) peer: Option<(Times, Times)>,
 }
 
-fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Value) -> Result<Duel, Failure> {
+pub(crate) fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Value) -> Result<Duel, Failure> {
     let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
         .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
         .collect();

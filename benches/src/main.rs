@@ -9,6 +9,7 @@
 mod call;
 mod cases;
 mod floor;
+mod leases;
 mod table;
 
 use std::path::PathBuf;
@@ -62,6 +63,7 @@ fn run() -> Result<(), Failure> {
     cases::start(&setting, &mut table)?;
     cases::plugins(&setting, &mut table)?;
     cases::chained(&setting, &mut table)?;
+    leases::leases(&setting, &mut table)?;
     cases::pods(&setting, &mut table)?;
     cases::size(&setting, &mut table)?;
     table.print();

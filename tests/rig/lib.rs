@@ -42,6 +42,7 @@ pub const NAMES: &[&str] = &[
     "multus",
     "bandwidth",
     "bridge",
+    "dhcp",
     "dummy",
     "firewall",
     "host-device",

@@ -22,6 +22,7 @@ mod netfilter;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod packet;
 pub mod route;
 pub mod rtnl;
 pub mod rule;

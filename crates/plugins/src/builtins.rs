@@ -19,6 +19,7 @@ use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
 use crate::interface::tap::Tap;
 use crate::interface::vlan::Vlan;
+use crate::ipam::dhcp::Dhcp;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::static_address::Static;
 use crate::weft::Weft;
@@ -29,6 +30,7 @@ pub const TABLE: &Table<'static> = &[
     ("multus", &Weft(Flavour::Multus)),
     ("bandwidth", &Bandwidth),
     ("bridge", &Bridge),
+    ("dhcp", &Dhcp),
     ("dummy", &Dummy),
     ("firewall", &Firewall),
     ("host-device", &HostDevice),

@@ -16,6 +16,7 @@ use linux::{Netns, echo};
 use crate::failure::OrRefused;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
+use crate::ipam::dhcp;
 use crate::weft::orders;
 
 const USAGE: &str = "\
@@ -29,6 +30,7 @@ weft-cni: every weft plugin in one file. A container runtime calls it by a plugi
   weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
   weft-cni sandbox run PATH COMMAND…        run a command inside
   weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
+  weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
   weft-cni --version
 
 example: weft-cni install /opt/cni/bin --names weft,bridge,host-local
@@ -62,6 +64,25 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         eprintln!("weft-cni: {error}");
         if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
     }))
+}
+
+/// Is this `weft-cni dhcp daemon …`, or the program called as `dhcp` with `daemon …`? Then it runs until it is told to
+/// end, and this is its exit code.
+pub fn run_daemon(arguments: &[OsString]) -> Option<ExitCode> {
+    let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
+    let is_dhcp = |program: &&str| Path::new(program).file_name().is_some_and(|file| file == "dhcp");
+    let flags = match words.as_slice() {
+        [program, "daemon", flags @ ..] if is_dhcp(program) => flags,
+        [_, "dhcp", "daemon", flags @ ..] => flags,
+        _ => return None,
+    };
+    Some(match dhcp::daemon::run(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("weft-cni: {error}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 fn misunderstood(words: &[&str]) -> Error {

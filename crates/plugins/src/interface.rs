@@ -24,6 +24,7 @@ use std::path::Path;
 
 use cni::address::parse_mac;
 use cni::args::Args;
+use cni::config::Config;
 use cni::invocation::{Call, Detach, Sweep};
 use cni::invoke::Invoke;
 use cni::name::ifname_fault;
@@ -189,19 +190,30 @@ pub fn remove_inside(netns: &Netns, name: &str) {
 /// The DEL of a plugin that made one interface: what `rest` removes, the interface, then the addresses.
 ///
 /// In this order: an address must not be given to another container while this one still answers to it, and the
-/// kernel frees the rest while it waits for the interface.
+/// kernel frees the rest while it waits for the interface. But a lease is given back through the interface.
 pub fn detach(
     mark: &Mark,
     request: &Detach,
     delegates: &dyn Invoke,
     rest: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut errors: Vec<Error> = rest().err().into_iter().collect();
+    let mut errors = Vec::new();
+    let by_interface = needs_interface(&request.call.config)?;
+    let ipam = Ipam::configured(&request.call, delegates)?;
+    if let Some(ipam) = ipam.filter(|_| by_interface) {
+        errors.extend(ipam.del().err());
+    }
+    errors.extend(rest().err());
     errors.extend(remove(request, mark).err());
-    if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
+    if let Some(ipam) = ipam.filter(|_| !by_interface) {
         errors.extend(ipam.del().err());
     }
     collected(errors)
+}
+
+/// Does address management speak through the interface when addresses are given back?
+pub fn needs_interface(config: &Config) -> Result<bool, Error> {
+    Ok(config.ipam_type()? == crate::ipam::dhcp::NAME)
 }
 
 /// Removes the interface of an attachment, wherever an end of it still is.

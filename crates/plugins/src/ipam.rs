@@ -6,6 +6,7 @@
 //!
 //! Source: CONVENTIONS.md "ips" (V5, V13, V14); plugins `pkg/ip/ip.go`.
 
+pub mod dhcp;
 pub mod host_local;
 pub mod static_address;
 

@@ -6,7 +6,8 @@
 //!                                        delegates (built-in or exec) ◄─┘
 //! ```
 //!
-//! Rules: nothing here runs an async runtime, speaks to a Kubernetes API, or outlives its call.
+//! Rules: nothing here runs an async runtime or speaks to a Kubernetes API, and nothing but `dhcp daemon` outlives its
+//! call.
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +36,9 @@ use cni::plugin::process;
 /// Answers one call: of a plugin, by the name the program was called as, or of a person.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = command::run_daemon(&arguments) {
+        return code;
+    }
     let delegates = delegates::Delegates::of_process();
     if process::called_as(builtins::TABLE, arguments.iter().cloned()).is_none()
         && let Some(code) = command::run(&arguments)

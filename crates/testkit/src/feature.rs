@@ -52,6 +52,7 @@ pub enum Feature {
     Ethtool,
     Guest,
     Firewalld,
+    Dnsmasq,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
@@ -186,6 +187,7 @@ const TABLE: &[Row] = &[
         "test -x /usr/sbin/firewalld && test -x /usr/bin/dbus-daemon",
         Offer::Package("firewalld"),
     ),
+    (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Offer::Package("dnsmasq-base")),
 ];
 
 /// What trying a feature came to.
@@ -325,6 +327,7 @@ mod tests {
         }
         assert_eq!(
             Feature::Firewalld as usize + 1,
+            Feature::Dnsmasq as usize + 1,
             TABLE.len(),
             "the last feature of the enum has the last row"
         );

@@ -16,6 +16,7 @@ use cni::{Context, Error, code};
 use linux::{Netns, Rtnl};
 use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
+use serde::Deserialize;
 
 use super::journal::Journal;
 use super::{devices, parameters};
@@ -25,6 +26,7 @@ use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 use crate::interface::{REMOVAL_GROUP, veth};
+use crate::ipam::dhcp;
 
 /// Takes down what the entry says may be there, and removes the entry when nothing is left.
 ///
@@ -132,11 +134,22 @@ struct Own<'a> {
     has_ifb: bool,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IpamType {
+    r#type: String,
+}
+
 impl<'a> Own<'a> {
-    /// A foreign plugin in the chain may want to see the interface before it goes: then it is none.
+    /// A foreign plugin in the chain may want to see the interface before it goes, and a lease is given back through
+    /// it: then it is none.
     fn of(hands: &Delegates, entry: &'a Entry, delegate: &'a Delegate) -> Option<Own<'a>> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
         let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
+        let ipam: IpamType = network.plugins.first()?.read("ipam").ok()?.unwrap_or_default();
+        if ipam.r#type == dhcp::NAME {
+            return None;
+        }
         let maker = types.first().filter(|first| builtins::makes_link(first.as_str()))?;
         types.iter().all(|plugin| hands.in_process(plugin, &entry.path)).then(|| Own {
             ifname: delegate.ifname.as_str(),

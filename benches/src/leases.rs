@@ -1,0 +1,111 @@
+//! Addresses from a DHCP server: a real one, on a bridge, and the daemon of each contestant.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use linux::Rtnl;
+use linux::link::create::{NewKind, NewLink};
+use serde_json::json;
+
+use crate::cases::{Duel, duel};
+use crate::table::Table;
+use crate::{Failure, Setting};
+
+/// The bridge that server and containers are on.
+const BRIDGE: &str = "weftdhcp";
+/// The server's address there.
+const SERVER: &str = "10.248.0.1/16";
+/// How many calls: the Go plugin takes seconds for each.
+const RUNS_MAX: usize = 5;
+/// How long a program may take to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A program that ends with the bench.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Running, Failure> {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Running(command.spawn()?))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Gone already is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// ADD and DEL of an interface with a lease.
+pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    if !Path::new("/usr/sbin/dnsmasq").exists() {
+        eprintln!("weft-bench: no leases: there is no dnsmasq (apt install dnsmasq-base)");
+        return Ok(());
+    }
+    let _server = serve(&setting.scratch.join("leases"))?;
+    let socket = |tag: &str| setting.scratch.join(format!("dhcp-{tag}.sock"));
+    let programs = [Some((setting.ours.as_path(), "w")), setting.peers.as_deref().map(|peers| (peers, "g"))];
+    let mut daemons = Vec::new();
+    for (directory, tag) in programs.into_iter().flatten() {
+        let socket = socket(tag);
+        daemons.push(Running::start(
+            Command::new(directory.join("dhcp")).args(["daemon", "-socketpath"]).arg(&socket),
+        )?);
+        let until = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            if Instant::now() > until {
+                return Err(format!("{} does not listen", directory.join("dhcp").display()).into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let Setting { scratch, ours, peers, runs } = setting;
+    let few = Setting {
+        scratch: scratch.clone(),
+        ours: ours.clone(),
+        peers: peers.clone(),
+        runs: (*runs).min(RUNS_MAX),
+    };
+    let Duel { ours, peer } = duel(&few, "bridge", |tag| {
+        json!({
+            "cniVersion": "1.0.0", "name": format!("bench-dhcp-{tag}"), "type": "bridge", "bridge": BRIDGE,
+            "ipam": {"type": "dhcp", "daemonSocketPath": socket(tag)},
+        })
+    })?;
+    if let Some(peer) = &peer {
+        table.compare("bridge + dhcp ADD", &ours.0, "Go", &peer.0, "at least 4x faster");
+        table.compare("bridge + dhcp DEL", &ours.1, "Go", &peer.1, "");
+    }
+    Ok(())
+}
+
+/// A bridge and its server.
+fn serve(file: &Path) -> Result<Running, Failure> {
+    let mut net = Rtnl::open()?;
+    let mut bridge = NewLink::new(BRIDGE, NewKind::Bridge { vlan_filtering: false });
+    bridge.up = true;
+    net.add_link(&bridge)?;
+    let index = net.link(BRIDGE)?.index;
+    net.add_address(index, BRIDGE, SERVER.parse()?)?;
+    Running::start(
+        Command::new("/usr/sbin/dnsmasq")
+            .args([
+                "--keep-in-foreground",
+                "--conf-file=/dev/null",
+                "--port=0",
+                "--bind-interfaces",
+                "--no-ping",
+            ])
+            .args([
+                "--dhcp-authoritative",
+                "--user=root",
+                "--pid-file",
+                "--dhcp-range=10.248.1.0,10.248.9.255,3600",
+            ])
+            .arg(format!("--interface={BRIDGE}"))
+            .arg(format!("--dhcp-leasefile={}", file.display())),
+    )
+}

@@ -1,0 +1,131 @@
+//! Whole frames on one link, for who has no address yet; and datagrams bound to a link, for who has one.
+//!
+//! A packet socket is bound to nothing: what came in by other links is passed over by whoever reads. It is open
+//! only while somebody waits for an answer.
+//!
+//! Source: packet(7), socket(7) `SO_BINDTODEVICE`.
+
+use std::net::{SocketAddrV4, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use nix::sys::socket::{LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvfrom, sendto};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use crate::error::Error;
+
+/// Longest frame that is read, in bytes; of longer ones the rest is lost.
+const FRAME_MAX: usize = 9216;
+
+/// What came in.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A whole frame.
+    Frame(Vec<u8>),
+    /// What a datagram holds.
+    Datagram(Vec<u8>),
+}
+
+/// A socket for IPv4 frames.
+#[derive(Debug)]
+pub struct PacketSocket {
+    socket: OwnedFd,
+    link: LinkAddr,
+    name: String,
+}
+
+impl PacketSocket {
+    /// Opens one in the calling thread's namespace for the link of this name, which has to be up.
+    pub fn open(name: &str) -> Result<PacketSocket, Error> {
+        let failed =
+            |errno: nix::errno::Errno| Error::kernel(format!("open packet socket on {name}"), of(errno));
+        let mut all = nix::ifaddrs::getifaddrs().map_err(failed)?;
+        let link = all.find_map(|found| match found.interface_name == name {
+            true => found.address.as_ref().and_then(|address| address.as_link_addr()).copied(),
+            false => None,
+        });
+        let Some(link) = link else {
+            return Err(Error::kernel(format!("open packet socket on {name}"), Errno::NODEV));
+        };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let family = nix::sys::socket::AddressFamily::Packet;
+        let socket =
+            nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::EthIp).map_err(failed)?;
+        Ok(PacketSocket { socket, link, name: name.to_owned() })
+    }
+
+    /// Sends a frame with its header.
+    pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
+        match sendto(self.socket.as_raw_fd(), frame, &self.link, MsgFlags::empty()) {
+            Ok(_) => Ok(()),
+            Err(errno) => Err(Error::kernel(format!("send on {}", self.name), of(errno))),
+        }
+    }
+
+    /// What comes in first: a frame by the link, header included, or a datagram to `beside`, if there is one; `None` if
+    /// neither does by `until`.
+    pub fn receive(&self, beside: Option<&UdpSocket>, until: Instant) -> Result<Option<Received>, Error> {
+        let failed = |errno: Errno| Error::kernel(format!("receive on {}", self.name), errno);
+        let mut buffer = vec![0; FRAME_MAX];
+        loop {
+            if let Some(length) = beside.and_then(|socket| datagram(socket, &mut buffer)) {
+                buffer.truncate(length);
+                return Ok(Some(Received::Datagram(buffer)));
+            }
+            match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut buffer) {
+                Ok((length, from)) => {
+                    if from.is_some_and(|from| from.ifindex() == self.link.ifindex()) {
+                        buffer.truncate(length);
+                        return Ok(Some(Received::Frame(buffer)));
+                    }
+                    // Other links' traffic must not keep us beyond the time.
+                    if Instant::now() >= until {
+                        return Ok(None);
+                    }
+                }
+                Err(nix::errno::Errno::EAGAIN) => {
+                    if !wait_readable(&self.socket, beside, until).map_err(failed)? {
+                        return Ok(None);
+                    }
+                }
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(failed(of(errno))),
+            }
+        }
+    }
+}
+
+/// A datagram that is there already; an error of the other side's is no datagram.
+fn datagram(socket: &UdpSocket, buffer: &mut [u8]) -> Option<usize> {
+    rustix::net::recv(socket, buffer, RecvFlags::DONTWAIT).ok().map(|(length, _)| length)
+}
+
+/// A UDP socket that sends and receives by one link only, in the calling thread's namespace.
+pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSocket, Error> {
+    let operation = || format!("open socket from {from} to {to} on {name}");
+    let failed = |error: std::io::Error| Error::io(operation(), &error);
+    let socket = UdpSocket::bind(from).map_err(failed)?;
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name.into())
+        .map_err(|errno| Error::kernel(operation(), of(errno)))?;
+    socket.connect(to).map_err(failed)?;
+    Ok(socket)
+}
+
+fn wait_readable(socket: &OwnedFd, beside: Option<&UdpSocket>, until: Instant) -> Result<bool, Errno> {
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+    let mut waiting = vec![PollFd::new(socket, PollFlags::IN)];
+    waiting.extend(beside.map(|socket| PollFd::new(socket, PollFlags::IN)));
+    match poll(&mut waiting, Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The same number in the other crate's words.
+fn of(errno: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
+}

@@ -1,0 +1,283 @@
+//! A DHCPv4 message as bytes.
+//!
+//! Rules: everything read is hostile. A message that is too short, has no cookie or an option beyond its end is
+//! none at all; options that come in pieces are put together (RFC 3396), those in the fields of file and server name
+//! are read, too (RFC 2131 §4.1, option 52); nothing here grows beyond the datagram it came in.
+//!
+//! A library was not taken: those that are well kept bring a resolver and the tables of Unicode along, several
+//! times what all of this program weighs.
+//!
+//! Source: RFC 2131 §2, RFC 2132, RFC 3396.
+
+use std::net::Ipv4Addr;
+
+/// Length of the part before the options, in bytes.
+const FIXED: usize = 236;
+/// What the options begin with.
+const COOKIE: [u8; 4] = [99, 130, 83, 99];
+/// Shortest message that every relay passes on, in bytes.
+const SHORTEST: usize = 300;
+/// Where the fields are that options may overflow into: file, then server name.
+const FILE: std::ops::Range<usize> = 108..236;
+const SERVER_NAME: std::ops::Range<usize> = 44..108;
+/// The flag that asks for answers by broadcast.
+const BROADCAST: u16 = 0x8000;
+
+/// Numbers of options.
+pub mod option {
+    #![allow(missing_docs, reason = "RFC 2132 names them")]
+    pub const PAD: u8 = 0;
+    pub const SUBNET_MASK: u8 = 1;
+    pub const ROUTERS: u8 = 3;
+    pub const NAME_SERVERS: u8 = 6;
+    pub const HOST_NAME: u8 = 12;
+    pub const DOMAIN_NAME: u8 = 15;
+    pub const INTERFACE_MTU: u8 = 26;
+    pub const STATIC_ROUTES: u8 = 33;
+    pub const REQUESTED_ADDRESS: u8 = 50;
+    pub const LEASE_TIME: u8 = 51;
+    pub const OVERLOAD: u8 = 52;
+    pub const MESSAGE_TYPE: u8 = 53;
+    pub const SERVER: u8 = 54;
+    pub const PARAMETERS: u8 = 55;
+    pub const MESSAGE: u8 = 56;
+    pub const MAXIMUM_SIZE: u8 = 57;
+    pub const RENEWAL_TIME: u8 = 58;
+    pub const REBINDING_TIME: u8 = 59;
+    pub const VENDOR_CLASS: u8 = 60;
+    pub const CLIENT: u8 = 61;
+    pub const USER_CLASS: u8 = 77;
+    pub const DOMAIN_SEARCH: u8 = 119;
+    pub const CLASSLESS_ROUTES: u8 = 121;
+    pub const MICROSOFT_ROUTES: u8 = 249;
+    pub const END: u8 = 255;
+}
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Is there a server?
+    Discover = 1,
+    /// There is, and this is what it would give.
+    Offer = 2,
+    /// I want that, or to keep what I have.
+    Request = 3,
+    /// Granted.
+    Ack = 5,
+    /// Not granted.
+    Nak = 6,
+    /// I do not need it any more.
+    Release = 7,
+}
+
+/// One message, of a client or for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Is it an answer?
+    pub reply: bool,
+    /// What answers are recognised by.
+    pub transaction: u32,
+    /// Answers shall be broadcast.
+    pub broadcast: bool,
+    /// The client's address, if it has one.
+    pub client: Ipv4Addr,
+    /// The address it is given.
+    pub yours: Ipv4Addr,
+    /// The client's hardware address.
+    pub hardware: [u8; 6],
+    /// Options in order, each number once.
+    pub options: Vec<(u8, Vec<u8>)>,
+}
+
+// === impl Message ===
+
+impl Message {
+    /// A client's message without an option but its type.
+    pub fn new(kind: Kind, transaction: u32, hardware: [u8; 6]) -> Message {
+        let nobody = Ipv4Addr::UNSPECIFIED;
+        let options = vec![(option::MESSAGE_TYPE, vec![kind as u8])];
+        Message {
+            reply: false,
+            transaction,
+            broadcast: false,
+            client: nobody,
+            yours: nobody,
+            hardware,
+            options,
+        }
+    }
+
+    /// Sets an option; what was there under its number is replaced.
+    pub fn set(&mut self, number: u8, value: impl Into<Vec<u8>>) {
+        let value = value.into();
+        match self.options.iter_mut().find(|(known, _)| *known == number) {
+            Some((_, old)) => *old = value,
+            None => self.options.push((number, value)),
+        }
+    }
+
+    /// The value of an option.
+    pub fn option(&self, number: u8) -> Option<&[u8]> {
+        self.options.iter().find(|(known, _)| *known == number).map(|(_, value)| value.as_slice())
+    }
+
+    /// The type; none if it is not one that a client gets.
+    pub fn kind(&self) -> Option<Kind> {
+        match self.option(option::MESSAGE_TYPE)? {
+            [2] => Some(Kind::Offer),
+            [5] => Some(Kind::Ack),
+            [6] => Some(Kind::Nak),
+            _ => None,
+        }
+    }
+
+    /// An option that is one address.
+    pub fn address(&self, number: u8) -> Option<Ipv4Addr> {
+        let octets: [u8; 4] = self.option(number)?.try_into().ok()?;
+        Some(Ipv4Addr::from(octets))
+    }
+
+    /// An option that is a list of addresses; what is left over at the end is not one.
+    pub fn addresses(&self, number: u8) -> Vec<Ipv4Addr> {
+        let list = self.option(number).unwrap_or_default().chunks_exact(4);
+        list.map(|octets| Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3])).collect()
+    }
+
+    /// An option that is a number of seconds.
+    pub fn seconds(&self, number: u8) -> Option<u32> {
+        Some(u32::from_be_bytes(self.option(number)?.try_into().ok()?))
+    }
+
+    /// As it is sent.
+    pub fn encode(&self) -> Vec<u8> {
+        let Message { reply, transaction, broadcast, client, yours, hardware, options } = self;
+        let mut bytes = vec![0; FIXED];
+        // Ethernet, addresses of six bytes.
+        bytes[..3].copy_from_slice(&[if *reply { 2 } else { 1 }, 1, 6]);
+        bytes[4..8].copy_from_slice(&transaction.to_be_bytes());
+        if *broadcast {
+            bytes[10..12].copy_from_slice(&BROADCAST.to_be_bytes());
+        }
+        bytes[12..16].copy_from_slice(&client.octets());
+        bytes[16..20].copy_from_slice(&yours.octets());
+        bytes[28..34].copy_from_slice(hardware);
+        bytes.extend(COOKIE);
+        for (number, value) in options {
+            // An empty option is one piece, too.
+            let pieces = if value.is_empty() { vec![&value[..]] } else { value.chunks(255).collect() };
+            for piece in pieces {
+                bytes.extend([*number, u8::try_from(piece.len()).unwrap_or(u8::MAX)]);
+                bytes.extend(piece);
+            }
+        }
+        bytes.push(option::END);
+        bytes.resize(bytes.len().max(SHORTEST), 0);
+        bytes
+    }
+
+    /// As it was received; `None` if it is none.
+    pub fn decode(bytes: &[u8]) -> Option<Message> {
+        let fixed = bytes.get(..FIXED)?;
+        let rest = bytes.get(FIXED..)?.strip_prefix(&COOKIE)?;
+        // Another kind of hardware has addresses that we could not compare.
+        if fixed[1] != 1 || fixed[2] != 6 || !matches!(fixed[0], 1 | 2) {
+            return None;
+        }
+        let number = |at: usize| u32::from_be_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
+        let mut message = Message {
+            reply: fixed[0] == 2,
+            transaction: number(4),
+            broadcast: fixed[10] & 0x80 != 0,
+            client: Ipv4Addr::from(number(12)),
+            yours: Ipv4Addr::from(number(16)),
+            hardware: fixed[28..34].try_into().ok()?,
+            options: Vec::new(),
+        };
+        message.read_options(rest)?;
+        let overload = message.option(option::OVERLOAD).and_then(|value| value.first().copied()).unwrap_or(0);
+        for (bit, field) in [(1, FILE), (2, SERVER_NAME)] {
+            if overload & bit != 0 {
+                message.read_options(&fixed[field])?;
+            }
+        }
+        Some(message)
+    }
+
+    fn read_options(&mut self, mut rest: &[u8]) -> Option<()> {
+        loop {
+            match *rest {
+                // Some servers leave the end out.
+                [] | [option::END, ..] => return Some(()),
+                [option::PAD, ref later @ ..] => rest = later,
+                [number, length, ref later @ ..] => {
+                    let value = later.get(..usize::from(length))?;
+                    rest = &later[usize::from(length)..];
+                    match self.options.iter_mut().find(|(known, _)| *known == number) {
+                        Some((_, whole)) => whole.extend(value),
+                        None => self.options.push((number, value.to_vec())),
+                    }
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Message {
+        let mut message = Message::new(Kind::Discover, 0x0102_0304, [2, 0, 0, 0, 0, 1]);
+        message.set(option::CLIENT, [&[0][..], &[b'c'; 253]].concat());
+        message.set(option::HOST_NAME, b"web".to_vec());
+        message
+    }
+
+    #[test]
+    fn a_message_reads_back() {
+        let mut message = message();
+        message.broadcast = true;
+        message.yours = Ipv4Addr::new(10, 0, 0, 5);
+        message.set(option::VENDOR_CLASS, vec![b'v'; 700]);
+        message.set(option::USER_CLASS, Vec::new());
+        let bytes = message.encode();
+        assert!(bytes.len() >= SHORTEST);
+        assert_eq!(Message::decode(&bytes), Some(message));
+    }
+
+    #[test]
+    fn no_beginning_and_no_mutilation_of_a_message_does_harm() {
+        let bytes = message().encode();
+        for length in 0..FIXED + COOKIE.len() {
+            assert_eq!(Message::decode(&bytes[..length]), None, "{length}");
+        }
+        let mut seed = 7_u64;
+        for _ in 0..20_000 {
+            let mut bytes = bytes.clone();
+            for _ in 0..4 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (seed >> 33) as usize % bytes.len();
+                bytes[at] = (seed >> 20) as u8;
+            }
+            let read = Message::decode(&bytes);
+            let size =
+                read.iter().flat_map(|read| &read.options).map(|(_, value)| value.len()).sum::<usize>();
+            assert!(size <= bytes.len());
+        }
+    }
+
+    #[test]
+    fn options_in_pieces_and_in_other_fields_are_put_together() {
+        let mut bytes = message().encode();
+        bytes.truncate(FIXED + COOKIE.len());
+        bytes.extend([option::OVERLOAD, 1, 3, option::DOMAIN_NAME, 2, b'a', b'b', option::END]);
+        bytes[FILE][..5].copy_from_slice(&[option::DOMAIN_NAME, 2, b'c', b'd', option::END]);
+        bytes[SERVER_NAME][..4].copy_from_slice(&[option::HOST_NAME, 1, b'h', option::END]);
+        let read = Message::decode(&bytes).unwrap();
+        assert_eq!(read.option(option::DOMAIN_NAME), Some(&b"abcd"[..]));
+        assert_eq!(read.option(option::HOST_NAME), Some(&b"h"[..]));
+        bytes[SERVER_NAME][..2].copy_from_slice(&[option::HOST_NAME, 200]);
+        assert_eq!(Message::decode(&bytes), None, "an option beyond its field");
+    }
+}

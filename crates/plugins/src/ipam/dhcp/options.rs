@@ -1,0 +1,180 @@
+//! What the configuration says about options: which are provided, which are asked for.
+//!
+//! Source: Go plugin `plugins/ipam/dhcp/options.go`, `lease.go` `prepareOptions`; names: dhcp-options(5).
+
+use cni::Error;
+use cni::args::Args;
+use cni::fold::quote;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::message::option;
+
+/// Longest value, in bytes.
+const VALUE_MAX: usize = 255;
+/// Most entries of a list.
+const LIST_MAX: usize = 64;
+/// Names that stand for a number.
+const NAMES: &[(&str, u8)] = &[
+    ("classless-static-routes", option::CLASSLESS_ROUTES),
+    ("dhcp-client-identifier", option::CLIENT),
+    ("domain-name", option::DOMAIN_NAME),
+    ("domain-name-servers", option::NAME_SERVERS),
+    ("domain-search", option::DOMAIN_SEARCH),
+    ("host-name", option::HOST_NAME),
+    ("interface-mtu", option::INTERFACE_MTU),
+    ("routers", option::ROUTERS),
+    ("static-routes", option::STATIC_ROUTES),
+    ("subnet-mask", option::SUBNET_MASK),
+    ("user-class", option::USER_CLASS),
+    ("vendor-class-identifier", option::VENDOR_CLASS),
+];
+/// What the client itself says, since without it the server could not follow.
+const OWN: &[u8] = &[
+    option::PAD,
+    option::REQUESTED_ADDRESS,
+    option::OVERLOAD,
+    option::MESSAGE_TYPE,
+    option::SERVER,
+    option::PARAMETERS,
+    option::END,
+];
+/// What is asked for unless one says `skipDefault`.
+const DEFAULTS: &[u8] = &[option::ROUTERS, option::SUBNET_MASK];
+
+/// One entry of `provide`, as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Provide {
+    option: Value,
+    value: String,
+    #[serde(rename = "fromArg")]
+    from_arg: String,
+}
+
+/// One entry of `request`, as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Request {
+    option: Value,
+    #[serde(rename = "skipDefault")]
+    skip_default: bool,
+}
+
+/// What every message to a server says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Number and value.
+    pub provided: Vec<(u8, Vec<u8>)>,
+    /// Numbers that are asked for.
+    pub requested: Vec<u8>,
+}
+
+impl Options {
+    /// Reads both lists; values may come from the pairs of `CNI_ARGS`.
+    pub fn read(provide: &[Provide], request: &[Request], args: &str) -> Result<Options, Error> {
+        let args = Args::scan(args);
+        let mut options = Options::default();
+        for (key, length) in [("ipam.provide", provide.len()), ("ipam.request", request.len())] {
+            if length > LIST_MAX {
+                return Err(Error::key(key, format!("{length} entries"), format!("at most {LIST_MAX}")));
+            }
+        }
+        for (at, Provide { option, value, from_arg }) in provide.iter().enumerate() {
+            let key = format!("ipam.provide[{at}]");
+            let number = number(&format!("{key}.option"), option)?;
+            if OWN.contains(&number) {
+                return Err(Error::key(
+                    format!("{key}.option"),
+                    quote(option),
+                    "the client itself says this one",
+                ));
+            }
+            let from_args = args.get(from_arg).filter(|_| !from_arg.is_empty());
+            for (part, value) in [("value", Some(value.as_str())), ("fromArg", from_args)] {
+                let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
+                if value.len() > VALUE_MAX {
+                    let why = format!("longer than {VALUE_MAX} bytes");
+                    return Err(Error::key(format!("{key}.{part}"), quote(&Value::from(value)), why));
+                }
+                options.provided.retain(|(known, _)| *known != number);
+                options.provided.push((number, value.as_bytes().to_vec()));
+            }
+        }
+        for (at, Request { option, .. }) in request.iter().enumerate() {
+            if !matches!(option, Value::Null) && option != "" {
+                options.ask(number(&format!("ipam.request[{at}].option"), option)?);
+            }
+        }
+        if !request.iter().any(|request| request.skip_default) {
+            DEFAULTS.iter().for_each(|number| options.ask(*number));
+        }
+        Ok(options)
+    }
+
+    fn ask(&mut self, number: u8) {
+        if !self.requested.contains(&number) {
+            self.requested.push(number);
+        }
+    }
+}
+
+/// A name or a number, which may be written as text.
+fn number(key: &str, option: &Value) -> Result<u8, Error> {
+    let text = option.as_str().unwrap_or_default();
+    let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
+    let counted =
+        || option.as_u64().or_else(|| text.parse().ok()).and_then(|number| u8::try_from(number).ok());
+    named.or_else(counted).ok_or_else(|| {
+        let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+        Error::key(key, quote(option), format!("neither a number up to 255 nor one of {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(provide: &Value, request: &Value, args: &str) -> Result<Options, Error> {
+        let provide: Vec<Provide> = cni::fold::from_value(provide, "ipam.provide")?;
+        let request: Vec<Request> = cni::fold::from_value(request, "ipam.request")?;
+        Options::read(&provide, &request, args)
+    }
+
+    #[test]
+    fn options_are_named_or_numbered_and_values_may_come_from_cni_args() {
+        let provide = json!([
+            { "option": "host-name", "fromArg": "K8S_POD_NAME" },
+            { "option": "60", "value": "weft" },
+            { "option": 77, "value": "a", "fromArg": "CLASS" },
+            { "option": "dhcp-client-identifier", "fromArg": "NOT_THERE" },
+        ]);
+        let options = read(&provide, &json!(null), "IgnoreUnknown=1;K8S_POD_NAME=web;CLASS=b=c").unwrap();
+        assert_eq!(options.provided[..2], [(12, b"web".to_vec()), (60, b"weft".to_vec())]);
+        assert_eq!(options.provided.len(), 3);
+        assert_eq!(options.requested, [3, 1]);
+        let request =
+            json!([{ "option": "119" }, { "option": "domain-name-servers" }, { "skipDefault": true }]);
+        assert_eq!(read(&json!([]), &request, "").unwrap().requested, [119, 6]);
+    }
+
+    #[test]
+    fn a_wrong_entry_is_named_by_key_and_value() {
+        let long = "x".repeat(256);
+        for (provide, request, start) in [
+            (json!([{ "option": "hostname" }]), json!([]), "ipam.provide[0].option: \"hostname\": "),
+            (json!([{ "option": 256 }]), json!([]), "ipam.provide[0].option: 256: "),
+            (json!([{ "option": 53, "value": "x" }]), json!([]), "ipam.provide[0].option: 53: the client"),
+            (json!([{ "option": 60, "value": long }]), json!([]), "ipam.provide[0].value: \"xxx"),
+            (json!([{ "option": 60, "value": 7 }]), json!([]), "ipam.provide[0].value: 7: "),
+            (json!([]), json!([{}, { "option": "-1" }]), "ipam.request[1].option: \"-1\": "),
+            (json!([]), json!([{ "skipDefault": "yes" }]), "ipam.request[0].skipDefault: \"yes\": "),
+            (json!([]), json!(vec![json!({}); 65]), "ipam.request: 65 entries: "),
+        ] {
+            let error = read(&provide, &request, "").unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with(start), "{error}");
+        }
+    }
+}

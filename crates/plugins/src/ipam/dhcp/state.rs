@@ -1,0 +1,172 @@
+//! What a daemon that is started again must know: every lease, whose it is, and where it is used.
+//!
+//! Rules: the file is 0600 and is replaced whole; what is in it is checked as if it came from a stranger; times are
+//! those since the machine started, so a file of another start is of no use, and neither is the address.
+//!
+//! ```json
+//! {"bootId":"…","leases":[{"owner":{…},"netns":"/run/netns/a","inode":4026531,"granted":1234,"ack":"0201…","…":0}]}
+//! ```
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use cni::Error;
+use serde::{Deserialize, Serialize};
+
+use super::lease::Lease;
+use super::message::Message;
+use super::options::Options;
+use super::wire::Owner;
+
+/// Names this start of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Largest file, in bytes: some ten thousand leases.
+const FILE_MAX: u64 = 64 << 20;
+
+/// One lease and everything that is needed to keep it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Whose it is.
+    pub owner: Owner,
+    /// The path of the namespace, as the runtime said it.
+    pub netns: PathBuf,
+    /// The namespace itself: another one may be at that path later.
+    pub inode: u64,
+    /// What is said to servers.
+    pub options: Options,
+    /// Metric of the routes.
+    pub priority: Option<u32>,
+    /// When it was granted, in milliseconds since the machine started.
+    pub granted: u64,
+    /// Why it is no more, if it was lost.
+    pub lost: Option<String>,
+    /// What was granted: the ACK.
+    #[serde(with = "packet")]
+    pub lease: Lease,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    boot_id: String,
+    leases: Vec<Record>,
+}
+
+/// Replaces the file.
+pub fn save(path: &Path, leases: Vec<Record>) -> Result<(), Error> {
+    let document = Document { boot_id: boot_id(), leases };
+    let bytes = serde_json::to_vec(&document).map_err(|cause| Error::internal(format!("encode: {cause}")))?;
+    crate::file::replace(path, &bytes)
+        .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))
+}
+
+/// The leases of the last daemon on this start of the machine.
+pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
+    let failed = |cause| Error::io(format_args!("read {}", path.display()), cause);
+    let length = match fs::metadata(path) {
+        Ok(meta) => meta.len(),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(failed(cause)),
+    };
+    if length > FILE_MAX {
+        return Err(Error::internal(format!("read {}: larger than {FILE_MAX} bytes", path.display())));
+    }
+    let bytes = fs::read(path).map_err(failed)?;
+    let document: Document = serde_json::from_slice(&bytes)
+        .map_err(|cause| Error::internal(format!("read {}: {cause}", path.display())))?;
+    match document.boot_id == boot_id() {
+        true => Ok(document.leases),
+        false => Ok(Vec::new()),
+    }
+}
+
+fn boot_id() -> String {
+    fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned()
+}
+
+/// Milliseconds since the machine started, sleep included.
+pub fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (seconds, nanoseconds) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds * 1000 + nanoseconds / 1_000_000
+}
+
+/// A lease as its ACK, in hexadecimal digits.
+mod packet {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{Lease, Message};
+
+    pub(super) fn serialize<S: Serializer>(lease: &Lease, to: S) -> Result<S::Ok, S::Error> {
+        let bytes = lease.ack.encode();
+        to.serialize_str(&crate::fingerprint::hex("", bytes.len() * 2, &bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lease, D::Error> {
+        let text = String::deserialize(from)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let byte = |pair: &[u8]| match pair {
+            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        let ack =
+            bytes.and_then(|bytes| Message::decode(&bytes)).ok_or_else(|| D::Error::custom("no message"))?;
+        Lease::of(ack).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::super::message::{Kind, option};
+    use super::*;
+
+    fn record() -> Record {
+        let mut ack = Message::new(Kind::Ack, 7, [2, 0, 0, 0, 0, 1]);
+        ack.reply = true;
+        ack.yours = Ipv4Addr::new(10, 1, 0, 5);
+        ack.set(option::SERVER, [10, 1, 0, 1]);
+        ack.set(option::SUBNET_MASK, [255, 255, 255, 0]);
+        Record {
+            owner: Owner { container: "c".into(), network: "n".into(), ifname: "eth0".into() },
+            netns: "/run/netns/a".into(),
+            inode: 7,
+            options: Options { provided: vec![(12, b"web".to_vec())], requested: vec![1, 3] },
+            priority: Some(5),
+            granted: now(),
+            lost: None,
+            lease: Lease::of(ack).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_and_what_is_damaged_is_an_error() {
+        let path = std::env::temp_dir().join(format!("weft-dhcp-state-{}", std::process::id()));
+        assert!(load(&path).unwrap().is_empty(), "none yet");
+        save(&path, vec![record()]).unwrap();
+        let loaded = load(&path).unwrap();
+        assert_eq!(
+            (loaded.len(), &loaded[0].lease, &loaded[0].options),
+            (1, &record().lease, &record().options)
+        );
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(&boot_id(), "another")).unwrap();
+        assert!(load(&path).unwrap().is_empty(), "of another start");
+        for damaged in [
+            text.replace("\"ack\":\"02", "\"ack\":\"0x"),
+            text[..text.len() / 2].to_owned(),
+            text.replace("0a010005", "7f010005"),
+        ] {
+            fs::write(&path, &damaged).unwrap();
+            // «lease» is what the field is called.
+            let damaged = damaged != text;
+            assert_eq!(load(&path).is_err(), damaged);
+        }
+        fs::remove_file(&path).unwrap();
+    }
+}
