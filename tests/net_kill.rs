@@ -311,3 +311,77 @@ fn firewall_can_be_killed_at_any_step() {
     let (add, del) = (walk().add(), walk().del());
     assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
 }
+
+// === one interface in the container, or a device of the host ===
+
+/// Kills ADD and DEL of a plugin at every step, in a world without the addresses that come by themselves.
+fn walks(host: &Host, plugin: &str, keys: &Value) {
+    rig::install(host);
+    host.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+    let pod = host.pod("a");
+    pod.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+    host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "far0"]);
+    for end in ["dev0", "far0"] {
+        host.run(["ip", "link", "set", end, "up"]);
+    }
+    let base = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": plugin,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]], "routes": [{ "dst": "0.0.0.0/0" }] },
+    });
+    let config = with(&base, keys);
+    let walk = || Walk::new(host, &pod, host.attachment(plugin, &pod, "eth0"), config.clone());
+    let (adding, removing) = (walk().add(), walk().del());
+    assert!(adding > 10 && removing > 5, "{plugin}: only {adding} and {removing} steps: are they all seen?");
+}
+
+#[test]
+fn host_device_can_be_killed_at_any_step() {
+    walks(&host!(Feature::Veth), "host-device", &json!({ "device": "dev0" }));
+}
+
+#[test]
+fn tap_can_be_killed_at_any_step() {
+    walks(&host!(Feature::Tun), "tap", &json!({ "mtu": 1400, "owner": 1000 }));
+}
+
+/// What macvlan, ipvlan and vlan have in common, on a kernel that lacks neither.
+#[test]
+fn ipvlan_can_be_killed_at_any_step() {
+    walks(&host!(Feature::Ipvlan), "ipvlan", &json!({ "master": "dev0" }));
+}
+
+/// Whoever is killed while the kernel moves the interface may take its routes along: its pod ends next.
+#[test]
+fn vrf_can_be_killed_at_any_step() {
+    let host = host!(Feature::Vrf);
+    rig::install(&host);
+    let pod = host.pod("a");
+    pod.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+    pod.run(["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "far0"]);
+    // With its first VRF a namespace gets a rule that stays.
+    pod.run(["ip", "link", "add", "red", "type", "vrf", "table", "9"]);
+    pod.run(["ip", "link", "delete", "red"]);
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "vrf", "vrfname": "red",
+        "prevResult": { "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": pod.path().to_str().unwrap() }] },
+    });
+    let mut walk = Walk::new(&host, &pod, host.attachment("vrf", &pod, "eth0"), config);
+    for verb in ["ADD", "DEL"] {
+        for place in 1..STEPS_MAX {
+            if verb == "DEL" {
+                walk.attachment.add(&walk.config).success();
+            }
+            let Some(what) = walk.killed(verb, place) else {
+                assert!(place > 8, "only {place} steps: are they all seen?");
+                break;
+            };
+            let again = walk.attachment.del(&walk.config);
+            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
+            walk.assert_nothing_left(&what);
+            if place % 4 == 0 {
+                walk.works(&what);
+            }
+        }
+        walk.attachment.del(&walk.config).success();
+    }
+}

@@ -34,6 +34,7 @@ use serde::Deserialize;
 use crate::failure::OrRefused;
 use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface::inspection::differs;
+use crate::interface::parent::{passing_name, remove_unnamed};
 use crate::interface::{check_name, open_netns};
 
 /// The plugin.
@@ -120,6 +121,7 @@ impl Plugin for Vrf {
         };
         let name = Settings::read(call)?.name;
         let _alone = netns.lock(Lock::Exclusive).or_refused()?;
+        remove_unnamed(request.netns.as_deref(), &Mark::of(NAME, &call.config, who))?;
         let mut net = netns.rtnl().or_refused()?;
         let Some(link) = net.find_link(&name).or_refused()? else { return Ok(()) };
         let Detail::Vrf { table } = link.detail else { return Ok(()) };
@@ -186,17 +188,28 @@ fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
     }
 }
 
-/// `ip link add NAME up type vrf table N`
+/// `ip link add NAME type vrf table N; ip link set NAME up`
+///
+/// It gets its name with its mark: one that bears the name and no mark is not of our making.
 fn make(net: &mut Rtnl, settings: &Settings, mark: &Mark) -> Result<Present, Error> {
     let table = match settings.table {
         Some(table) => table,
         None => free_table(net)?,
     };
+    let passing = passing_name(mark);
+    if let Some(leftover) = net.find_link(&passing).or_refused()? {
+        net.delete_link(leftover.index, &passing).or_refused()?;
+    }
+    net.add_link(&NewLink::new(&passing, NewKind::Vrf { table })).or_refused()?;
+    let index = net.link(&passing).or_refused()?.index;
     let alias = mark.text(ALIAS_MAX);
-    let kind = NewKind::Vrf { table };
-    let link = NewLink { up: true, alias: Some(&alias), ..NewLink::new(&settings.name, kind) };
-    net.add_link(&link).or_refused()?;
-    Ok(Present { index: net.link(&settings.name).or_refused()?.index, table })
+    let change =
+        Change { name: Some(&settings.name), alias: Some(&alias), up: Some(true), ..Change::default() };
+    net.change_link(index, &passing, &change).or_refused().inspect_err(|_| {
+        // Nothing is left; the error that matters is the one that is returned.
+        let _ = net.delete_link(index, &passing);
+    })?;
+    Ok(Present { index, table })
 }
 
 fn free_table(net: &mut Rtnl) -> Result<u32, Error> {

@@ -139,12 +139,12 @@ pub fn inspect_parent(
     }
 }
 
-/// The name of a child until it has its own.
-fn passing_name(mark: &Mark) -> String {
+/// The name of a link until it has its own, and with it its mark.
+pub fn passing_name(mark: &Mark) -> String {
     hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname])
 }
 
-/// Removes a child that an ADD which was killed has left under its passing name; nothing there is success.
+/// Removes a link that an ADD which was killed has left under its passing name; nothing there is success.
 pub fn remove_unnamed(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;
