@@ -9,28 +9,44 @@
 #![cfg(test)]
 
 use std::collections::BTreeSet;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rig::Node;
-use rig::agent::configuration;
-use rig::cluster::bridge;
+use rig::installation::INSTALLED;
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-/// A node with an agent and a default network.
+/// A node with the image of weft, and no network yet.
 macro_rules! node {
     () => {{
-        let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
+        let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade, Feature::GoPlugins);
         let Some(node) = Node::new(host) else { return };
         node.import_weft();
-        node.deploy();
-        node.containerd().configure(&configuration(&bridge("default", 1)));
-        node.until_ready(true);
         node
     }};
+}
+
+/// Somebody else's default network: the reference plugins, and their configuration.
+fn bring_default_network(node: &Node) {
+    node.run(["mkdir", "-p", "/opt/cni/bin"]);
+    for plugin in ["bridge", "host-local", "loopback"] {
+        node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
+    }
+    let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]], "routes": [{ "dst": "0.0.0.0/0" }] });
+    let plugin = json!({ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": ipam });
+    let list = json!({ "cniVersion": "1.0.0", "name": "default", "plugins": [plugin] });
+    node.write("/etc/cni/net.d/10-default.conflist", list.to_string());
+}
+
+/// The same with weft on it.
+fn install(node: &Node) {
+    bring_default_network(node);
+    node.apply_weft();
+    node.until_weft_is_installed();
 }
 
 /// The network-status of a pod.
@@ -54,8 +70,50 @@ fn example(name: &str) -> String {
 }
 
 #[test]
+fn npwg1_6_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes() {
+    let node = node!();
+    node.apply_weft();
+    let phase = |wanted: &str| {
+        let pods = node.kube().json(["pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=weft"]);
+        let init = &pods["items"][0]["status"]["initContainerStatuses"][0]["state"][wanted];
+        init.is_object().then_some(())
+    };
+    node.until("the installation runs", || phase("running"));
+    sleep(Duration::from_secs(2));
+    assert_eq!(node.read(INSTALLED), None, "there is no default network");
+    phase("running").expect("it waits");
+    bring_default_network(&node);
+    node.until_weft_is_installed();
+    // Without its agent, and without the API server, what is attached can be taken down.
+    let definitions = ["apply", "-f", &example("definitions.yaml")];
+    node.kube().kubectl(definitions);
+    node.until_pods_can_be_made("my-namespace");
+    node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
+    node.until_pods_ready(["-n", "my-namespace", "--all"]);
+    node.kube().kubectl(["delete", "daemonset", "weft-agent", "-n", "kube-system"]);
+    node.until("the agent is gone", || {
+        let pods = node.kube().json(["pods", "-n", "kube-system"]);
+        pods["items"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    assert!(node.read(INSTALLED).is_some(), "pods need it to be removed");
+    node.until_ready(true);
+    node.kube().kubectl([
+        "delete",
+        "pods",
+        "-n",
+        "my-namespace",
+        "--all",
+        "--wait=false",
+        "--grace-period=1",
+    ]);
+    node.until_no_pod_runs();
+    assert_eq!(node.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep -c json || true"]).trim(), "0");
+}
+
+#[test]
 fn npwg1_5_what_is_deployed_attaches_the_examples_and_says_so() {
     let node = node!();
+    install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
     node.until_pods_can_be_made("my-namespace");
     let begun = Instant::now();
@@ -116,6 +174,7 @@ fn container() -> Value {
 fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
     const PODS: usize = 20;
     let node = node!();
+    install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
     node.until_pods_can_be_made("my-namespace");
     let deployment = json!({

@@ -164,11 +164,17 @@ impl Containerd {
         let list = network_list(plugin).to_string();
         self.write(format!("{NETWORKS}/.weft"), &list);
         self.run(["mv", &format!("{NETWORKS}/.weft"), &format!("{NETWORKS}/00-weft.conflist")]);
+        self.until_configured(&list);
+    }
+
+    /// Waits until the runtime has read a configuration.
+    #[track_caller]
+    pub fn until_configured(&self, list: &str) {
         let knows = || {
             let (_, info) = self.cri().status().ok()?;
             let known: Value = serde_json::from_str(info.get("cniconfig")?).ok()?;
             let networks = known["Networks"].as_array()?;
-            networks.iter().any(|network| network["Config"]["Source"] == list.as_str()).then_some(())
+            networks.iter().any(|network| network["Config"]["Source"] == list).then_some(())
         };
         self.machine.wait("containerd", "reads the network's configuration", knows);
     }

@@ -8,6 +8,9 @@ use crate::parts::text;
 /// The image that `deploy/base` names.
 const IMAGE: &str = "ghcr.io/weft-net/weft:0.1.0";
 
+/// What it writes when the default network is ready.
+pub const INSTALLED: &str = "/etc/cni/net.d/00-weft.conflist";
+
 /// Programs and, where they are not static, the libraries of this machine that they need: directory, programs.
 const COLLECT: &str = r#"set -e
     directory=$0
@@ -35,15 +38,24 @@ impl Node {
         self.run(["rm", "-r", directory, image]);
     }
 
-    /// Applies `deploy/`, and waits until the agent is ready.
+    /// Applies `deploy/`.
     #[track_caller]
-    pub fn deploy(&self) {
+    pub fn apply_weft(&self) {
         let deploy = workspace().join("deploy");
         let (definitions, base) = (deploy.join("crds"), deploy.join("base"));
         self.kube().kubectl(["apply", "-f", text(&definitions)]);
         self.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
         self.kube().kubectl(["apply", "-k", text(&base)]);
+    }
+
+    /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime knows
+    /// of it.
+    #[track_caller]
+    pub fn until_weft_is_installed(&self) {
+        let written = self.until("the configuration is written", || self.read(INSTALLED));
+        self.containerd().until_configured(&written);
         self.until_agent_is_ready();
+        self.until_ready(true);
     }
 
     /// Waits until the agent is.

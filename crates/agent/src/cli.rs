@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, lint, list, plan, publish};
+use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, install, lint, list, plan, publish};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -56,6 +56,8 @@ enum Command {
     Publish(publish::Arguments),
     /// Run the plugins of one network for one namespace, as cnitool does
     Cni(cnitool::Arguments),
+    /// Put weft-cni and its configuration where the container runtime finds them
+    Install(install::Arguments),
     /// Print the definitions of custom resources
     Crds(crds::Arguments),
 }
@@ -102,6 +104,7 @@ impl Call {
             Command::Agent(arguments) => agent::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
+            Command::Install(arguments) => install::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
             // In cnitool's manner an error is one line.
             Command::Cni(arguments) => {

@@ -108,6 +108,12 @@ impl MetaPlugin {
         Ok(MetaPlugin { file: String::new(), flavour: Flavour::Weft, object, node, left_out: Vec::new() })
     }
 
+    /// The one that `network` is, which stands in the file `path`.
+    pub(crate) fn read(network: &Network, path: &Path) -> Result<MetaPlugin, Failure> {
+        let why = "its plugin is not weft, and neither is the first of its list";
+        MetaPlugin::of(network, path)?.ok_or_else(|| Failure::new(format!("{}: {why}", path.display())))
+    }
+
     /// The same with `key` set.
     pub(crate) fn with<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Result<MetaPlugin, Failure> {
         self.object.banish(key);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use cni::environment::Environment;
@@ -50,6 +50,15 @@ pub(crate) struct Subject {
     pub(crate) args: String,
     /// `CNI_PATH`.
     pub(crate) path: String,
+}
+
+/// What becomes of somebody else's plugin that has the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Foreign {
+    /// It is in the way.
+    Refused,
+    /// It stays.
+    Kept,
 }
 
 /// What is in a network namespace: lists of lines by kind.
@@ -120,6 +129,39 @@ impl Hands {
         failure.map_or(Ok(()), Err)
     }
 
+    /// Has it put itself into a plugin directory under a name; what it did, a line each.
+    pub(crate) fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("install").arg(directory).args(["--names", name]);
+        if foreign == Foreign::Kept {
+            command.arg("--keep");
+        }
+        let output = self.output(command)?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(self.failure(&output)),
+        }
+    }
+
+    /// Whether it is the plugin of this name.
+    pub(crate) fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg(plugin).env("CNI_COMMAND", "VERSION");
+        Ok(self.output(command)?.status.success())
+    }
+
+    fn output(&self, mut command: Command) -> Result<Output, Failure> {
+        let output = command.stdin(Stdio::null()).process_group(0).output();
+        output.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))
+    }
+
+    /// What a run that failed said.
+    fn failure(&self, output: &Output) -> Failure {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches("weft-cni: ");
+        Failure::new(if said.is_empty() { output.status.to_string() } else { said.to_owned() })
+    }
+
     /// Makes a network namespace and mounts it at `path`.
     pub(crate) fn create(&self, path: &str) -> Result<(), Failure> {
         self.sandbox(["create", path]).map(drop)
@@ -155,19 +197,12 @@ impl Hands {
     /// `weft-cni sandbox …`: what it printed, or `None` if nobody answered a ping.
     fn sandbox<S: AsRef<OsStr>>(&self, words: impl AsRef<[S]>) -> Result<Option<String>, Failure> {
         let mut command = self.command();
-        command.arg("sandbox").args(words.as_ref()).stdin(Stdio::null()).process_group(0);
-        let output = command
-            .output()
-            .map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))?;
+        command.arg("sandbox").args(words.as_ref());
+        let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
             Some(NO_ANSWER) => Ok(None),
-            _ => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                let said = said.trim().trim_start_matches("weft-cni: ");
-                let why = if said.is_empty() { output.status.to_string() } else { said.to_owned() };
-                Err(Failure::new(why))
-            }
+            _ => Err(self.failure(&output)),
         }
     }
 

@@ -18,6 +18,7 @@ mod detach;
 mod explain;
 mod failure;
 mod hands;
+mod install;
 mod interrupt;
 mod journal;
 mod lint;

@@ -1,0 +1,188 @@
+//! `weft install` as a program: when the configuration is written, what it says, and when it is taken away.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// The two directories of a runtime, and a journal.
+struct Runtime(PathBuf);
+
+impl Runtime {
+    fn new(name: &str) -> Runtime {
+        assert!(testkit::binary("weft-cni").exists(), "it does the work");
+        let path = std::env::temp_dir().join(format!("weft-runtime-{}-{name}", std::process::id()));
+        for directory in ["conf", "bin", "journal/sandboxes"] {
+            fs::create_dir_all(path.join(directory)).unwrap();
+        }
+        Runtime(path)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(testkit::binary("weft"));
+        command.arg("install").arg("--conf-dir").arg(self.0.join("conf"));
+        command.arg("--bin-dir").arg(self.0.join("bin")).args(words);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn install(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    fn write(&self, file: &str, content: &impl ToString) {
+        fs::write(self.0.join(file), content.to_string()).unwrap();
+    }
+
+    fn written(&self) -> Option<Value> {
+        let text = fs::read_to_string(self.0.join("conf/00-weft.conflist")).ok()?;
+        Some(serde_json::from_str(&text).expect("never half of it"))
+    }
+
+    /// A default network of a plugin that weft is not.
+    fn default_network(&self) {
+        let plugins = json!([
+            { "type": "flannel", "delegate": {} },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ]);
+        self.write(
+            "conf/10-flannel.conflist",
+            &json!({ "cniVersion": "0.3.1", "name": "cbr0", "plugins": plugins }),
+        );
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn assert_refused(output: &Output, words: &[&str]) {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    for word in words {
+        assert!(stderr(output).contains(word), "{word:?} is not in {}", stderr(output));
+    }
+}
+
+/// Waits for a program's end; it is killed if that takes too long.
+fn ended(mut child: Child) -> Output {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("it waits on: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn npwg1_6_1_the_configuration_is_written_when_the_default_network_is_ready() {
+    let runtime = Runtime::new("waits");
+    assert_refused(&runtime.install(&[]), &["no default network is configured in"]);
+    let ready = runtime.0.join("ready");
+    let waiting = runtime.command(&["--wait", "--ready-file", ready.to_str().unwrap()]).spawn().unwrap();
+    let stays_away = |what: &str| {
+        sleep(Duration::from_millis(700));
+        assert_eq!(runtime.written(), None, "{what}");
+    };
+    stays_away("nothing is configured");
+    runtime.default_network();
+    stays_away("flannel is not there");
+    runtime.write("bin/flannel", &"");
+    stays_away("the file that says so is not there");
+    fs::write(&ready, "").unwrap();
+    let output = ended(waiting);
+    assert!(output.status.success(), "{output:?}");
+    let written = runtime.written().expect("it is there now");
+    assert_eq!(written["cniVersion"], "0.3.1", "what the runtime takes already");
+    let plugin = &written["plugins"][0];
+    assert_eq!(plugin["clusterNetwork"], runtime.0.join("conf/10-flannel.conflist").to_str().unwrap());
+    assert_eq!(plugin["readinessindicatorfile"], ready.to_str().unwrap());
+    assert_eq!(
+        plugin["capabilities"],
+        json!({ "io.kubernetes.cri.pod-annotations": true, "portMappings": true })
+    );
+    let names: Vec<_> =
+        ["weft", "weft-cni", "loopback"].map(|name| runtime.0.join("bin").join(name).exists()).into();
+    assert_eq!(names, [true; 3]);
+    assert_eq!(fs::read_dir(runtime.0.join("conf")).unwrap().count(), 2, "nothing is left beside it");
+    // Again: nothing to do.
+    let before = fs::metadata(runtime.0.join("conf/00-weft.conflist")).unwrap().modified().unwrap();
+    let again = runtime.install(&["--ready-file", ready.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&again.stdout).into_owned();
+    assert!(again.status.success() && said.lines().all(|line| line.ends_with(": up to date")), "{said}");
+    assert_eq!(fs::metadata(runtime.0.join("conf/00-weft.conflist")).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn a_meta_plugin_is_no_default_network_and_what_comes_first_is_in_the_way() {
+    let runtime = Runtime::new("multus");
+    let multus = json!({ "cniVersion": "0.3.1", "name": "m", "type": "multus", "clusterNetwork": "/x" });
+    runtime.write("conf/00-multus.conf", &multus);
+    runtime.write("conf/05-weft.conf", &multus.to_string().replace("multus", "weft"));
+    runtime.write("conf/07-broken.conflist", &"{");
+    assert_refused(&runtime.install(&[]), &["no default network is configured", "07-broken.conflist"]);
+    let bridge =
+        json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "ipam": { "type": "host-local" } });
+    runtime.write("conf/10-home.conf", &bridge);
+    assert_refused(&runtime.install(&[]), &["00-multus.conf comes before", "--file-name"]);
+    assert_eq!(runtime.written(), None);
+    fs::remove_file(runtime.0.join("conf/00-multus.conf")).unwrap();
+    assert!(runtime.install(&[]).status.success(), "bridge is one of ours");
+    let written = runtime.written().unwrap();
+    assert!(written["plugins"][0]["clusterNetwork"].as_str().unwrap().ends_with("/10-home.conf"));
+}
+
+#[test]
+fn a_configuration_that_is_given_is_read_before_it_is_written() {
+    let runtime = Runtime::new("given");
+    let given = runtime.0.join("given.conflist");
+    let with = |key: &str| {
+        let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge" });
+        let plugin = json!({ "type": "weft", key: [delegate] });
+        fs::write(&given, json!({ "cniVersion": "1.0.0", "name": "n", "plugins": [plugin] }).to_string())
+            .unwrap();
+        runtime.install(&["--config", given.to_str().unwrap()])
+    };
+    assert_refused(&with("delegtaes"), &["given.conflist", "did you mean delegates?"]);
+    assert_eq!(runtime.written(), None);
+    assert!(with("delegates").status.success());
+    assert_eq!(runtime.written().unwrap()["plugins"][0]["delegates"][0]["name"], "home");
+    for name in ["../x.conflist", ".hidden.conflist", "no-extension", "a/b.conf"] {
+        assert_refused(&runtime.install(&["--file-name", name]), &[name, "not a name that a runtime reads"]);
+    }
+}
+
+#[test]
+fn it_is_taken_away_when_nobody_needs_it_any_more() {
+    let runtime = Runtime::new("remove");
+    let given = runtime.0.join("given.conflist");
+    let plugin = json!({ "type": "weft", "clusterNetwork": "/x", "cniDir": runtime.0.join("journal") });
+    fs::write(&given, json!({ "cniVersion": "1.0.0", "name": "n", "plugins": [plugin] }).to_string())
+        .unwrap();
+    assert!(runtime.install(&["--config", given.to_str().unwrap()]).status.success());
+    assert_refused(&runtime.install(&["--remove"]), &["no other network is in"]);
+    runtime.default_network();
+    runtime.write("journal/sandboxes/abc.json", &"");
+    assert_refused(&runtime.install(&["--remove"]), &["1 sandboxes in", "drain the node first"]);
+    assert!(runtime.written().is_some());
+    fs::remove_file(runtime.0.join("journal/sandboxes/abc.json")).unwrap();
+    for _ in 0..2 {
+        assert!(runtime.install(&["--remove"]).status.success());
+        assert_eq!(runtime.written(), None);
+    }
+    assert!(runtime.0.join("bin/weft").exists(), "it may be asked for a DEL yet");
+}
