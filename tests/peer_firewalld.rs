@@ -139,3 +139,24 @@ fn firewalld_that_is_gone_has_nothing_of_a_container() {
     plugin.add(&config).success();
     assert_eq!(sources(&host, "trusted").len(), 2);
 }
+
+#[test]
+fn s31_s32_del_without_prev_result_and_gc_find_the_sources() {
+    let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
+    rig::install(&host);
+    start(&host);
+    let (a, plugin, config) = attached(&host, "a");
+    let (b, other, others) = attached(&host, "b");
+    let unknown = with(&config, &json!({ "prevResult": null }));
+    plugin.add(&config).success();
+    other.add(&others).success();
+    plugin.del(&unknown).success();
+    assert_eq!(sources(&host, "trusted"), ["10.1.0.3/32", "fd01::3/128"]);
+    plugin.add(&config).success();
+    let newest = with(&unknown, &json!({ "cniVersion": "1.1.0" }));
+    rig::collect(&plugin, &newest, Some(&[(&a.container_id(), "eth0")])).success();
+    assert_eq!(sources(&host, "trusted"), ["10.1.0.2/32", "fd01::2/128"]);
+    other.del(&others).success();
+    rig::collect(&plugin, &newest, Some(&[(&b.container_id(), "eth0")])).success();
+    assert!(sources(&host, "trusted").is_empty());
+}

@@ -13,7 +13,8 @@ use std::collections::{HashMap, HashSet};
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use linux::Kind;
-use linux::nft::{Batch, Data, Element, ListedElement, Nft, Table};
+use linux::nft::{Batch, Data, Element, Family, ListedElement, Nft, Table};
+use rustix::io::Errno;
 
 use crate::failure::{OrRefused, refused};
 use crate::fingerprint::{COMMENT_MAX, Mark};
@@ -31,6 +32,17 @@ pub struct Entry {
     pub value: Option<Data>,
     /// All of it.
     pub element: Element,
+}
+
+/// A socket to find what is to be removed; none on a kernel without nf_tables, which holds nothing.
+pub fn open() -> Result<Option<Nft>, Error> {
+    let listed = Nft::open().and_then(|mut nft| nft.tables(Family::Inet).map(|_| nft));
+    match listed {
+        Ok(nft) => Ok(Some(nft)),
+        // What the kernel says of a part of netfilter that it has not, and of netfilter if it has none.
+        Err(error) if error.errno() == Some(Errno::INVAL) || error.kind() == Kind::Unsupported => Ok(None),
+        Err(error) => Err(refused(&error)),
+    }
 }
 
 /// Makes the entries, whose comments are all `comment`, in one transaction.

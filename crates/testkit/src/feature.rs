@@ -53,6 +53,7 @@ pub enum Feature {
     Guest,
     Firewalld,
     Dnsmasq,
+    BridgeNetfilter,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
@@ -188,6 +189,12 @@ const TABLE: &[Row] = &[
         Offer::Package("firewalld"),
     ),
     (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Offer::Package("dnsmasq-base")),
+    (
+        Feature::BridgeNetfilter,
+        "bridged packets shown to iptables",
+        "test -e /proc/sys/net/bridge/bridge-nf-call-iptables",
+        Offer::Kernel("BRIDGE_NETFILTER"),
+    ),
 ];
 
 /// What trying a feature came to.
@@ -326,7 +333,7 @@ mod tests {
             assert_eq!(row.0 as usize, place, "{:?} stands elsewhere in the enum", row.0);
         }
         assert_eq!(
-            Feature::Dnsmasq as usize + 1,
+            Feature::BridgeNetfilter as usize + 1,
             TABLE.len(),
             "the last feature of the enum has the last row"
         );

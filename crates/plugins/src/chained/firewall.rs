@@ -2,7 +2,7 @@
 //!
 //! Rules beyond the reference plugin's:
 //! - a native backend, and it is chosen where neither firewalld nor the chains of iptables are in use;
-//! - DEL needs neither configuration nor (but for firewalld) addresses, and removes what any backend made;
+//! - DEL needs neither addresses nor (but for firewalld's zone) configuration, and removes what any backend made;
 //! - what is wrong with a policy is found before anything is changed; a failed ADD leaves nothing of the container.
 //!
 //! Source: containernetworking/plugins `plugins/meta/firewall` v1.9.1.
@@ -64,8 +64,12 @@ impl Plugin for Firewall {
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let network = request.call.config.name.as_str();
+        let natively = nftables::sweep(NAME, network, &valid);
+        let zoned = natively.clone().unwrap_or_default();
+        let zone = Settings::read(&request.call.config).map(|settings| settings.zone);
         let swept = [
-            nftables::sweep(NAME, network, &valid),
+            natively.map(drop),
+            zone.and_then(|zone| firewalld::remove(&zone, &zoned)),
             ingress::sweep(NAME, network, &valid),
             iptables::sweep(NAME, network, &valid),
         ];
@@ -118,7 +122,10 @@ impl Wanted {
         match backend {
             Backend::Iptables => return self.passage().add(),
             Backend::Nftables => nftables::add(mark, addresses)?,
-            Backend::Firewalld => firewalld::add(&settings.zone, addresses)?,
+            Backend::Firewalld => {
+                nftables::note(mark, addresses)?;
+                firewalld::add(&settings.zone, addresses)?;
+            }
         }
         match place {
             Some(place) => ingress::add(settings.policy, mark, place),
@@ -146,9 +153,12 @@ impl Wanted {
 
 /// Removes what was made for an attachment, by whatever it was made; `known` are its addresses.
 fn remove(mark: &Mark, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
-    let mut removed = vec![nftables::remove(mark), ingress::remove(mark), iptables::remove(mark, known)];
+    let natively = nftables::remove(mark);
+    let mut zoned = known.to_vec();
+    zoned.extend(natively.iter().flatten().filter(|net| !known.contains(net)));
+    let mut removed = vec![natively.map(drop), ingress::remove(mark), iptables::remove(mark, known)];
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {
-        removed.push(firewalld::remove(zone, known));
+        removed.push(firewalld::remove(zone, &zoned));
     }
     collected(removed.into_iter().filter_map(Result::err).collect())
 }

@@ -168,14 +168,14 @@ fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<
 /// Removes what is about the container alone.
 pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
-    let mut nft = Nft::open().or_refused()?;
+    let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, SWITCHED, &[PORTS], |found| found == comment).map(drop)
 }
 
 /// Removes what is about attachments of `plugin` and `network` that are not among the valid ones, and about bridges
 /// that are gone.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
-    let mut nft = Nft::open().or_refused()?;
+    let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, SWITCHED, &[PORTS], entries::is_stale(plugin, network, valid))?;
     let about = entries::find(&mut nft, TABLE, &[BRIDGES, PAIRS, CLOSED], |_, _, _| true)?;
     if about.is_empty() {

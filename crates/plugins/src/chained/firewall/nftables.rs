@@ -17,6 +17,8 @@
 //!
 //! Source: nft(8) "verdict statements"; plugins `plugins/meta/firewall/iptables.go`.
 
+use std::net::IpAddr;
+
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
@@ -38,6 +40,8 @@ const ADMIN: &str = "admin";
 /// Of ingress policies.
 pub(super) const INGRESS: &str = "ingress";
 const SETS: [&str; 2] = ["pods4", "pods6"];
+/// Whom firewalld lets through: it does not know whose an address is, and DEL and GC may have to.
+const ZONED: [&str; 2] = ["zoned4", "zoned6"];
 
 /// What says that a packet is let through: a bit of its mark that Kubernetes (14, 15), Calico (16–31), Cilium
 /// (8–11) and portmap (13) do not use. It is set when a packet is forwarded, which no routing rule sees.
@@ -57,14 +61,23 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     open_gates(&mut nft, addresses)?;
-    entries::put(&mut nft, TABLE, &SETS, &comment, &own_entries(&comment, addresses), || Ok(furniture()))
+    let own = own_entries(SETS, &comment, addresses);
+    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(furniture()))
 }
 
-fn own_entries(comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
+/// Writes down whose these addresses in a zone of firewalld are.
+pub(super) fn note(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+    let comment = mark.text(COMMENT_MAX);
+    let own = own_entries(ZONED, &comment, addresses);
+    let mut nft = Nft::open().or_refused()?;
+    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(furniture()))
+}
+
+fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
     let entry = |net: &IpNet| {
         let key = Data::from(net.addr());
         let element = Element::new(key.clone()).comment(comment);
-        Entry { set: SETS[usize::from(net.addr().is_ipv6())], key, value: None, element }
+        Entry { set: sets[usize::from(net.addr().is_ipv6())], key, value: None, element }
     };
     addresses.iter().map(entry).collect()
 }
@@ -98,6 +111,8 @@ pub(super) fn furniture() -> Batch {
         .ensure_table(TABLE)
         .ensure_set(TABLE, &Set::of(SETS[0], &[Type::Ipv4]))
         .ensure_set(TABLE, &Set::of(SETS[1], &[Type::Ipv6]))
+        .ensure_set(TABLE, &Set::of(ZONED[0], &[Type::Ipv4]))
+        .ensure_set(TABLE, &Set::of(ZONED[1], &[Type::Ipv6]))
         .ensure_chain(TABLE, INGRESS)
         .ensure_chain(TABLE, ADMIN)
         .ensure_base_chain(TABLE, CHAIN, base)
@@ -157,7 +172,7 @@ pub(super) fn check(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     }
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    let own = own_entries(&comment, addresses);
+    let own = own_entries(SETS, &comment, addresses);
     if let Some(Entry { set, .. }) = entries::missing(&mut nft, TABLE, &comment, &own)? {
         return Err(Error::internal(format!("table {TABLE}: an address of the container is not in {set}")));
     }
@@ -183,7 +198,7 @@ pub(super) fn check(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    for Entry { set, key, value: _, element: _ } in own_entries(&comment, addresses) {
+    for Entry { set, key, value: _, element: _ } in own_entries(SETS, &comment, addresses) {
         if nft.element(TABLE, set, &key).or_refused()?.is_some_and(|there| there.comment == comment) {
             return Ok(true);
         }
@@ -191,17 +206,28 @@ pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Removes the container's addresses.
-pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+/// Removes the container's addresses; those that were in a zone of firewalld.
+pub(super) fn remove(mark: &Mark) -> Result<Vec<IpNet>, Error> {
     let comment = mark.text(COMMENT_MAX);
-    let mut nft = Nft::open().or_refused()?;
-    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment).map(drop)
+    remove_all(|found| found == comment)
 }
 
-/// Removes the addresses of attachments of `plugin` and `network` that are not among the valid ones.
-pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
-    let mut nft = Nft::open().or_refused()?;
-    entries::remove(&mut nft, TABLE, &SETS, entries::is_stale(plugin, network, valid)).map(drop)
+/// Removes the addresses of attachments of `plugin` and `network` that are not among the valid ones; those that
+/// were in a zone of firewalld.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<IpNet>, Error> {
+    remove_all(entries::is_stale(plugin, network, valid))
+}
+
+fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<IpNet>, Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(Vec::new()) };
+    let all = [SETS, ZONED].concat();
+    let removed = entries::remove(&mut nft, TABLE, &all, is_meant)?;
+    Ok(removed.iter().filter(|(set, _)| ZONED.contains(set)).filter_map(|(_, key)| address(key)).collect())
+}
+
+fn address(key: &Data) -> Option<IpNet> {
+    let four = <[u8; 4]>::try_from(key.bytes()).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(key.bytes()).map(IpAddr::from)).ok().map(IpNet::from)
 }
 
 /// Can nf_tables be spoken to?

@@ -7,8 +7,9 @@
 //! Source: plugins `plugins/meta/portmap/portmap_nftables.go`.
 
 use cni::Error;
-use linux::nft::{Batch, Family, Nft, Table};
+use linux::nft::{Batch, Family, Table};
 
+use crate::entries;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 
@@ -18,7 +19,7 @@ const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 
 /// Removes the container's rules.
 pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
-    let mut nft = Nft::open().or_refused()?;
+    let Some(mut nft) = entries::open()? else { return Ok(()) };
     let mut batch = Batch::new();
     for (table, chain) in TABLES.into_iter().flat_map(|table| CHAINS.map(|chain| (table, chain))) {
         let rules = nft.rules(table, chain).or_refused()?;
