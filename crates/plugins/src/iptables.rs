@@ -85,10 +85,11 @@ impl Family {
     }
 }
 
-/// Has a chain rules, or could it have? Found out without running a program.
+/// Is there a chain, or could there be? Found out without running a program. One without rules counts: rules may
+/// lead to it.
 pub fn has_chain(family: Family, table: &str, chain: &str) -> bool {
-    let in_nft = |mut nft: Nft| nft.rules(nft::Table::new(family.nft(), table), chain);
-    Nft::open().and_then(in_nft).is_ok_and(|rules| !rules.is_empty()) || has_legacy(family, table)
+    let in_nft = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
+    Nft::open().and_then(in_nft).unwrap_or(false) || has_legacy(family, table)
 }
 
 /// Is a table of the older kernel interface in use? What is in it only its program knows.

@@ -111,6 +111,21 @@ impl Nft {
         Ok(answers.iter().filter_map(chain).collect())
     }
 
+    /// Is there a chain of this name, with or without rules? `nft list chain inet weft web`
+    pub fn has_chain(&mut self, table: Table<'_>, chain: &str) -> Result<bool, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
+        let message =
+            Message { kind: kind(GET_CHAIN), family: table.family.number(), resource: 0, attributes };
+        match self.socket.exchange(vec![Request { flags: 0, message }]) {
+            Ok(_) => Ok(true),
+            Err(failure) => {
+                let error = failure.of(format!("find chain {table} {chain}"));
+                if error.kind() == Kind::Absent { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+
     /// The rules of a chain, in order. `nft -a list chain inet weft web`
     ///
     /// No rules if the chain, or its table, is not there.

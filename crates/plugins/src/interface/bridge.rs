@@ -220,14 +220,16 @@ impl Plugin for Bridge {
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns: _, call } = request;
-        let network = Network::read(call)?;
+        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        let network = Network::read(call).ok();
         let mark = Mark::of(NAME, &call.config, who);
         interface::detach(&mark, request, delegates, || {
             let mut errors = Vec::new();
-            if network.mac_spoof_check {
+            if network.as_ref().is_none_or(|network| network.mac_spoof_check) {
                 errors.extend(spoofing::allow_any(&mark).err());
             }
-            if let Some(backend) = network.masquerade {
+            let backend = network.map_or(Some(masquerade::Backend::Nftables), |network| network.masquerade);
+            if let Some(backend) = backend {
                 errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
             }
             interface::collected(errors)

@@ -110,9 +110,11 @@ impl Plugin for Ptp {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let network = Network::read(&request.call)?;
+        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        let network = Network::read(&request.call);
+        let backend = network.map_or(Some(masquerade::Backend::Nftables), |network| network.masquerade);
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || match network.masquerade {
+        interface::detach(&mark, request, delegates, || match backend {
             Some(backend) => masquerade::remove(backend, &mark, &masquerade::known(&request.call.config)),
             None => Ok(()),
         })

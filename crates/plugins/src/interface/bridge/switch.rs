@@ -185,7 +185,10 @@ fn settle_addresses(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) ->
     }
     // Pin the bridge's own hardware address: else it becomes the lowest of its ports', and changes
     // under the containers' neighbour tables as ports come and go.
-    let now = host.link_at(link.index).or_refused()?;
-    host.change_link(link.index, &link.name, &Change { mac: Some(&now.mac), ..Change::default() })
-        .or_refused()
+    // One that has lost its last port has none at all, until now.
+    let mac = match link.mac.iter().all(|byte| *byte == 0) {
+        true => host.link_at(link.index).or_refused()?.mac,
+        false => link.mac.clone(),
+    };
+    host.change_link(link.index, &link.name, &Change { mac: Some(&mac), ..Change::default() }).or_refused()
 }
