@@ -38,8 +38,8 @@ impl Agent {
     /// skipped, if the lane was not made ready.
     #[must_use]
     #[track_caller]
-    pub fn new(machine: Machine) -> Option<Agent> {
-        let machine = Arc::new(machine);
+    pub fn new(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
+        let machine = machine.into();
         let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
         let file =
             |path: &str| std::fs::read_to_string(workspace().join(path)).expect("a file of the project");

@@ -1,0 +1,89 @@
+//! An agent and a real container runtime, and nobody between them: what the runtime says by itself, and what it is
+//! told when somebody is away.
+//!
+//! ```text
+//!   API server ◄── agent ◄── weft-cni ◄── containerd ◄── CRI ── the test, in the place of a kubelet
+//! ```
+//!
+//! Source: containerd 1.6 `pkg/cri/server/sandbox_run.go` (`io.kubernetes.cri.pod-annotations`); the promises in
+//! `docs/operations.md`, «The agent».
+
+#![cfg(test)]
+
+use rig::agent::configuration;
+use rig::cluster::bridge;
+use rig::machine::until;
+use rig::{Agent, Containerd, assert_nothing_left, links};
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A runtime that asks an agent, which knows two definitions; a pod was there before.
+macro_rules! node {
+    () => {{
+        let host = host!(Feature::Bridge, Feature::Veth);
+        let Some(node) = Containerd::new(host) else { return };
+        let Some(agent) = Agent::new(node.machine()) else { return };
+        for (name, subnet) in [("net-a", 11), ("net-b", 12)] {
+            agent.definition(name, &json!({}), &bridge(name, subnet));
+        }
+        node.configure(&configuration(&bridge("default", 1)));
+        let early = node.cri().run_pod_sandbox(&known(&agent, &node, "early", "net-a,net-b")).expect("a pod");
+        node.remove(&early);
+        (node, agent)
+    }};
+}
+
+/// A pod that the API knows, as a kubelet tells its runtime of it.
+#[track_caller]
+fn known(agent: &Agent, node: &Containerd, name: &str, networks: &str) -> rig::cri::PodSandboxConfig {
+    let uid = agent.pod(name, &json!({ NETWORKS: networks }));
+    let mut pod = node.pod(name, &[(NETWORKS, networks)]);
+    pod.metadata.as_mut().expect("metadata").uid = uid;
+    pod
+}
+
+#[test]
+fn v11_what_the_runtime_says_of_a_pod_is_enough_while_the_api_is_away() {
+    let (node, agent) = node!();
+    let before = node.snapshot();
+    agent.kube.stop("kube-apiserver", "KILL");
+    // Nobody but the runtime has ever heard of it.
+    let web =
+        node.cri().run_pod_sandbox(&node.pod("web", &[(NETWORKS, "net-a,net-b@blue0")])).expect("a pod");
+    assert_eq!(links(&node.inside(&web)), ["blue0", "eth0", "net1"]);
+    let db = node.cri().run_pod_sandbox(&node.pod("db", &[(NETWORKS, "net-b")])).expect("a pod");
+    let to = rig::addresses_on(&node.inside(&db), "net1").concat();
+    assert!(node.inside(&web).pings(to.split('/').next().expect("an address")));
+    let refused =
+        node.cri().run_pod_sandbox(&node.pod("typo", &[(NETWORKS, "net-c")])).expect_err("no such network");
+    assert!(refused.contains("net-c"), "{refused}");
+    for id in [&web, &db] {
+        node.remove(id);
+    }
+    assert_nothing_left("without the API", &node, &before);
+}
+
+#[test]
+fn without_its_agent_a_pod_goes_and_the_next_waits_for_it() {
+    let (node, agent) = node!();
+    let before = node.snapshot();
+    let web = node.cri().run_pod_sandbox(&known(&agent, &node, "web", "net-a")).expect("a pod");
+    let status: Vec<Value> = agent.status("web");
+    let shown: Vec<&Value> = status.iter().map(|entry| &entry["interface"]).collect();
+    assert_eq!(shown, ["eth0", "net1"]);
+    agent.stop("KILL");
+    let late = known(&agent, &node, "late", "net-b");
+    let told = node.cri().run_pod_sandbox(&late).expect_err("nobody answers");
+    assert!(told.contains("start the agent"), "{told}");
+    // Nor does the runtime's restart hurt what is attached.
+    node.restart("KILL");
+    node.remove(&web);
+    agent.start(&[]);
+    agent.wait_until_ready();
+    let late = until("the runtime's next try", || node.cri().run_pod_sandbox(&late).ok());
+    assert_eq!(links(&node.inside(&late)), ["eth0", "net1"]);
+    node.remove(&late);
+    assert_nothing_left("without the agent", &node, &before);
+}
