@@ -513,3 +513,39 @@ fn who_may_not_ask_and_who_says_nonsense_gets_nothing() {
     let wrong = host.command("/opt/cni/bin/dhcp").args(["daemon", "-timeout", "soon"]).finish();
     assert!(wrong.code == Some(1) && wrong.stderr.contains("\"soon\""), "{wrong}");
 }
+
+#[test]
+fn twenty_at_once_have_twenty_addresses() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
+    let pods: Vec<Pod> = (0..20).map(|number| host.pod(&format!("p{number}"))).collect();
+    let add = |pod: &Pod| attachment(&host, pod, "eth0").add(&config()).success().json();
+    let results: Vec<Value> = std::thread::scope(|scope| {
+        let all: Vec<_> = pods.iter().map(|pod| scope.spawn(|| add(pod))).collect();
+        all.into_iter().map(|one| one.join().expect("an ADD")).collect()
+    });
+    let mut addresses: Vec<String> = results.iter().flat_map(rig::addresses).collect();
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 20);
+    assert_eq!(given(&host).len(), 20);
+    let saved: Value = serde_json::from_str(&host.read(STATE).unwrap()).unwrap();
+    assert_eq!(saved["leases"].as_array().unwrap().len(), 20);
+}
+
+#[test]
+fn the_socket_may_be_a_service_managers() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    if host.attempt(["sh", "-c", "command -v systemd-socket-activate"]).code != Some(0) {
+        testkit::record_skip(host.test(), "no systemd-socket-activate (package systemd)");
+        return;
+    }
+    world(&host);
+    host.run(["mkdir", "-p", "/run/cni"]);
+    let line = ["-l", "/run/cni/dhcp.sock", "/opt/cni/bin/dhcp", "daemon"];
+    let _manager = host.command("systemd-socket-activate").args(line).start();
+    wait("somebody listens", || host.attempt(["test", "-S", "/run/cni/dhcp.sock"]).code == Some(0));
+    let pod = host.pod("a");
+    host.attachment("dhcp", &pod, "eth0").call("STATUS", config().to_string()).success();
+}

@@ -55,7 +55,10 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     }
     let timing = Timing { timeout, resend_max, resend_timeout };
     let keeper = Keeper::start(Settings { timing, broadcast, host_prefix, state })?;
-    eprintln!("dhcp: listening on {}", socket.display());
+    match own {
+        true => eprintln!("dhcp: listening on {}", socket.display()),
+        false => eprintln!("dhcp: listening on the socket that was handed over"),
+    }
     serve(&listener, &keeper, &ended)?;
     if own {
         // They go as they came; somebody else may have been quicker.
