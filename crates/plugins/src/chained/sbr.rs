@@ -30,7 +30,7 @@ use linux::rule::Rule;
 use linux::{Netns, Rtnl, Undo};
 
 use self::settings::Settings;
-use self::split::Split;
+use self::split::{Split, direct_first};
 use crate::failure::OrRefused;
 use crate::interface::{collected, open_netns};
 
@@ -200,11 +200,10 @@ fn forget(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 }
 
 /// The step back from removing routes: those that others need first.
-fn restore(netns: &Netns, mut routes: Vec<Route>) -> impl FnOnce() {
-    routes.sort_by_key(|route| route.gateway.is_some());
+fn restore(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
-        for route in routes {
+        for route in direct_first(routes) {
             let _ = net.add_route(&route, Existing::Append);
         }
     }

@@ -43,9 +43,8 @@ impl Split {
             }
             let mut routes = routes_of(ip, addresses, own);
             add_default(settings, ip, link, &mut routes);
-            routes.sort_by_key(|route| route.gateway.is_some());
             routes.iter_mut().for_each(|route| route.table = next);
-            split.tables.push((ip.address.addr(), next, routes));
+            split.tables.push((ip.address.addr(), next, direct_first(routes)));
             next += 1;
         }
         if settings.subnets == Subnets::StayWithSource {
@@ -56,11 +55,21 @@ impl Split {
             let direct = route.gateway.is_none() && !replaced;
             is_link_local(route.dst) || (direct && settings.subnets == Subnets::StayWithSource)
         };
-        split.leave = own.iter().filter(|route| !stays(route)).cloned().collect();
+        let leave = own.iter().filter(|route| !stays(route)).cloned().collect();
         // What needs others leaves first.
-        split.leave.sort_by_key(|route| route.gateway.is_none());
+        split.leave = direct_first(leave);
+        let direct = split.leave.iter().take_while(|route| route.gateway.is_none()).count();
+        split.leave.rotate_left(direct);
         split
     }
+}
+
+/// Routes without gateway, which those with one may need, before the others.
+pub fn direct_first(routes: Vec<Route>) -> Vec<Route> {
+    let (mut direct, others): (Vec<Route>, Vec<Route>) =
+        routes.into_iter().partition(|route| route.gateway.is_none());
+    direct.extend(others);
+    direct
 }
 
 /// Those of an interface's routes that are for an address.

@@ -17,8 +17,8 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use cni::{Error, code};
-use linux::Netns;
 use linux::packet::{PacketSocket, Received, udp_on};
+use linux::{Netns, echo};
 
 use super::frame::{self, CLIENT_PORT, SERVER_PORT};
 use super::lease::{Lease, is_usable};
@@ -36,6 +36,8 @@ const SLOW: Duration = Duration::from_secs(4);
 const GLANCE: Duration = Duration::from_millis(250);
 /// How often an offer is asked for before one begins anew.
 const REQUESTS: u32 = 3;
+/// How long the server's hardware address may take to be found before a release.
+const NEIGHBOUR: Duration = Duration::from_millis(200);
 /// Largest message we take, in bytes.
 const SIZE_MAX: u16 = 1500;
 
@@ -214,6 +216,9 @@ impl Client<'_> {
         message.set(option::CLIENT, self.own_identity());
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
+        // A packet that still waits for the neighbour's hardware address would go with the interface, which is removed
+        // next. What answers, or whether anything does, is no matter: the neighbour is known then.
+        let _ = self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR));
         match self.netns.run(|| udp_on(self.ifname, from, to)).or_refused()? {
             Ok(socket) => match socket.send(&message.encode()) {
                 Ok(_) => Ok(()),
