@@ -32,6 +32,8 @@ const FAST: Duration = Duration::from_secs(2);
 const FAST_TIMES: u32 = 4;
 /// The first wait after those; each is twice as long as the one before.
 const SLOW: Duration = Duration::from_secs(4);
+/// The first wait for an answer to the very first question.
+const EAGER: Duration = Duration::from_millis(20);
 /// How often somebody who waits looks whether he still should.
 const GLANCE: Duration = Duration::from_millis(250);
 /// How often an offer is asked for before one begins anew.
@@ -115,9 +117,13 @@ impl Client<'_> {
             let until = (Instant::now() + self.timing.wait(number)).min(end);
             let transaction = random();
             let discover = self.message(Kind::Discover, transaction);
-            self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &discover)?;
-            let offer = |answer: &Message| answer.kind() == Some(Kind::Offer) && is_usable(answer.yours);
-            if let Some(offer) = self.listen((&socket, None), transaction, until, is_over, &offer)? {
+            let hear = |until| {
+                self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &discover)?;
+                let offer = |answer: &Message| answer.kind() == Some(Kind::Offer) && is_usable(answer.yours);
+                self.listen((&socket, None), transaction, until, is_over, &offer)
+            };
+            let offer = if number == 0 { eagerly(until, is_over, hear)? } else { hear(until)? };
+            if let Some(offer) = offer {
                 match self.request(&socket, &offer, end, is_over)? {
                     Some(Ok(lease)) => return Ok(lease),
                     Some(Err(error)) => why = error.msg,
@@ -310,6 +316,23 @@ fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
             Lease::of(answer).ok().map(|lease| Extension::Granted(Box::new(lease)))
         }
         _ => None,
+    }
+}
+
+/// Asks again and again until there is an answer, each time waiting twice as long: a bridge's port begins to forward
+/// a moment after its link is up, and what is sent before that is lost.
+fn eagerly<T>(
+    until: Instant,
+    is_over: &dyn Fn() -> bool,
+    hear: impl Fn(Instant) -> Result<Option<T>, Error>,
+) -> Result<Option<T>, Error> {
+    let mut wait = EAGER;
+    loop {
+        let answer = hear(until.min(Instant::now() + wait))?;
+        if answer.is_some() || is_over() || Instant::now() >= until {
+            return Ok(answer);
+        }
+        wait *= 2;
     }
 }
 
