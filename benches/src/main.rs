@@ -9,6 +9,7 @@
 mod call;
 mod cases;
 mod floor;
+mod interfaces;
 mod leases;
 mod table;
 
@@ -62,6 +63,7 @@ fn run() -> Result<(), Failure> {
     let mut table = Table::default();
     cases::start(&setting, &mut table)?;
     cases::plugins(&setting, &mut table)?;
+    interfaces::interfaces(&setting, &mut table)?;
     cases::chained(&setting, &mut table)?;
     leases::leases(&setting, &mut table)?;
     cases::pods(&setting, &mut table)?;

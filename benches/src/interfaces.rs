@@ -1,0 +1,56 @@
+//! The plugins that make an interface on another one, or move one: beside the peer's.
+//!
+//! Rule: kinds of link that this kernel lacks are left out by name; in the guest of the lane `vm` nothing is timed,
+//! since its processor is an emulated one.
+
+use linux::Rtnl;
+use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer};
+use serde_json::{Value, json};
+
+use crate::cases::{Duel, duel};
+use crate::table::Table;
+use crate::{Failure, Setting};
+
+/// The parent of all, and what is moved: one for each contestant.
+const PARENT: &str = "parent0";
+
+/// ADD and DEL with an address of host-local.
+pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let mut host = Rtnl::open()?;
+    for name in [PARENT, "movew", "moveg"] {
+        let far = format!("{name}far");
+        let peer = Peer { name: &far, mtu: None, mac: None, netns: None };
+        host.add_link(&NewLink { up: true, ..NewLink::new(name, NewKind::Veth(peer)) })?;
+    }
+    let parent = host.link(PARENT)?.index;
+    let kinds = [
+        ("host-device", None),
+        ("macvlan", None),
+        ("ipvlan", Some(NewKind::Ipvlan { parent, mode: IpvlanMode::L2 })),
+        ("vlan", Some(NewKind::Vlan { parent, id: 5 })),
+    ];
+    for (plugin, kind) in kinds {
+        if let Some(kind) = kind {
+            if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {
+                eprintln!("weft-bench: {plugin} is left out: {error}");
+                continue;
+            }
+            let trial = host.link("trial0")?.index;
+            host.delete_link(trial, "trial0")?;
+        }
+        let Duel { ours, peer } = duel(setting, plugin, |tag| config(setting, plugin, tag))?;
+        if let Some(peer) = &peer {
+            table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0, "");
+            table.compare(&format!("{plugin} + host-local DEL"), &ours.1, "Go", &peer.1, "");
+        }
+    }
+    Ok(())
+}
+
+fn config(setting: &Setting, plugin: &str, tag: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": format!("bench-{plugin}-{tag}"), "type": plugin,
+        "master": PARENT, "vlanId": 5, "device": format!("move{tag}"),
+        "ipam": {"type": "host-local", "subnet": "10.249.0.0/16", "dataDir": setting.scratch.join("addresses")},
+    })
+}
