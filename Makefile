@@ -4,7 +4,6 @@
 
 TARGET := $(shell uname -m)-unknown-linux-musl
 CARGO_TARGET_DIR ?= target
-RELEASE := $(CARGO_TARGET_DIR)/$(TARGET)/release
 # Crates with C in them ask for a compiler by this name; the machine's own will do.
 export CC_x86_64_unknown_linux_musl ?= gcc
 export CC_aarch64_unknown_linux_musl ?= gcc
@@ -19,11 +18,13 @@ build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin
 
 # One cargo call each: what the agent needs of a shared crate must not end up in weft-cni.
 bin/weft-cni: PACKAGE := plugins
+bin/weft-cni: PROFILE := release
 bin/weft: PACKAGE := agent
+bin/weft: PROFILE := command
 bin/%: FORCE
-	cargo build --release --locked --target $(TARGET) -p $(PACKAGE) --bin $*
+	cargo build --profile $(PROFILE) --locked --target $(TARGET) -p $(PACKAGE) --bin $*
 	@mkdir -p bin
-	@install -m 0755 $(RELEASE)/$* $@
+	@install -m 0755 $(CARGO_TARGET_DIR)/$(TARGET)/$(PROFILE)/$* $@
 FORCE:
 
 demo: build ## a pod with four networks on this machine, shown and removed again

@@ -12,7 +12,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{agent, attach, check, cnitool, crds, demo, detach, explain, install, lint, list, plan, publish};
+use crate::{
+    agent, attach, check, cnitool, crds, demo, detach, doctor, explain, install, lint, list, plan, publish,
+};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -44,6 +46,8 @@ enum Command {
     Demo(demo::Arguments),
     /// List what is attached on this node
     List(list::Arguments),
+    /// Say what is wrong with this node: changed attachments, failed teardowns, orphans
+    Doctor(doctor::Arguments),
     /// Show the plan a pod gets and where each decision came from; changes nothing
     Explain(explain::Arguments),
     /// Find what is wrong with definitions, annotations and CNI configurations
@@ -99,6 +103,7 @@ impl Call {
             Command::Detach(arguments) => detach::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
             Command::List(arguments) => list::run(arguments),
+            Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),

@@ -15,6 +15,7 @@ use cni::environment::Environment;
 use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
+use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
@@ -59,6 +60,15 @@ pub(crate) enum Foreign {
     Refused,
     /// It stays.
     Kept,
+}
+
+/// Something that bears a mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Marked {
+    /// What it is.
+    pub(crate) on: String,
+    /// `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    pub(crate) mark: String,
 }
 
 /// What is in a network namespace: lists of lines by kind.
@@ -180,6 +190,13 @@ impl Hands {
     /// What is in the network namespace we are in.
     pub(crate) fn own_contents(&self) -> Result<Contents, Failure> {
         self.show(["show"].as_slice())
+    }
+
+    /// What bears a mark of a container on this host.
+    pub(crate) fn marks(&self) -> Result<Vec<Marked>, Failure> {
+        let text = self.sandbox(["marks"])?.unwrap_or_default();
+        serde_json::from_str(&text)
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox marks: not understood: {cause}")))
     }
 
     fn show(&self, words: &[&str]) -> Result<Contents, Failure> {

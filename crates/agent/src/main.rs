@@ -15,6 +15,7 @@ mod configuration;
 mod crds;
 mod demo;
 mod detach;
+mod doctor;
 mod explain;
 mod failure;
 mod hands;

@@ -28,6 +28,7 @@ weft-cni: every weft plugin in one file. A container runtime calls it by a plugi
   weft-cni sandbox create PATH              make a network namespace mounted at PATH
   weft-cni sandbox delete PATH              remove it
   weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
+  weft-cni sandbox marks                    what bears a mark of a container on this host, as JSON
   weft-cni sandbox run PATH COMMAND…        run a command inside
   weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
   weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
@@ -49,6 +50,7 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "delete", path] => {
             Netns::destroy(Path::new(path)).or_refused().map(|()| ExitCode::SUCCESS)
         }
+        ["sandbox", "marks"] => marks(),
         ["sandbox", "show"] => show(None),
         ["sandbox", "show", path] => show(Some(path)),
         ["sandbox", "run", path, program, rest @ ..] => execute(path, program, rest),
@@ -124,6 +126,12 @@ fn show(path: Option<&str>) -> Result<ExitCode, Error> {
     };
     let inventory = inventory::take(&netns.or_refused()?)?;
     let mut text = cni::result::pretty(&inventory)?;
+    text.push(b'\n');
+    Ok(say(&String::from_utf8_lossy(&text)))
+}
+
+fn marks() -> Result<ExitCode, Error> {
+    let mut text = cni::result::pretty(&inventory::marks(&Netns::own().or_refused()?)?)?;
     text.push(b'\n');
     Ok(say(&String::from_utf8_lossy(&text)))
 }

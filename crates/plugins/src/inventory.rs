@@ -7,11 +7,16 @@ use std::collections::BTreeMap;
 
 use cni::Error;
 use linux::link::{Link, mac_text};
+use linux::nft::{self, Nft};
 use linux::route::Family;
 use linux::{Netns, Rtnl};
 use serde::Serialize;
 
 use crate::failure::OrRefused;
+use crate::fingerprint::Mark;
+
+/// How the names of our packet-filter tables begin.
+const TABLES: &str = "weft_";
 
 /// What is there, by kind, each a sorted list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -26,6 +31,50 @@ pub struct Inventory {
     pub rules: Vec<String>,
     /// Packet-filter entries that bear our mark.
     pub filters: Vec<String>,
+}
+
+/// Something that bears a mark of ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Marked {
+    /// What it is: `link veth0`, `element of inet weft_masquerade sources4`.
+    pub on: String,
+    /// Its mark: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    pub mark: String,
+}
+
+/// Everything in a namespace that bears a mark of a container: links and packet-filter entries.
+pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
+    let links = netns.rtnl().or_refused()?.links().or_refused()?;
+    let mut marked: Vec<Marked> = links
+        .into_iter()
+        .map(|link| Marked { on: format!("link {}", link.name), mark: link.alias })
+        .chain(netns.run(filter_marks).or_refused()??)
+        .collect();
+    // What all containers share belongs to none of them.
+    marked.retain(|marked| Mark::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
+    Ok(marked)
+}
+
+/// The entries of our own packet-filter tables in the calling thread's namespace.
+fn filter_marks() -> Result<Vec<Marked>, Error> {
+    let mut nft = Nft::open().or_refused()?;
+    let mut marked = Vec::new();
+    for family in [nft::Family::Inet, nft::Family::Bridge] {
+        let tables = match nft.tables(family) {
+            Ok(tables) => tables,
+            // A kernel without this family has nothing in it.
+            Err(_) => continue,
+        };
+        for name in tables.iter().filter(|name| name.starts_with(TABLES)) {
+            let table = nft::Table::new(family, name);
+            for set in nft.sets(table).or_refused()? {
+                let elements = nft.elements(table, &set).or_refused()?.into_iter();
+                let on = format!("element of {table} {set}");
+                marked.extend(elements.map(|element| Marked { on: on.clone(), mark: element.comment }));
+            }
+        }
+    }
+    Ok(marked)
 }
 
 /// Looks around in a namespace.
@@ -45,7 +94,7 @@ pub fn take(netns: &Netns) -> Result<Inventory, Error> {
             .collect(),
         routes: routes(&mut net, name)?,
         rules: rules(&mut net)?,
-        filters: netns.run(crate::interface::masquerade::marks).or_refused()??,
+        filters: netns.run(filter_marks).or_refused()??.into_iter().map(|marked| marked.mark).collect(),
     };
     let Inventory { links, addresses, routes, rules, filters } = &mut inventory;
     for list in [links, addresses, routes, rules, filters] {

@@ -11,6 +11,7 @@ use crate::netlink::Request;
 const GET_TABLE: u8 = 1;
 const GET_CHAIN: u8 = 4;
 const GET_RULE: u8 = 7;
+const GET_SET: u8 = 10;
 const GET_ELEMENTS: u8 = 13;
 
 const TABLE_NAME: u16 = 1;
@@ -29,6 +30,9 @@ const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
 const RULE_USER_DATA: u16 = 7;
+
+const SET_TABLE: u16 = 1;
+const SET_NAME: u16 = 2;
 
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
@@ -144,6 +148,16 @@ impl Nft {
             (of(RULE_TABLE, table.name) && of(RULE_CHAIN, chain)).then_some(ListedRule { handle, comment })
         };
         Ok(answers.into_iter().filter_map(rule).collect())
+    }
+
+    /// The names of the sets and maps of a table. `nft list sets table inet weft`
+    pub fn sets(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(SET_TABLE, table.name);
+        let answers = self.dump(table, GET_SET, attributes, || format!("list sets {table}"))?;
+        let text = |answer: &Message, kind| answer.attributes.find(kind).map(crate::attributes::text);
+        let own = answers.iter().filter(|answer| text(answer, SET_TABLE).as_deref() == Some(table.name));
+        Ok(own.filter_map(|answer| text(answer, SET_NAME)).collect())
     }
 
     /// The elements of a set or map, in no order. `nft list set inet weft masq4`

@@ -83,8 +83,3 @@ pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<
         Some(Backend::Nftables) | None => natively,
     }
 }
-
-/// The marks of everything that is masqueraded in the calling thread's namespace by nftables.
-pub fn marks() -> Result<Vec<String>, Error> {
-    nftables::marks()
-}

@@ -142,20 +142,6 @@ pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> R
     delete(&mut nft, own)
 }
 
-/// The comments of all entries.
-pub(super) fn marks() -> Result<Vec<String>, Error> {
-    let mut nft = Nft::open().or_refused()?;
-    let mut comments = Vec::new();
-    for map in [SOURCES4, SOURCES6] {
-        match nft.elements(TABLE, map) {
-            Ok(elements) => comments.extend(elements.into_iter().map(|element| element.comment)),
-            Err(error) if error.kind() == Kind::Absent => {}
-            Err(error) => return Err(refused(&error)),
-        }
-    }
-    Ok(comments)
-}
-
 /// The entries whose comment fits.
 fn find(nft: &mut Nft, fits: impl Fn(&str) -> bool) -> Result<Vec<(&'static str, Data)>, Error> {
     let mut found = Vec::new();

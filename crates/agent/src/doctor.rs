@@ -1,0 +1,169 @@
+//! `weft doctor`: what is wrong with this node.
+//!
+//! Rules: it only looks; each finding says what to do; exit code 1 if there is one. A thing that bears a mark is an
+//! orphan if neither the journal nor the runtime's own cache of results knows its container.
+
+use std::path::Path;
+
+use clap::Args;
+use npwg::journal::{Entry, State};
+use serde::Serialize;
+
+use crate::detach::of_entry;
+use crate::failure::{EXIT_CODES, Failure};
+use crate::hands::{Hands, Marked, Plugins};
+use crate::journal::{Keeper, Row};
+use crate::output::{self, Format, Output, Progress, plain};
+use crate::planning::Inputs;
+use crate::{configuration, privilege};
+
+/// Where runtimes keep the results of what they attached.
+const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
+
+/// What `weft doctor` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft doctor
+  weft doctor -o json | jq -r '.[].what'
+
+{EXIT_CODES} A finding counts as failed."))]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    plugins: Plugins,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// What it is about: `configuration`, `journal`, a sandbox, a link.
+    what: String,
+    /// What is wrong with it.
+    why: String,
+    /// What to do.
+    cure: String,
+}
+
+impl Finding {
+    fn new(what: impl Into<String>, why: impl Into<String>, cure: impl Into<String>) -> Finding {
+        Finding { what: what.into(), why: why.into(), cure: cure.into() }
+    }
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { inputs, plugins, output } = arguments;
+    privilege::require("weft doctor", "it looks into network namespaces")?;
+    let hands = Hands::find()?;
+    let mut findings: Vec<Finding> = configuration::MetaPlugin::find_any(inputs.config.as_deref(), &[])
+        .map(|found| found.is_none())
+        .map_or_else(
+            |failure| Some(Finding::new("configuration", failure.to_string(), "weft lint names the place")),
+            |missing| {
+                missing.then(|| Finding::new("configuration", "no file configures weft", "weft install"))
+            },
+        )
+        .into_iter()
+        .collect();
+    let mut entries = Vec::new();
+    for keeper in Keeper::all(inputs)? {
+        for row in keeper.journal().rows()? {
+            match row {
+                Row::Entry(entry) => entries.push((keeper.clone(), *entry)),
+                Row::Broken { container, error } => findings.push(Finding::new(
+                    format!("journal entry {container}"),
+                    format!("cannot be read: {error}"),
+                    "docs/operations.md, «a pod does not go»",
+                )),
+            }
+        }
+    }
+    for (keeper, entry) in &entries {
+        findings.extend(of_sandbox(&hands, keeper, entry, plugins));
+    }
+    let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
+    findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
+    tell(&findings, known.len(), *output)
+}
+
+/// What is wrong with a sandbox: its namespace, a teardown that failed, an attachment that changed.
+fn of_sandbox(hands: &Hands, keeper: &Keeper, entry: &Entry, plugins: &Plugins) -> Vec<Finding> {
+    let what =
+        format!("sandbox {} of {}/{}", entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name);
+    let detach = format!("weft detach --container-id {}", entry.container_id);
+    let mut findings = Vec::new();
+    let pending = entry.attachments.iter().zip(&entry.plan.delegates);
+    for (attachment, delegate) in pending.filter(|(attachment, _)| attachment.state != State::Detached) {
+        if let Some(failure) = &attachment.failure {
+            let why = format!("{} could not be detached: {failure}", delegate.ifname);
+            findings.push(Finding::new(&what, why, &detach));
+        }
+    }
+    if !Path::new(&entry.netns).exists() {
+        let why = format!("its namespace {} is gone and nobody called DEL", entry.netns);
+        findings.push(Finding::new(&what, why, detach));
+    } else if entry.complete {
+        let checked = of_entry(hands, keeper, entry, plugins, Progress::beside(Format::Json))
+            .and_then(|work| work.check());
+        findings.extend(checked.err().map(|failure| {
+            Finding::new(&what, format!("it is not as it was attached: {failure}"), "make the pod anew")
+        }));
+    }
+    findings
+}
+
+/// A thing whose container nobody knows.
+fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
+    let Marked { on, mark } = marked;
+    let mut parts = mark.split('/').skip(2);
+    let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
+    let in_journal = known.iter().any(|entry| entry.container_id.as_str() == container);
+    let cached =
+        |directory: &&str| Path::new(*directory).join(format!("{network}-{container}-{ifname}")).exists();
+    if in_journal || container.contains("..") || RESULTS.iter().any(cached) {
+        return None;
+    }
+    let why =
+        format!("was made for {ifname} of container {container} on network {network}, which nobody knows");
+    let cure = format!("weft cni gc {network}, or remove it");
+    Some(Finding::new(on, why, cure))
+}
+
+fn tell(findings: &[Finding], sandboxes: usize, output: Output) -> Result<(), Failure> {
+    match output.format {
+        Format::Json => output::print_json(&findings)?,
+        Format::Text if findings.is_empty() => {
+            output::print(&format!("nothing is wrong; {sandboxes} sandboxes are as they were attached\n"))?;
+        }
+        Format::Text => {
+            let lines = findings.iter().map(|Finding { what, why, cure }| {
+                format!("{}: {}\n  {}\n", plain(what), plain(why), plain(cure))
+            });
+            output::print(&lines.collect::<String>())?;
+        }
+    }
+    match findings.len() {
+        0 => Ok(()),
+        count => Err(Failure::quiet(format!("{count} findings"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_knows_is_an_orphan() {
+        let marked = |mark: &str| Marked { on: "link veth0".into(), mark: mark.into() };
+        let found = orphan(&marked("weft/bridge/net/c1/eth0"), &[]).unwrap();
+        assert_eq!(
+            (found.what.as_str(), found.why.contains("container c1 on network net")),
+            ("link veth0", true)
+        );
+        assert_eq!(orphan(&marked("weft/bridge"), &[]), None);
+    }
+}
