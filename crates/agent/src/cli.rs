@@ -13,7 +13,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
-    agent, attach, check, cnitool, crds, demo, detach, doctor, explain, install, lint, list, plan, publish,
+    agent, attach, check, cnitool, crds, demo, detach, doctor, explain, import, install, lint, list, plan,
+    publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -62,6 +63,8 @@ enum Command {
     Cni(cnitool::Arguments),
     /// Put weft-cni and its configuration where the container runtime finds them
     Install(install::Arguments),
+    /// Take a node over from another meta-plugin, with its pods
+    Import(import::Arguments),
     /// Print the definitions of custom resources
     Crds(crds::Arguments),
 }
@@ -110,6 +113,7 @@ impl Call {
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),
+            Command::Import(arguments) => import::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
             // In cnitool's manner an error is one line.
             Command::Cni(arguments) => {

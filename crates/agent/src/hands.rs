@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -158,6 +159,23 @@ impl Hands {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
         Ok(self.output(command)?.status.success())
+    }
+
+    /// Has an entry put into the journal below a directory.
+    pub(crate) fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("adopt").arg(journal).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = command.process_group(0).spawn().and_then(|mut child| {
+            // It may refuse before it has read all; its own words say why.
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(entry));
+            child.wait_with_output()
+        });
+        let output =
+            ended.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(self.failure(&output)),
+        }
     }
 
     fn output(&self, mut command: Command) -> Result<Output, Failure> {

@@ -19,6 +19,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod hands;
+mod import;
 mod install;
 mod interrupt;
 mod journal;

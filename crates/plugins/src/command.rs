@@ -17,7 +17,7 @@ use crate::failure::OrRefused;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
 use crate::ipam::dhcp;
-use crate::weft::orders;
+use crate::weft::{adoption, orders};
 
 const USAGE: &str = "\
 weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
@@ -25,6 +25,7 @@ weft-cni: every weft plugin in one file. A container runtime calls it by a plugi
   weft-cni install DIR [--names NAME,NAME…|all] [--replace|--keep]
       put this binary into a plugin directory; by default it answers to `weft` there. Where somebody else's plugin
       has one of the names, nothing is done, or it is replaced, or kept
+  weft-cni adopt DIR                        put the entry on stdin into the journal below DIR
   weft-cni sandbox create PATH              make a network namespace mounted at PATH
   weft-cni sandbox delete PATH              remove it
   weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
@@ -44,7 +45,7 @@ const PING_WAIT: Duration = Duration::from_secs(2);
 pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
     let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
     let outcome = match words.as_slice() {
-        ["install" | "sandbox", .., "--help" | "-h"] => Ok(say(USAGE)),
+        ["install" | "adopt" | "sandbox", .., "--help" | "-h"] => Ok(say(USAGE)),
         ["install", rest @ ..] => install(rest),
         ["sandbox", "create", path] => Netns::create(Path::new(path)).or_refused().map(|_| ExitCode::SUCCESS),
         ["sandbox", "delete", path] => {
@@ -56,10 +57,11 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "run", path, program, rest @ ..] => execute(path, program, rest),
         ["sandbox", "ping", path, to] => ping(path, to, None),
         ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
+        [adoption::COMMAND, directory] => adoption::adopt(Path::new(directory)).map(|()| ExitCode::SUCCESS),
         [orders::COMMAND] => orders::obey().map(|()| ExitCode::SUCCESS),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
         ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
-        ["sandbox", ..] => Err(misunderstood(&words)),
+        ["adopt" | "sandbox", ..] => Err(misunderstood(&words)),
         _ => return None,
     };
     Some(outcome.unwrap_or_else(|error| {

@@ -12,6 +12,7 @@
 //!
 //! Source: the multi-network standard v1.0–v1.3, CNI 1.1.0; Multus for the configuration.
 
+pub mod adoption;
 mod agent;
 mod attach;
 mod collection;

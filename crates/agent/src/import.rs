@@ -1,0 +1,33 @@
+//! `weft import`: takes a node over from another meta-plugin while its pods run.
+
+mod multus;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::{EXIT_CODES, Failure};
+
+/// What `weft import` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft import multus
+  weft import multus --apply >/etc/cni/net.d/.weft
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    source: Source,
+}
+
+#[derive(Debug, Subcommand)]
+enum Source {
+    /// From Multus: its sandboxes into the journal, its configuration as weft's
+    Multus(multus::Arguments),
+}
+
+/// Does it.
+pub(crate) fn run(Arguments { source }: &Arguments) -> Result<(), Failure> {
+    match source {
+        Source::Multus(arguments) => multus::run(arguments),
+    }
+}

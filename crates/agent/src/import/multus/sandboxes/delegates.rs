@@ -1,0 +1,81 @@
+//! The delegates that Multus kept of one sandbox: a JSON list, the default network first.
+//!
+//! Rules: of each the bytes of its configuration count, which are base64 as Go writes bytes, not what Multus understood
+//! of it, which lacks the keys that it does not know (M27).
+//!
+//! Source: Multus `pkg/types/types.go` (`DelegateNetConf`).
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use cni::name::IfName;
+use cni::network::Network;
+use cni::object::DOCUMENT_MAX;
+use cni::{Context, Error, code};
+use serde::Deserialize;
+
+/// Largest file read: one configuration after the other, in base64.
+const FILE_MAX: u64 = 16 * DOCUMENT_MAX as u64;
+
+/// One delegate, as it was planned.
+#[derive(Clone, Debug)]
+pub(super) struct Planned {
+    /// As the status names it.
+    pub(super) label: String,
+    /// Its configuration.
+    pub(super) network: Network,
+    /// The interface name that was asked for.
+    pub(super) requested: Option<String>,
+}
+
+/// What of it is read.
+#[derive(Deserialize)]
+struct Wire {
+    #[serde(default, rename = "Name")]
+    name: String,
+    #[serde(default, rename = "ifnameRequest")]
+    ifname_request: String,
+    #[serde(default, rename = "Bytes")]
+    bytes: Option<String>,
+}
+
+impl Planned {
+    /// The name of its interface.
+    pub(super) fn interface(&self, index: usize, default: &IfName) -> Result<IfName, Error> {
+        match (&self.requested, index) {
+            (Some(name), _) => IfName::new(name),
+            (None, 0) => Ok(default.clone()),
+            (None, index) => IfName::new(&format!("net{index}")),
+        }
+    }
+}
+
+/// Reads the file of one sandbox.
+pub(super) fn read(path: &Path) -> Result<Vec<Planned>, Error> {
+    let unreadable = |cause: String| Error::new(code::DECODING_FAILURE, cause);
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_MAX).read_to_end(&mut bytes))
+        .map_err(|cause| Error::io("read", cause))?;
+    let wires: Vec<Wire> = serde_json::from_slice(&bytes)
+        .map_err(|cause| unreadable(format!("not the delegates of a sandbox: {cause}")))?;
+    let mut all = Vec::new();
+    for (index, Wire { name, ifname_request, bytes }) in wires.into_iter().enumerate() {
+        let step = format!("[{index}] {name}");
+        let config = bytes.ok_or_else(|| unreadable(format!("{step}: Bytes: missing")))?;
+        let config = BASE64
+            .decode(config)
+            .map_err(|cause| unreadable(format!("{step}: Bytes: not in base64: {cause}")))?;
+        let network = Network::parse(&config, "Bytes").context(&step)?;
+        let label = if name.is_empty() { network.name.to_string() } else { name };
+        let requested = (!ifname_request.is_empty()).then_some(ifname_request);
+        all.push(Planned { label, network, requested });
+    }
+    match all.is_empty() {
+        true => Err(unreadable("an empty list of delegates".to_owned())),
+        false => Ok(all),
+    }
+}
