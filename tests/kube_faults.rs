@@ -77,6 +77,7 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
     assert!(rig::link(&other, "net1").is_some());
     attachment.del(&told).success();
     agent.kube.launch();
+    agent.kube.wait();
     assert_eq!(agent.status("web")[1]["name"], "blue/net-a");
     remove_api(&agent);
     agent.attachment(&web, "web", &uid).del(&node_configuration()).success();

@@ -70,11 +70,16 @@ impl Kube {
         self.configuration(name, &json!({ "client-certificate": file("crt"), "client-key": file("key") }))
     }
 
-    /// Starts both.
+    /// Starts what of them does not run.
     #[track_caller]
     pub fn launch(&self) {
-        self.launch_etcd();
-        self.launch_server();
+        for (program, launch) in
+            [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
+        {
+            if !self.machine.lives(program) {
+                launch(self);
+            }
+        }
     }
 
     /// Waits until the server is ready.
