@@ -328,3 +328,17 @@ fn a_del_that_hangs_is_ended_reported_and_finished_later() {
     weft.del(&config).success();
     assert!(cluster.entry(&pod).is_none());
 }
+
+#[test]
+fn without_an_agent_it_is_to_be_tried_again_and_weft_does_not_ask_itself() {
+    let host = host!();
+    // As it is on a node: the program in the plugin directory, where `weft` is a link to it.
+    host.command(testkit::binary("weft-cni")).args(["install", "/opt/cni/bin"]).finish().success();
+    let pod = host.pod("web");
+    let mut attachment = host.attachment("weft", &pod, "eth0");
+    attachment.args = "K8S_POD_NAMESPACE=blue;K8S_POD_NAME=web".to_owned();
+    let config = json!({
+        "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [bridge("default", 1)],
+    });
+    assert_refused("no agent", &attachment.add(&config), 11, &["weft plan --once", "there is no agent"]);
+}

@@ -117,10 +117,15 @@ fn ask_once(question: &Question) -> Result<Reply, Error> {
     exchange::receive(&mut output.stdout.as_slice()).context(&step)
 }
 
-/// Beside the file this program really is, else wherever PATH says.
+/// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
+/// ourselves: the plugin `weft`.
 pub(super) fn find_brain() -> PathBuf {
-    let beside = std::fs::canonicalize("/proc/self/exe").ok().map(|own| own.with_file_name(BRAIN));
-    beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(BRAIN))
+    let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
+    let beside = own.with_file_name(BRAIN);
+    match std::fs::canonicalize(&beside) {
+        Ok(real) if real != own => beside,
+        _ => PathBuf::from(BRAIN),
+    }
 }
 
 fn absent(step: &str, cause: &std::io::Error) -> Error {
