@@ -238,3 +238,27 @@ fn a_thin_node_plans_and_publishes_without_an_agent() {
     let nobody = agent.attachment(&sandbox, "nobody", "").add(&config);
     assert_refused("a pod that is not there", &nobody, 3, &["blue/nobody", "not in the cluster"]);
 }
+
+#[test]
+fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
+    let agent = node!();
+    agent.definition(
+        "bad",
+        &json!({}),
+        &json!({ "cniVersion": "1.0.0", "type": "macvlan", "master": "nowhere" }),
+    );
+    let uid = agent.pod("web", &select("bad,net-a"));
+    let web = agent.machine.pod("web");
+    let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
+    assert_refused("no parent", &refused, 7, &["master", "nowhere"]);
+    let figure = |plugin: &str, outcome: &str| {
+        agent.figure(&format!("weft_attachments_total{{plugin=\"{plugin}\",outcome=\"{outcome}\"}}"))
+    };
+    assert_eq!(until("the report", || figure("macvlan", "failed")), 1.0);
+    assert_eq!(
+        (figure("bridge", "attached"), figure("bridge", "failed")),
+        (Some(1.0), None),
+        "{}",
+        agent.page("/metrics")
+    );
+}

@@ -8,10 +8,10 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
 use crate::failure::Failure;
 use crate::privilege;
@@ -33,27 +33,29 @@ impl Scratch {
         let path = Path::new(PARENT).join(name);
         // Locked before it has its name: whoever sees it sees that it is in use.
         let hidden = Path::new(PARENT).join(format!(".{name}.{}", std::process::id()));
-        let made = make(&hidden).and_then(|()| lock(&hidden)).and_then(|lock| {
-            if let Ok(abandoned) = Scratch::take_over(&path) {
-                drop(abandoned);
-            }
-            // Renaming does not replace a directory that has something in it.
-            match path.exists() {
-                true => Err(ErrorKind::AlreadyExists.into()),
-                false => fs::rename(&hidden, &path).map(|()| lock),
-            }
-        });
-        match made {
-            Ok(lock) => Ok(Scratch { path, _lock: lock }),
+        match Scratch::take(&hidden, &path) {
+            Ok(scratch) => Ok(scratch),
             Err(cause) => {
                 // Best effort: the error that matters is the one we return.
                 let _ = fs::remove_dir(&hidden);
                 Err(match cause.kind() {
-                    ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => Failure::new(busy),
+                    ErrorKind::AlreadyExists => Failure::new(busy),
                     _ => privilege::refused(&format!("create {}", path.display()), &cause),
                 })
             }
         }
+    }
+
+    /// Makes `hidden` and gives it the name `path`, unless a living one has that.
+    fn take(hidden: &Path, path: &Path) -> io::Result<Scratch> {
+        make(hidden)?;
+        let lock = lock(hidden)?;
+        if let Ok(abandoned) = Scratch::take_over(path) {
+            drop(abandoned);
+        }
+        // A living one has nothing in it yet, for a moment: a plain rename would replace it.
+        rustix::fs::renameat_with(CWD, hidden, CWD, path, RenameFlags::NOREPLACE)?;
+        Ok(Scratch { path: path.to_owned(), _lock: lock })
     }
 
     fn take_over(path: &Path) -> io::Result<Scratch> {
@@ -118,16 +120,66 @@ fn make(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Taken at once or not at all.
+/// Taken at once or not at all; and only of what still has this name.
 fn lock(path: &Path) -> io::Result<File> {
     let directory = File::open(path)?;
     rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(directory)
+    // Whoever had the lock before may have removed it, and another one taken its place.
+    match directory.metadata()?.ino() == fs::metadata(path)?.ino() {
+        true => Ok(directory),
+        false => Err(ErrorKind::WouldBlock.into()),
+    }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         // Who wants to know calls `remove`.
         let _ = self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn of_many_at_once_one_gets_the_directory_and_keeps_it() {
+        // Only root may make one.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let name = format!("weft-test-scratch-{}", std::process::id());
+        let path = Path::new(PARENT).join(&name);
+        for _ in 0..50 {
+            // What a killed command has left.
+            make(&path).unwrap();
+            let made = race(&path);
+            assert_eq!(made, 1);
+            assert!(!path.exists());
+        }
+    }
+
+    /// Several takers, each as its own process would be; how many of them got it.
+    fn race(path: &Path) -> usize {
+        const TAKERS: usize = 4;
+        let (start, end) = (Barrier::new(TAKERS), Barrier::new(TAKERS));
+        std::thread::scope(|scope| {
+            let take = |number: usize| {
+                let hidden = path.with_extension(number.to_string());
+                let (start, end) = (&start, &end);
+                scope.spawn(move || {
+                    start.wait();
+                    let taken = Scratch::take(&hidden, path);
+                    end.wait();
+                    let _ = fs::remove_dir(&hidden);
+                    // Whoever has it finds it as its own.
+                    taken.is_ok_and(|scratch| scratch.directory("in it").is_ok())
+                })
+            };
+            let takers: Vec<_> = (0..TAKERS).map(take).collect();
+            takers.into_iter().map(|taker| usize::from(taker.join().unwrap())).sum()
+        })
     }
 }

@@ -219,11 +219,12 @@ fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate
 /// How an ADD went, for the agent's figures.
 fn report(entry: &Entry, started: Instant, error: Option<&Error>) -> Report {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
-    let delegates = entry.plan.delegates.iter().zip(&entry.attachments);
-    // What was not attempted took no time and is not in the figures.
-    let tried = delegates.filter(|(_, attachment)| {
-        attachment.microseconds.is_some() || attachment.state != record::State::Detached || error.is_some()
-    });
+    let attachments = &entry.attachments;
+    // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
+    let done = attachments.iter().filter(|attachment| attachment.microseconds.is_some()).count();
+    let begun = attachments.iter().any(|attachment| attachment.state != record::State::Planned);
+    let tried =
+        entry.plan.delegates.iter().zip(attachments).take(done + usize::from(error.is_some() && begun));
     Report {
         microseconds: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         attachments: tried

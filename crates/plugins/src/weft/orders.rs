@@ -54,6 +54,8 @@ fn hand_over(configuration: &Value, flavour: Flavour, orders: &[Order]) -> Resul
     let mut child = Command::new("/proc/self/exe")
         .arg(COMMAND)
         .env_clear()
+        // Where `weft` may be.
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
