@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::parts::{parts, text};
 
 /// Where it listens.
-const SOCKET: &str = "/run/containerd/containerd.sock";
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
 /// Its configuration.
 const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
 /// Where it looks for networks.

@@ -20,6 +20,7 @@ pub mod kube;
 pub mod machine;
 pub mod node;
 pub mod parts;
+pub mod proxy;
 pub mod traffic;
 
 use serde_json::{Value, json};
@@ -31,6 +32,7 @@ pub use containerd::Containerd;
 pub use kube::Kube;
 pub use machine::Machine;
 pub use node::Node;
+pub use proxy::Proxy;
 
 /// Every version of the protocol there has been.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

@@ -16,13 +16,13 @@ mod cluster;
 mod events;
 mod facts;
 mod health;
-mod metrics;
+pub(crate) mod metrics;
 pub(crate) mod once;
 mod orders;
 mod pod_resources;
 mod publisher;
-mod sandboxes;
-mod socket;
+pub(crate) mod sandboxes;
+pub(crate) mod socket;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,13 @@ pub(crate) struct Arguments {
     /// How long a pod must have been gone before its sandbox is taken down unasked, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
+    #[command(flatten)]
+    log: Log,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Log {
     /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
     #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
@@ -95,7 +102,7 @@ enum LogFormat {
 
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    start_log(&arguments.log, arguments.log_format)?;
+    arguments.log.start()?;
     runtime()?.block_on(work(arguments))
 }
 
@@ -105,15 +112,20 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     runtime.map_err(|cause| Failure::new(format!("start: {cause}")))
 }
 
-fn start_log(level: &str, format: LogFormat) -> Result<(), Failure> {
-    let filter = EnvFilter::try_new(level)
-        .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(crate::failure::Exit::Usage))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
+impl Log {
+    /// Begins to log, to stderr.
+    pub(crate) fn start(&self) -> Result<(), Failure> {
+        let Log { log: level, log_format } = self;
+        let filter = EnvFilter::try_new(level).map_err(|cause| {
+            Failure::new(format!("--log {level}: {cause}")).exit(crate::failure::Exit::Usage)
+        })?;
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        match log_format {
+            LogFormat::Text => log.with_ansi(false).init(),
+            LogFormat::Json => log.json().init(),
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 async fn work(arguments: &Arguments) -> Result<(), Failure> {
@@ -143,7 +155,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Comes with the first signal to end.
-fn ended() -> Result<impl Future<Output = ()>, Failure> {
+pub(crate) fn ended() -> Result<impl Future<Output = ()>, Failure> {
     let failed = |cause: std::io::Error| Failure::new(format!("signals: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

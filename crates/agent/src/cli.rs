@@ -13,8 +13,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
-    agent, attach, check, cnitool, crds, demo, detach, doctor, explain, import, install, lint, list, plan,
-    publish,
+    agent, attach, check, cnitool, crds, cri_proxy, demo, detach, doctor, explain, import, install, lint,
+    list, plan, publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -55,6 +55,8 @@ enum Command {
     Lint(lint::Arguments),
     /// Plan for this node's pods from the Kubernetes API, and publish what came of it
     Agent(agent::Arguments),
+    /// Stand before a container runtime and give it pod networks: the CRI Network API
+    CriProxy(cri_proxy::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Write the network-status of one sandbox, where no agent does
@@ -110,6 +112,7 @@ impl Call {
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),
+            Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),

@@ -32,6 +32,7 @@ use super::events::Events;
 use super::facts;
 use super::metrics::Metrics;
 use super::orders::Overseer;
+use super::socket::Oracle;
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
@@ -91,18 +92,11 @@ impl Brain {
         self.metrics.page()
     }
 
-    /// What else is to be done on this node.
-    pub(crate) fn orders(&self) -> Vec<Order> {
-        let orders = self.overseer.due(&self.pods);
-        self.metrics.ordered(orders.len());
-        orders
-    }
-
     /// The plan for a sandbox.
     ///
     /// # Errors
     /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
-    pub(crate) async fn answer(&self, question: &Question) -> Result<Plan, Error> {
+    async fn plan(&self, question: &Question) -> Result<Plan, Error> {
         question.check()?;
         let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
         let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
@@ -235,4 +229,20 @@ impl Brain {
 /// What a pod is found by.
 pub(crate) fn place(pod: &PodIdentity) -> Key {
     (pod.namespace.clone(), pod.name.clone())
+}
+
+impl Oracle for Brain {
+    async fn answer(&self, question: &Question) -> Result<Plan, Error> {
+        self.plan(question).await
+    }
+
+    fn orders(&self) -> Vec<Order> {
+        let orders = self.overseer.due(&self.pods);
+        self.metrics.ordered(orders.len());
+        orders
+    }
+
+    fn metrics(&self) -> Option<&Metrics> {
+        Some(&self.metrics)
+    }
 }

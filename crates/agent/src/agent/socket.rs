@@ -1,29 +1,28 @@
 //! The socket on which the hands ask: one question a connection, one reply, then a report.
 //!
 //! Rules:
-//! - only root and we ourselves are answered; the socket is 0600, and put in its place by rename, so that an agent that is
-//!   replaced is replaced between two questions;
+//! - who may ask, and how an agent is replaced, is [`Listener`]'s;
 //! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
 //! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cni::{Error, code};
-use npwg::exchange::{self, Answer, MESSAGE_MAX, Question, Reply, Report};
+use npwg::exchange::{self, Answer, MESSAGE_MAX, Order, Question, Reply, Report};
+use npwg::plan::Plan;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
-use super::brain::Brain;
+use super::metrics::Metrics;
 use crate::failure::Failure;
+use crate::listener::Listener;
 
 /// Questions that are answered at a time.
 const PARALLEL: usize = 32;
@@ -40,71 +39,44 @@ const REPORT_MAX: Duration = Duration::from_secs(600);
 /// Largest report, in bytes.
 const REPORT_BYTES: usize = 1 << 20;
 
+/// What questions are put to.
+pub(crate) trait Oracle: Send + Sync + 'static {
+    /// The plan for a sandbox, or why there is none.
+    fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
+    /// What else is to be done on this node.
+    fn orders(&self) -> Vec<Order>;
+    /// Its figures, where it has any.
+    fn metrics(&self) -> Option<&Metrics>;
+}
+
 /// The socket, which goes when this is dropped, unless another agent has taken its place.
 #[derive(Debug)]
-pub(crate) struct Socket {
-    listener: UnixListener,
-    path: PathBuf,
-    inode: u64,
-}
+pub(crate) struct Socket(Listener);
 
 impl Socket {
     /// Listens at `path`.
     pub(crate) fn bind(path: &Path) -> Result<Socket, Failure> {
-        let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
-        let directory = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(directory).map_err(failed)?;
-        let mut hidden = path.as_os_str().to_owned();
-        hidden.push(format!(".{}", std::process::id()));
-        let hidden = PathBuf::from(hidden);
-        match fs::remove_file(&hidden) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&hidden).map_err(failed)?;
-        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        let inode = fs::metadata(&hidden).map_err(failed)?.ino();
-        fs::rename(&hidden, path).map_err(failed)?;
-        Ok(Socket { listener, path: path.to_owned(), inode })
+        Listener::bind(path).map(Socket)
     }
 
     /// Answers until `end` comes, then those who are already waiting.
-    pub(crate) async fn serve(self, brain: Arc<Brain>, end: impl Future<Output = ()>) {
-        let desk = Arc::new(Desk { brain, turns: Semaphore::new(PARALLEL), waiting: AtomicUsize::new(0) });
+    pub(crate) async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
+        let Socket(listener) = self;
+        let desk = Arc::new(Desk { oracle, turns: Semaphore::new(PARALLEL), waiting: AtomicUsize::new(0) });
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let own = rustix::process::geteuid().as_raw();
         let mut end = std::pin::pin!(end);
         let mut ending = false;
         loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
+            let stream = tokio::select! {
+                stream = listener.accept() => stream,
                 () = &mut end, if !ending => {
-                    self.retire();
+                    listener.retire();
                     ending = true;
                     continue;
                 }
                 // Whoever connected before the socket went has been accepted by now.
                 () = tokio::time::sleep(Duration::from_millis(50)), if ending => break,
             };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!(%error, "accept");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            };
-            match stream.peer_cred() {
-                Ok(peer) if peer.uid() == 0 || peer.uid() == own => {}
-                Ok(peer) => {
-                    warn!(uid = peer.uid(), "a stranger asked");
-                    continue;
-                }
-                Err(error) => {
-                    warn!(%error, "who asks is not known");
-                    continue;
-                }
-            }
             let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
                 warn!(connections = CONNECTIONS_MAX, "too many connections");
                 continue;
@@ -121,29 +93,16 @@ impl Socket {
         let all = u32::try_from(PARALLEL).unwrap_or(u32::MAX);
         let _ = timeout(ANSWER_MAX, desk.turns.acquire_many(all)).await;
     }
-
-    /// Removes the socket, if it is still this one.
-    fn retire(&self) {
-        if fs::metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        self.retire();
-    }
 }
 
 /// Where questions are answered.
-struct Desk {
-    brain: Arc<Brain>,
+struct Desk<O> {
+    oracle: Arc<O>,
     turns: Semaphore,
     waiting: AtomicUsize,
 }
 
-impl Desk {
+impl<O: Oracle> Desk<O> {
     /// One conversation.
     async fn talk(&self, mut stream: UnixStream) -> Result<(), Error> {
         let started = Instant::now();
@@ -165,8 +124,10 @@ impl Desk {
             .map_err(|cause| Error::io("reply", cause))?;
         if planned {
             // Older hands, and those that are killed, do not report.
-            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await {
-                self.brain.metrics.reported(&report);
+            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await
+                && let Some(metrics) = self.oracle.metrics()
+            {
+                metrics.reported(&report);
             }
         }
         Ok(())
@@ -178,11 +139,16 @@ impl Desk {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        self.brain.metrics.waiting.inc();
+        let metrics = self.oracle.metrics();
+        if let Some(metrics) = metrics {
+            metrics.waiting.inc();
+        }
         // The semaphore is never closed.
         let turn = self.turns.acquire().await.ok();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.brain.metrics.waiting.dec();
+        if let Some(metrics) = metrics {
+            metrics.waiting.dec();
+        }
         turn
     }
 
@@ -190,7 +156,7 @@ impl Desk {
         let pod = &question.pod;
         let span =
             info_span!("plan", namespace = pod.namespace, pod = pod.name, container = %question.container);
-        let answered = timeout(ANSWER_MAX, self.brain.answer(question)).instrument(span.clone()).await;
+        let answered = timeout(ANSWER_MAX, self.oracle.answer(question)).instrument(span.clone()).await;
         let answered = answered.unwrap_or_else(|_| {
             let why = format!("agent: no plan within {} s", ANSWER_MAX.as_secs());
             Err(Error::new(code::TRY_AGAIN_LATER, why))
@@ -203,14 +169,20 @@ impl Desk {
                     microseconds = started.elapsed().as_micros(),
                     "planned"
                 );
-                self.brain.metrics.answered("planned", started.elapsed());
-                Reply { answer: Answer::Plan(Box::new(plan)), orders: self.brain.orders() }
+                self.answered("planned", started);
+                Reply { answer: Answer::Plan(Box::new(plan)), orders: self.oracle.orders() }
             }
             Err(error) => {
                 warn!(code = error.code, %error, "refused");
-                self.brain.metrics.answered("refused", started.elapsed());
+                self.answered("refused", started);
                 Reply::plain(Answer::Refused(error))
             }
+        }
+    }
+
+    fn answered(&self, how: &'static str, started: Instant) {
+        if let Some(metrics) = self.oracle.metrics() {
+            metrics.answered(how, started.elapsed());
         }
     }
 }

@@ -1,0 +1,64 @@
+//! A body on its way from the runtime to a client, as it is.
+//!
+//! Rules: bytes and trailers pass as they come; a runtime that goes away in the middle is UNAVAILABLE in the trailers,
+//! as gRPC has it; where messages are edited, one that cannot be understood passes as it is.
+//!
+//! Source: gRPC over HTTP/2, «Length-Prefixed-Message».
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use tonic::Status;
+use tonic::codegen::http::HeaderMap;
+
+use super::backend::{Body, Cause, with_sources};
+
+/// A body as it is.
+pub(crate) fn untouched(body: Incoming) -> Body {
+    Relayed { inner: body, ended: false }.boxed_unsync()
+}
+
+struct Relayed {
+    inner: Incoming,
+    ended: bool,
+}
+
+impl HttpBody for Relayed {
+    type Data = Bytes;
+    type Error = Cause;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cause>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        Pin::new(&mut self.inner).poll_frame(context).map(|polled| match polled {
+            Some(Err(cause)) => {
+                self.ended = true;
+                let status = Status::unavailable(format!("the runtime went away: {}", with_sources(&cause)));
+                Some(Ok(Frame::trailers(trailers(&status))))
+            }
+            Some(Ok(frame)) => Some(Ok(frame)),
+            None => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    // What cannot be said as a header is not said; the code can.
+    let _ = status.add_header(&mut headers);
+    headers
+}
