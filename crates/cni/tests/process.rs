@@ -1,6 +1,6 @@
 //! The example plugin as a process: what only a process can show. By requirement id.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,6 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+use cni::Error;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::{Plugin, process};
+use cni::result::Success;
+use cni::runtime::exec::Exec;
 
 /// `target/PROFILE/examples/ledger`, as the tree says now: `cargo test --test process` alone does not build it.
 fn ledger() -> PathBuf {
@@ -175,4 +182,62 @@ fn s30_the_stderr_of_a_delegate_is_forwarded() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(text(&output.stderr), "loud ADD\n");
     assert!(text(&output.stdout).contains("10.0.0.2/24"));
+}
+
+/// A plugin with a fault in it.
+struct Faulty;
+
+impl Plugin for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn add(&self, _: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        panic!("out of cheese")
+    }
+
+    fn del(&self, _: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        std::thread::spawn(|| panic!("{} of cheese", "out")).join().map_err(|_| Error::internal("it went on"))
+    }
+
+    fn check(&self, _: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn status(&self, _: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn k5_a_panic_of_any_thread_is_answered_and_ends_the_process() {
+    const NAME: &str = "k5_a_panic_of_any_thread_is_answered_and_ends_the_process";
+    // This test as the plugin: what is on stdout before the answer is the harness's.
+    if std::env::var_os("CNI_COMMAND").is_some() {
+        process::run(&Faulty, &Exec::new(Duration::from_secs(1)));
+        unreachable!("the process has ended");
+    }
+    for verb in ["ADD", "DEL"] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .envs(with(&[("CNI_COMMAND", verb)]))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let config = br#"{"cniVersion":"1.1.0","name":"n","type":"faulty"}"#;
+        child.stdin.take().unwrap().write_all(config).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let answer = text(&output.stdout);
+        let error: serde_json::Value = serde_json::from_str(&answer[answer.find('{').unwrap()..]).unwrap();
+        let said = error["msg"].as_str().unwrap();
+        assert_eq!(error["code"], 999, "{error}");
+        assert!(said.starts_with("faulty panicked at ") && said.ends_with(": out of cheese"), "{said}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Steps back: what was done is undone in reverse order unless it is committed.
 //!
-//! Setup pushes a step after each effect; leaving early, by `?` or by panic, undoes them all.
+//! Setup pushes a step after each effect; leaving early undoes them all.
 //! A step that fails does not stop the others: undoing collects, it does not give up.
 
 /// The steps back, newest last. Dropping it takes them.

@@ -2,7 +2,8 @@
 //!
 //! Rules: stdin is never read from a terminal; VERSION, which needs no stdin, waits for it only briefly
 //! (a caller that forgot to close its end must not hang the probe); an answer that cannot be written
-//! is a failure.
+//! is a failure; a panic ends the process where it is, and still there is an answer. What it leaves is what a kill
+//! leaves: the DEL that follows a failed ADD removes it. Nothing unwinds, so nothing pays for the tables of it.
 //!
 //! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (`PluginMainFuncs`), K2, K3.
 
@@ -18,7 +19,10 @@ use crate::environment::Environment;
 use crate::error::{Error, code};
 use crate::invoke::Invoke;
 use crate::object::DOCUMENT_MAX;
-use crate::version::Verb;
+use crate::version::{Verb, Version};
+
+/// Longest piece of a panic's message we repeat, in characters.
+const PANIC_MAX: usize = 500;
 
 /// How long VERSION waits for its optional stdin.
 const COURTESY: Duration = Duration::from_millis(250);
@@ -53,6 +57,7 @@ pub fn main(table: &Table<'_>, delegates: &dyn Invoke) -> ExitCode {
 
 /// Runs `plugin` with this process's variables and stdin; exit code 0 or 1.
 pub fn run(plugin: &dyn Plugin, delegates: &dyn Invoke) -> ExitCode {
+    answer_panics(plugin.name());
     let environment = Environment::of_process();
     let mut stdin: Box<dyn Read> = match io::stdin().is_terminal() {
         true => Box::new(io::empty()),
@@ -73,6 +78,18 @@ fn courtesy() -> Vec<u8> {
         }
     });
     receive.recv_timeout(COURTESY).unwrap_or_default()
+}
+
+/// From here on a panic of any thread is an error on stdout, and the end of the process.
+fn answer_panics(plugin: &'static str) {
+    std::panic::set_hook(Box::new(move |panic| {
+        let text: String = panic.payload_as_str().unwrap_or("no message").chars().take(PANIC_MAX).collect();
+        let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
+        deliver(&Answer::failed(
+            &Error::internal(format!("{plugin} panicked{place}: {text}")).in_version(Version::LATEST),
+        ));
+        std::process::exit(1);
+    }));
 }
 
 fn deliver(answer: &Answer) -> ExitCode {

@@ -2,16 +2,14 @@
 //!
 //! Rules:
 //! - everything is checked before the plugin acts, the network namespace's identity included;
-//! - whatever happens, panics included, there is an answer;
+//! - whatever happens there is an answer; a panic's is given by the process (`process.rs`);
 //! - the answer is in the version of the configuration: four spaces of indentation, no newline at the end;
 //! - a result that the version asked for cannot express undoes the ADD that made it.
 //!
 //! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, traps 6, 8 and 9).
 
-use std::any::Any;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -28,15 +26,8 @@ use crate::object::{DOCUMENT_MAX, Object};
 use crate::result::pretty;
 use crate::version::{Verb, Version};
 
-// The promise «whatever happens there is an answer» is kept by unwinding.
-#[cfg(panic = "abort")]
-compile_error!("a plugin that panics must still answer: build with panic = \"unwind\"");
-
 /// The namespace of the calling thread.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
-
-/// Longest piece of a panic's message we repeat, in characters.
-const PANIC_MAX: usize = 500;
 
 /// What a plugin leaves behind: the bytes for stdout, the text for stderr, and whether the exit code is 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +168,7 @@ impl Request {
     }
 
     fn run(self, plugin: &dyn Plugin, delegates: &dyn Invoke) -> Result<Vec<u8>, Error> {
-        let act = || match &self {
+        match &self {
             Request::Add(attach) => add(plugin, attach, delegates),
             Request::Del(detach) => {
                 foreign_netns(detach.netns.as_deref(), &detach.call.environment)?;
@@ -186,10 +177,7 @@ impl Request {
             Request::Check(attach) => plugin.check(attach, delegates).map(|()| Vec::new()),
             Request::Gc(sweep) => plugin.gc(sweep, delegates).map(|()| Vec::new()),
             Request::Status(probe) => plugin.status(probe, delegates).map(|()| Vec::new()),
-        };
-        catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|payload| {
-            Err(Error::internal(format!("{} panicked: {}", plugin.name(), panic_text(payload.as_ref()))))
-        })
+        }
     }
 }
 
@@ -265,16 +253,6 @@ fn foreign_netns(path: Option<&Path>, environment: &Environment) -> Result<(), E
             environment::NETNS_OVERRIDE,
         ),
     ))
-}
-
-/// What a panic said, cut to a bound.
-fn panic_text(payload: &(dyn Any + Send)) -> String {
-    let text = payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message");
-    text.chars().take(PANIC_MAX).collect()
 }
 
 #[cfg(test)]
