@@ -9,6 +9,9 @@ use linux::Netns;
 
 use crate::Failure;
 
+/// How long the kernel gets to take a namespace apart: the grace periods of that are nobody's who is timed next.
+const SETTLING: Duration = Duration::from_millis(100);
+
 /// A container: a namespace of its own, removed with this value.
 pub(crate) struct Container {
     pub(crate) id: String,
@@ -27,6 +30,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         // Best effort: the next run has other names.
         let _ = Netns::destroy(Path::new(&self.netns));
+        std::thread::sleep(SETTLING);
     }
 }
 

@@ -129,7 +129,7 @@ fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
     }
     let why =
         format!("was made for {ifname} of container {container} on network {network}, which nobody knows");
-    let cure = format!("weft cni gc {network}, or remove it");
+    let cure = format!("a GC of {network} removes it; where the runtime has none, remove it by hand");
     Some(Finding::new(on, why, cure))
 }
 

@@ -80,6 +80,12 @@ fn courtesy() -> Vec<u8> {
     receive.recv_timeout(COURTESY).unwrap_or_default()
 }
 
+/// Ends the process: undoing would need what has just proved to be wrong.
+#[allow(clippy::disallowed_methods, reason = "nothing unwinds, so there is no return to make")]
+fn end() -> ! {
+    std::process::exit(1)
+}
+
 /// From here on a panic of any thread is an error on stdout, and the end of the process.
 fn answer_panics(plugin: &'static str) {
     std::panic::set_hook(Box::new(move |panic| {
@@ -88,7 +94,7 @@ fn answer_panics(plugin: &'static str) {
         deliver(&Answer::failed(
             &Error::internal(format!("{plugin} panicked{place}: {text}")).in_version(Version::LATEST),
         ));
-        std::process::exit(1);
+        end();
     }));
 }
 

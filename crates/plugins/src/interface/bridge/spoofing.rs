@@ -15,20 +15,21 @@
 
 use cni::invocation::Sweep;
 use cni::{Error, address};
-use linux::Kind;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
     Verdict, priority,
 };
 
 use super::NAME;
-use crate::failure::{OrRefused, refused};
+use crate::entries;
+use crate::failure::OrRefused;
 use crate::fingerprint::{COMMENT_MAX, Mark};
 
 const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");
 const CHAIN: &str = "prerouting";
 const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
+const SETS: [&str; 2] = [CHECKED, ALLOWED];
 
 /// Lets `port` receive frames from `mac` only.
 pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
@@ -38,7 +39,7 @@ pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
     };
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    forget(&mut nft, |_, found| found == comment)?;
+    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
     let base = BaseChain {
         chain_type: ChainType::Filter,
         hook: Hook::Prerouting,
@@ -67,35 +68,12 @@ pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
 /// Removes what [`pin`] made for the attachment; nothing there is success.
 pub(super) fn allow_any(mark: &Mark) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
-    forget(&mut Nft::open().or_refused()?, |_, found| found == comment)
+    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SETS, |found| found == comment).map(|_| ())
 }
 
 /// Removes what was made for attachments of this network that are no longer valid.
 pub(super) fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
-    let network = request.call.config.name.as_str();
-    let keep: Vec<String> =
-        valid.iter().map(|v| Mark::of_valid(NAME, network, v).text(COMMENT_MAX)).collect();
-    let mut nft = Nft::open().or_refused()?;
-    forget(&mut nft, |mark, comment| {
-        mark.is_of(NAME, network, comment.len(), COMMENT_MAX) && !keep.iter().any(|kept| kept == comment)
-    })
-}
-
-/// Removes the elements of our marks that fit.
-fn forget(nft: &mut Nft, fits: impl Fn(&Mark, &str) -> bool) -> Result<(), Error> {
-    let mut batch = Batch::new();
-    for set in [CHECKED, ALLOWED] {
-        let elements = match nft.elements(TABLE, set) {
-            Ok(elements) => elements,
-            Err(error) if error.kind() == Kind::Absent => return Ok(()),
-            Err(error) => return Err(refused(&error)),
-        };
-        for element in elements {
-            if Mark::read(&element.comment).is_some_and(|mark| fits(&mark, &element.comment)) {
-                batch.delete_elements(TABLE, set, &[Element::new(element.key)]);
-            }
-        }
-    }
-    nft.commit(batch).or_refused()
+    let is_stale = entries::is_stale(NAME, request.call.config.name.as_str(), &valid);
+    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SETS, is_stale).map(|_| ())
 }

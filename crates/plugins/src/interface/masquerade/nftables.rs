@@ -29,6 +29,7 @@ use linux::nft::{
     Verdict, priority,
 };
 
+use crate::entries;
 use crate::failure::{OrRefused, refused};
 use crate::fingerprint::{COMMENT_MAX, Mark};
 
@@ -36,6 +37,7 @@ const TABLE: Table<'static> = Table::new(Family::Inet, "weft_masquerade");
 const CHAIN: &str = "postrouting";
 const SOURCES4: &str = "sources4";
 const SOURCES6: &str = "sources6";
+const SOURCES: [&str; 2] = [SOURCES4, SOURCES6];
 /// Groups: what is sent to them is nobody's conversation with the outside.
 const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
 
@@ -43,7 +45,7 @@ const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
 pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    match nft.commit(entries(addresses, &comment)) {
+    match nft.commit(all(addresses, &comment)) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == Kind::Absent => nft.commit(furniture(addresses)?).or_refused()?,
         Err(error) if error.kind() == Kind::Exists => {}
@@ -54,7 +56,7 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 }
 
 /// The entries, refused if there is one for the address already.
-fn entries(addresses: &[IpNet], comment: &str) -> Batch {
+fn all(addresses: &[IpNet], comment: &str) -> Batch {
     let mut batch = Batch::new();
     for net in addresses {
         let target = Verdict::Jump(subnet_chain(net));
@@ -113,60 +115,30 @@ fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
     Ok(batch)
 }
 
-/// Removes the attachment's entries: at the `known` addresses, or wherever its comment is if none is known.
+/// Removes the attachment's entries: at the `known` addresses, in constant time, or wherever its comment is if none
+/// is known.
 pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    let mut own: Vec<(&str, Data)> = Vec::new();
+    let mut batch = Batch::new();
     for net in known {
         let element = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
-        own.extend(element.filter(|element| element.comment == comment).map(|e| (map(net.addr()), e.key)));
+        if element.is_some_and(|element| element.comment == comment) {
+            batch.delete_elements(TABLE, map(net.addr()), &[Element::new(net.addr())]);
+        }
     }
-    if known.is_empty() {
-        own = find(&mut nft, |found| found == comment)?;
+    match nft.commit(batch) {
+        Ok(()) if !known.is_empty() => Ok(()),
+        Err(error) if error.kind() != Kind::Absent => Err(refused(&error)),
+        // Nothing is known, or somebody else removed one of them in the meantime: then none of the batch is gone.
+        _ => entries::remove(&mut nft, TABLE, &SOURCES, |found| found == comment).map(|_| ()),
     }
-    delete(&mut nft, own)
 }
 
 /// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
-    let keep: Vec<String> =
-        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
-    let mut nft = Nft::open().or_refused()?;
-    let stale = |comment: &str| {
-        let ours =
-            Mark::read(comment).is_some_and(|mark| mark.is_of(plugin, network, comment.len(), COMMENT_MAX));
-        ours && !keep.iter().any(|kept| kept == comment)
-    };
-    let own = find(&mut nft, stale)?;
-    delete(&mut nft, own)
-}
-
-/// The entries whose comment fits.
-fn find(nft: &mut Nft, fits: impl Fn(&str) -> bool) -> Result<Vec<(&'static str, Data)>, Error> {
-    let mut found = Vec::new();
-    for map in [SOURCES4, SOURCES6] {
-        match nft.elements(TABLE, map) {
-            Ok(elements) => {
-                found.extend(elements.into_iter().filter(|e| fits(&e.comment)).map(|e| (map, e.key)));
-            }
-            Err(error) if error.kind() == Kind::Absent => {}
-            Err(error) => return Err(refused(&error)),
-        }
-    }
-    Ok(found)
-}
-
-fn delete(nft: &mut Nft, entries: Vec<(&str, Data)>) -> Result<(), Error> {
-    let mut batch = Batch::new();
-    for (map, key) in entries {
-        batch.delete_elements(TABLE, map, &[Element::new(key)]);
-    }
-    match nft.commit(batch) {
-        // Somebody else removed one: then none of the batch is gone, but a repeated DEL finds the rest.
-        Err(error) => Err(refused(&error)),
-        Ok(()) => Ok(()),
-    }
+    let is_stale = entries::is_stale(plugin, network, valid);
+    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SOURCES, is_stale).map(|_| ())
 }
 
 fn map(address: IpAddr) -> &'static str {
