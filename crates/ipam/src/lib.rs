@@ -6,6 +6,14 @@
 //!                    addresses in use ──► Held ────┴──► choose ──► Assignment
 //! ```
 //!
+//! And, for a pool of many nodes, whose a block of it is:
+//!
+//! ```text
+//!   Grid (blocks of a pool) ──► Counter ──create, once──► Registry      Filter (what a network may have)
+//!                                  │                                       │
+//!                                Lease ──► Ledger (a file of the node) ──► choose ──► hold, free
+//! ```
+//!
 //! Rules of this crate:
 //! - it is pure: no files, no clock, no configuration; who holds what is the caller's knowledge;
 //! - nothing here takes time in proportion to a range, only to what is held in it: a /64 is as quick as a /24;
@@ -14,11 +22,20 @@
 
 #![forbid(unsafe_code)]
 
+mod filter;
+pub mod grid;
 mod held;
+pub mod lease;
+pub mod ledger;
 mod number;
 mod range;
+pub mod registry;
 mod set;
+pub mod turn;
 
+pub use filter::Filter;
+pub use grid::Grid;
 pub use held::Held;
+pub use ledger::Ledger;
 pub use range::{Part, Range, Refusal};
 pub use set::{Assignment, Candidates, RangeSet, SetRefusal};

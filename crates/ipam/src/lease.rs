@@ -1,0 +1,358 @@
+//! How a node comes by blocks and single addresses, and gives them back.
+//!
+//! ```text
+//!   block     create ──► made: which single addresses are inside? they are holes ──► leased
+//!                   └──► there is one: another block
+//!   address   create ──► made: is its block leased? ── no ──► leased
+//!                   └──► there is one: ours? nobody's? our claim's? else refused
+//! ```
+//!
+//! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
+//! so at least one sees it. The address gives way.
+//!
+//! Rules: an answer that was lost leaves an object that is ours; it is found again ([`adopt`]) before another is made.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::filter::Filter;
+use crate::grid::Grid;
+use crate::ledger::{Clock, Lease};
+use crate::registry::{Fault, Holder, Object, Registry};
+
+/// Blocks tried before the pool is listed.
+const BLIND: usize = 2;
+/// Objects tried at all.
+const TRIES: usize = 64;
+
+/// Why nothing was leased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The range is in use, all of it.
+    Exhausted,
+    /// What is free must rest until then; milliseconds since 1970.
+    Resting(u64),
+    /// This address is somebody else's.
+    Held {
+        /// The address, or the block it lies in.
+        net: IpNet,
+        /// The node that has it; empty where a claim keeps it.
+        node: String,
+    },
+    /// Others were always quicker.
+    Contended,
+    /// The registry did not answer.
+    Fault(String),
+}
+
+/// What is leased, and for whom.
+#[derive(Debug)]
+pub struct Counter<'a, R> {
+    /// The pool's objects.
+    pub registry: &'a R,
+    /// How the pool is cut.
+    pub grid: Grid,
+    /// What the network may have.
+    pub filter: &'a Filter,
+    /// For whom.
+    pub holder: Holder,
+    /// May a claim's address be taken from a pod that is still there? A virtual machine that moves has two pods.
+    pub shares_claim: bool,
+    /// What time it is.
+    pub clock: Clock,
+    /// Where to begin to look: different for each node.
+    pub seed: u64,
+}
+
+impl<R: Registry> Counter<'_, R> {
+    /// Leases a block.
+    pub async fn block(&self) -> Result<Lease, Refusal> {
+        let mut taken: HashSet<IpNet> = HashSet::new();
+        // A block is the node's, whoever it was leased for.
+        let Holder { node, ledger, .. } = self.holder.clone();
+        let holder = Holder { node, ledger, ..Holder::default() };
+        for attempt in 0..TRIES {
+            if attempt == BLIND {
+                taken.extend(self.registry.all().await?.iter().map(|object| object.net));
+            }
+            let seed = self.seed.wrapping_add((attempt as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let free = |net: &IpNet| !taken.contains(net);
+            let Some(net) = self.filter.blocks(&self.grid, seed).find(free) else {
+                // What was tried without looking may have been given back.
+                if attempt < BLIND {
+                    continue;
+                }
+                return Err(Refusal::Exhausted);
+            };
+            taken.insert(net);
+            match self.registry.create(net, &holder).await {
+                Ok(object) => {
+                    let lease = self.with_holes(object).await?;
+                    if self.filter.addresses(net).any(|ip| !lease.holes.contains(&ip)) {
+                        return Ok(lease);
+                    }
+                    // Every address in it is somebody's already.
+                    give_back(self.registry, &self.grid, net, &lease.uid, self.clock.now).await?;
+                }
+                Err(Fault::Conflict) => {}
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+        Err(Refusal::Contended)
+    }
+
+    /// Finds the single addresses inside a block of ours and writes them down before it is used.
+    async fn with_holes(&self, mut object: Object) -> Result<Lease, Refusal> {
+        let inside = self.registry.inside(object.net).await?;
+        let known = object.holes.len();
+        for single in inside {
+            let ip = single.net.addr();
+            if !object.holes.contains(&ip) {
+                object.holes.push(ip);
+            }
+        }
+        if object.holes.len() > known {
+            object = self.registry.replace(&object).await?;
+        }
+        Ok(Lease { net: object.net, uid: object.lease_id(), bound: false, holes: object.holes })
+    }
+
+    /// Leases this very address.
+    pub async fn address(&self, ip: IpAddr) -> Result<Lease, Refusal> {
+        let net = IpNet::from(ip);
+        for _ in 0..BLIND {
+            let object = match self.registry.create(net, &self.holder).await {
+                Ok(object) => object,
+                Err(Fault::Conflict) => match self.registry.read(net).await? {
+                    Some(known) => self.take_over(known).await?,
+                    None => continue,
+                },
+                Err(fault) => return Err(fault.into()),
+            };
+            return self.outside_blocks(object).await;
+        }
+        Err(Refusal::Contended)
+    }
+
+    /// A single address is ours unless somebody has the block it lies in.
+    async fn outside_blocks(&self, object: Object) -> Result<Lease, Refusal> {
+        let ip = object.net.addr();
+        if !self.grid.is_single()
+            && let Some(net) = self.grid.block_of(ip)
+            && let Some(block) = self.registry.read(net).await?
+            && !block.holes.contains(&ip)
+        {
+            self.registry.delete(&object).await?;
+            return Err(Refusal::Held { net, node: block.holder.node });
+        }
+        Ok(Lease { net: object.net, uid: object.lease_id(), bound: true, holes: Vec::new() })
+    }
+
+    /// Takes an address that is written down already, if it is ours to take.
+    async fn take_over(&self, object: Object) -> Result<Object, Refusal> {
+        let Holder { node, ledger, owner, claim, freed, turn } = &object.holder;
+        let (own, refused) = (&self.holder, Refusal::Held { net: object.net, node: node.clone() });
+        let claimed = !claim.is_empty() && *claim == own.claim;
+        if !claim.is_empty() && !claimed {
+            return Err(refused);
+        }
+        if !node.is_empty() {
+            // An earlier answer was lost. It is taken anew, so that nobody who still works on that question gives it back.
+            let ours = node == &own.node && ledger == &own.ledger && owner == &own.owner;
+            let movable = ours || claimed && (self.shares_claim || self.registry.is_gone(owner).await?);
+            if !movable {
+                return Err(refused);
+            }
+        } else if !claimed && freed.saturating_add(self.clock.rest) > self.clock.now {
+            return Err(Refusal::Resting(freed.saturating_add(self.clock.rest)));
+        }
+        let holder = Holder { turn: turn + 1, freed: 0, ..own.clone() };
+        match self.registry.replace(&Object { holder, ..object }).await {
+            Err(Fault::Conflict) => Err(refused),
+            other => other.map_err(Refusal::from),
+        }
+    }
+
+    /// Leases an address of the registry's choice: the one that is kept for us, else one that nobody has.
+    pub async fn any_address(&self) -> Result<Lease, Refusal> {
+        if !self.holder.claim.is_empty() {
+            let kept = self.registry.claimed(&self.holder.claim).await?;
+            if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
+                let object = self.take_over(object).await?;
+                return self.outside_blocks(object).await;
+            }
+        }
+        let all = self.registry.all().await?;
+        let ours = |object: &&Object| {
+            let Holder { node, ledger, owner, claim, .. } = &object.holder;
+            let own = &self.holder;
+            object.is_single()
+                && (node, ledger, owner, claim) == (&own.node, &own.ledger, &own.owner, &own.claim)
+        };
+        if let Some(object) = all.iter().find(ours).filter(|_| !self.holder.owner.is_empty()) {
+            let object = self.take_over(object.clone()).await?;
+            return self.outside_blocks(object).await;
+        }
+        let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
+        for _ in 0..TRIES {
+            let Some(ip) = self.unwritten(&taken) else { break };
+            match self.address(ip).await {
+                Err(Refusal::Held { net, .. }) => {
+                    taken.insert(net);
+                    taken.insert(IpNet::from(ip));
+                }
+                other => return other,
+            }
+        }
+        self.released(all).await
+    }
+
+    /// An address that no object is about.
+    fn unwritten(&self, taken: &HashSet<IpNet>) -> Option<IpAddr> {
+        let free = |ip: &IpAddr| !taken.contains(&IpNet::from(*ip));
+        // Blocks are leased from the node's own place on; single addresses begin elsewhere.
+        let blocks = self.filter.blocks(&self.grid, !self.seed);
+        let mut blocks = blocks.filter(|block| self.grid.is_single() || !taken.contains(block));
+        blocks.find_map(|block| self.filter.addresses(block).find(free))
+    }
+
+    /// An address that was given back: the one that has rested longest.
+    async fn released(&self, all: Vec<Object>) -> Result<Lease, Refusal> {
+        let nobodys = |object: &Object| {
+            let Holder { node, claim, .. } = &object.holder;
+            object.is_single() && node.is_empty() && claim.is_empty() && self.filter.admits(object.net.addr())
+        };
+        let mut free: Vec<Object> = all.into_iter().filter(nobodys).collect();
+        free.sort_by_key(|object| object.holder.freed);
+        let mut refusal = Refusal::Exhausted;
+        for object in free.into_iter().take(TRIES) {
+            match self.take_over(object).await {
+                Ok(object) => return self.outside_blocks(object).await,
+                Err(resting @ Refusal::Resting(_)) => return Err(resting),
+                Err(held @ Refusal::Held { .. }) => {
+                    refusal = Refusal::Contended;
+                    drop(held);
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Makes sure that a block is still ours, after the node was away: it is changed, so that nobody who looked before
+    /// takes it from us. Its new lease, if it is.
+    pub async fn confirm(&self, object: &Object) -> Result<Option<String>, Fault> {
+        let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
+        match self.registry.replace(&Object { holder, ..object.clone() }).await {
+            Ok(object) => Ok(Some(object.lease_id())),
+            Err(Fault::Conflict) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Takes into use what is ours and the node does not know: its answer was lost, or its disk.
+    ///
+    /// `seen` may be old; nothing is taken that is not still so. An address of another owner is given back.
+    pub async fn adopt(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Lease>, Refusal> {
+        let mut leases = Vec::new();
+        for object in self.unknown(seen, known).await? {
+            if !self.grid.is_single() && !object.is_single() {
+                // Under a new lease: an older question, whose call is dead, may be about to give it back.
+                let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
+                let object = self.registry.replace(&Object { holder, ..object }).await?;
+                leases.push(self.with_holes(object).await?);
+            } else if object.holder.owner != self.holder.owner {
+                self.return_unknown(&object).await?;
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Gives back what is ours and the node does not know.
+    pub async fn give_back_unknown(&self, seen: &[Object], known: &HashSet<String>) -> Result<(), Refusal> {
+        for object in self.unknown(seen, known).await? {
+            self.return_unknown(&object).await?;
+        }
+        Ok(())
+    }
+
+    async fn return_unknown(&self, object: &Object) -> Result<(), Fault> {
+        give_back(self.registry, &self.grid, object.net, &object.lease_id(), self.clock.now).await
+    }
+
+    async fn unknown(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Object>, Fault> {
+        let mut unknown = Vec::new();
+        for old in seen.iter().filter(|object| !known.contains(&object.lease_id())) {
+            let Some(object) = self.registry.read(old.net).await? else { continue };
+            let Holder { node, ledger, .. } = &object.holder;
+            let ours = node == &self.holder.node && ledger == &self.holder.ledger;
+            if ours && object.lease_id() == old.lease_id() {
+                unknown.push(object);
+            }
+        }
+        Ok(unknown)
+    }
+}
+
+/// Gives a block or an address back. What is not that lease any more was given back before.
+///
+/// Where every block is one address, and where a claim keeps it, the object stays: it says since when the address rests.
+pub async fn give_back<R: Registry>(
+    registry: &R,
+    grid: &Grid,
+    net: IpNet,
+    lease: &str,
+    now: u64,
+) -> Result<(), Fault> {
+    let Some(object) = registry.read(net).await? else { return Ok(()) };
+    if object.lease_id() != lease || object.holder.node.is_empty() {
+        return Ok(());
+    }
+    match reclaim(registry, grid, object, now).await {
+        // It was changed under our hands: by whom is seen next time.
+        Err(Fault::Conflict) => Err(Fault::Unknown("somebody else is changing it".to_owned())),
+        other => other,
+    }
+}
+
+/// Takes from a node what it had; only if that is as it was when `object` was read.
+///
+/// Read first, then make sure that the node is gone, then take: a node that came back has changed what it has.
+pub async fn reclaim<R: Registry>(
+    registry: &R,
+    grid: &Grid,
+    mut object: Object,
+    now: u64,
+) -> Result<(), Fault> {
+    if grid.is_single() || !object.holder.claim.is_empty() {
+        let Holder { claim, turn, .. } = object.holder;
+        object.holder = Holder { claim, turn, freed: now, ..Holder::default() };
+        return registry.replace(&object).await.map(drop);
+    }
+    registry.delete(&object).await
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        match fault {
+            Fault::Conflict => Refusal::Contended,
+            Fault::Unknown(why) => Refusal::Fault(why),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Exhausted => f.write_str("no address is free"),
+            Refusal::Resting(_) => f.write_str("no address is free; some were freed just now and still rest"),
+            Refusal::Held { net, node } if node.is_empty() => write!(f, "{net} is kept by a claim"),
+            Refusal::Held { net, node } => write!(f, "{net} is leased by node {node}"),
+            Refusal::Contended => f.write_str("other nodes are leasing, too: try again"),
+            Refusal::Fault(why) => f.write_str(why),
+        }
+    }
+}

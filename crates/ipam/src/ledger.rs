@@ -1,0 +1,485 @@
+//! The addresses of one pool on one node: blocks that it has, and who holds what in them.
+//!
+//! It is the image of a file. Each change is one small [`Edit`], which its owner writes to the file at once: a call
+//! that is killed between two of them leaves a ledger that is right.
+//!
+//! ```text
+//!   0    preface  magic, boot                               128 bytes
+//!   128  page 0   state, block, uid │ 256 slots of 16 bytes   4,224 bytes each
+//!        page 1   …
+//!        slot     state, since (ms) │ mark of its owner
+//! ```
+//!
+//! Rules:
+//! - an address is given if its slot is free, has rested, and its block is active; of those the one that has been
+//!   free longest;
+//! - a slot in a state that is not known is never given;
+//! - numbers are little-endian; what comes after a whole page is ignored.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::grid::{addresses_of, nth, offset_of};
+use crate::number::{Family, number};
+
+/// Length of the preface.
+pub const PREFACE: usize = 128;
+/// Length of a page.
+pub const PAGE: usize = HEAD + SLOTS * SLOT;
+/// Slots of a page.
+pub const SLOTS: usize = 256;
+/// Pages of a ledger at most.
+pub const PAGES_MAX: usize = 4096;
+
+const HEAD: usize = 128;
+const SLOT: usize = 16;
+const MAGIC: &[u8; 16] = b"weft-ipam 1\n\0\0\0\0";
+const BOOT: std::ops::Range<usize> = 16..80;
+const UID: std::ops::Range<usize> = 32..96;
+/// The time is in the lower seven bytes of the first word.
+const TIME: u64 = (1 << 56) - 1;
+
+/// The ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    image: Vec<u8>,
+}
+
+/// A change: these bytes at this place.
+#[must_use = "a change is not made until it is written"]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// Where.
+    pub offset: u64,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// What a block is to its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Addresses may be given.
+    Active = 1,
+    /// It is being given back; nothing in it is held.
+    Returning = 2,
+    /// The node was away: whether it is still this node's must be asked.
+    Unconfirmed = 3,
+}
+
+/// A block of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its page.
+    pub page: usize,
+    /// What it is to the node.
+    pub state: State,
+    /// Its addresses.
+    pub net: IpNet,
+    /// Which lease of it: anew for each one.
+    pub uid: String,
+    /// Was it leased for one owner?
+    pub bound: bool,
+    /// Milliseconds since 1970: when it was leased.
+    pub since: u64,
+}
+
+/// What an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Nobody's, since then: milliseconds since 1970, 0 if it never was anybody's.
+    Free(u64),
+    /// Held since then, by the owner with this mark.
+    Held(u64, u64),
+    /// Not this node's.
+    Hole,
+    /// Something that this release does not know.
+    Unknown,
+}
+
+/// A place in the ledger: page and slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The page.
+    pub page: usize,
+    /// The slot in it.
+    pub slot: usize,
+}
+
+/// What [`Ledger::choose`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// This address may be given.
+    Free(Place, IpAddr),
+    /// Those that are free must rest until then; milliseconds since 1970.
+    Resting(u64),
+    /// None is free.
+    Full,
+}
+
+/// How many addresses are what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Held.
+    pub held: u64,
+    /// Free, and resting.
+    pub resting: u64,
+    /// Free, to be given now.
+    pub free: u64,
+}
+
+/// When is it, and how long does a freed address rest: milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// Now, since 1970.
+    pub now: u64,
+    /// The rest.
+    pub rest: u64,
+}
+
+// === impl Clock ===
+
+impl Clock {
+    /// When an address that is free since `since` has rested; nothing if it has.
+    ///
+    /// A clock that was set back by more than the rest makes nobody wait for the old time to come again.
+    fn rests_until(self, since: u64) -> Option<u64> {
+        let ends = since.saturating_add(self.rest);
+        (since > 0 && self.now < ends && since <= self.now.saturating_add(self.rest)).then_some(ends)
+    }
+}
+
+// === impl Ledger: reading ===
+
+impl Ledger {
+    /// An empty one of this boot.
+    pub fn new(boot: &str) -> Ledger {
+        let mut image = vec![0; PREFACE];
+        image[..MAGIC.len()].copy_from_slice(MAGIC);
+        put_text(&mut image[BOOT], boot);
+        Ledger { image }
+    }
+
+    /// Reads a file; nothing if it is not a ledger of a form we know.
+    pub fn read(mut image: Vec<u8>) -> Option<Ledger> {
+        if !image.starts_with(MAGIC) || image.len() < PREFACE {
+            return None;
+        }
+        image.truncate(PREFACE + (image.len() - PREFACE) / PAGE * PAGE);
+        Some(Ledger { image })
+    }
+
+    /// The whole file.
+    pub fn image(&self) -> &[u8] {
+        &self.image
+    }
+
+    /// The boot it was last used in.
+    pub fn boot(&self) -> &str {
+        text(&self.image[BOOT])
+    }
+
+    fn pages(&self) -> usize {
+        (self.image.len() - PREFACE) / PAGE
+    }
+
+    /// The blocks; a page that makes no sense is none.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> {
+        (0..self.pages()).filter_map(|page| self.block(page))
+    }
+
+    /// The block of a page.
+    pub fn block(&self, page: usize) -> Option<Block> {
+        let head = self.head(page)?;
+        let (state, net) = (state(head)?, net(head)?);
+        let uid = text(&head[UID]).to_owned();
+        Some(Block { page, state, net, uid, bound: head[3] == 1, since: word(&head[8..]) })
+    }
+
+    fn head(&self, page: usize) -> Option<&[u8]> {
+        let from = PREFACE + page * PAGE;
+        self.image.get(from..from + HEAD)
+    }
+
+    /// The slots of a page that a block of this network has.
+    fn slots(&self, page: usize, net: IpNet) -> impl Iterator<Item = (usize, Slot)> {
+        let from = PREFACE + page * PAGE + HEAD;
+        let count = usize::try_from(addresses_of(net)).map_or(SLOTS, |count| count.min(SLOTS));
+        self.image[from..from + count * SLOT].chunks_exact(SLOT).map(slot).enumerate()
+    }
+
+    /// What an address is.
+    pub fn slot(&self, place: Place) -> Slot {
+        let from = PREFACE + place.page * PAGE + HEAD + place.slot * SLOT;
+        self.image.get(from..from + SLOT).map_or(Slot::Unknown, slot)
+    }
+
+    /// The address at a place.
+    pub fn address(&self, place: Place) -> Option<IpAddr> {
+        Some(nth(self.block(place.page)?.net, place.slot as u128))
+    }
+
+    /// Where an address is, if it is in a block of this node.
+    pub fn find(&self, ip: IpAddr) -> Option<Place> {
+        self.blocks().find_map(|block| {
+            let offset = offset_of(block.net, ip)?;
+            Some(Place { page: block.page, slot: usize::try_from(offset).ok()? })
+        })
+    }
+
+    /// Every address that is held: its place, since when, the mark of its owner.
+    pub fn held(&self) -> impl Iterator<Item = (Place, u64, u64)> {
+        (0..self.pages()).filter_map(|page| Some((page, net(self.head(page)?)?))).flat_map(|(page, net)| {
+            self.slots(page, net).filter_map(move |(slot, what)| match what {
+                Slot::Held(since, mark) => Some((Place { page, slot }, since, mark)),
+                _ => None,
+            })
+        })
+    }
+
+    /// The free address to give: of those that `accepts`, the one that has been free longest.
+    pub fn choose(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Choice {
+        let mut best: Option<(u64, Place, IpAddr)> = None;
+        let mut wakes = u64::MAX;
+        for block in self.blocks().filter(|block| block.state == State::Active && !block.bound) {
+            for (slot, what) in self.slots(block.page, block.net) {
+                let Slot::Free(since) = what else { continue };
+                if best.is_some_and(|(known, ..)| known <= since) {
+                    continue;
+                }
+                let ip = nth(block.net, slot as u128);
+                if !accepts(ip) {
+                    continue;
+                }
+                match clock.rests_until(since) {
+                    Some(ends) => wakes = wakes.min(ends),
+                    None => best = Some((since, Place { page: block.page, slot }, ip)),
+                }
+                if since == 0 {
+                    break;
+                }
+            }
+            // Never anybody's: nothing has been free longer.
+            if best.is_some_and(|(since, ..)| since == 0) {
+                break;
+            }
+        }
+        match best {
+            Some((_, place, ip)) => Choice::Free(place, ip),
+            None if wakes < u64::MAX => Choice::Resting(wakes),
+            None => Choice::Full,
+        }
+    }
+
+    /// How many of the addresses that `accepts` are what; only active blocks have free ones.
+    pub fn count(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Count {
+        let mut count = Count::default();
+        for block in self.blocks() {
+            for (slot, what) in self.slots(block.page, block.net) {
+                match what {
+                    Slot::Held(..) => count.held += 1,
+                    Slot::Free(since) if block.state == State::Active && !block.bound => {
+                        let rests = clock.rests_until(since).is_some();
+                        if rests {
+                            count.resting += 1;
+                        } else if accepts(nth(block.net, slot as u128)) {
+                            count.free += 1;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        count
+    }
+
+    /// Is nothing in a block held, and has everything rested?
+    pub fn is_idle(&self, block: &Block, clock: Clock) -> bool {
+        self.slots(block.page, block.net).all(|(_, what)| match what {
+            Slot::Free(since) => clock.rests_until(since).is_none(),
+            Slot::Hole => true,
+            Slot::Held(..) | Slot::Unknown => false,
+        })
+    }
+
+    /// How many addresses of a block are nobody's.
+    pub fn free_in(&self, block: &Block) -> u64 {
+        let free = self.slots(block.page, block.net).filter(|(_, what)| matches!(what, Slot::Free(_)));
+        free.count() as u64
+    }
+
+    /// When something in a block was last freed; milliseconds since 1970.
+    pub fn last_used(&self, block: &Block) -> u64 {
+        let freed = self.slots(block.page, block.net).map(|(_, what)| match what {
+            Slot::Free(since) => since,
+            _ => 0,
+        });
+        freed.max().unwrap_or(0).max(block.since)
+    }
+
+    /// Is an address of this block held?
+    pub fn is_held(&self, block: &Block) -> bool {
+        let mut slots = self.slots(block.page, block.net);
+        slots.any(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown))
+    }
+}
+
+// === impl Ledger: changing ===
+
+impl Ledger {
+    /// Gives an address.
+    pub fn hold(&mut self, place: Place, now: u64, mark: u64) -> Edit {
+        self.put(place, 1, now, mark)
+    }
+
+    /// Takes an address back.
+    pub fn free(&mut self, place: Place, now: u64) -> Edit {
+        self.put(place, 0, now, 0)
+    }
+
+    /// Changes what a block is to the node.
+    pub fn set(&mut self, page: usize, state: State) -> Edit {
+        self.edit(PREFACE + page * PAGE, &[state as u8])
+    }
+
+    /// Makes a block active that is still the node's, under a new lease: one write.
+    pub fn confirm(&mut self, page: usize, uid: &str) -> Edit {
+        let mut head = self.head(page).map(<[u8]>::to_vec).unwrap_or_default();
+        if head.len() == HEAD {
+            head[0] = State::Active as u8;
+            head[UID].fill(0);
+            put_text(&mut head[UID], uid);
+        }
+        self.edit(PREFACE + page * PAGE, &head)
+    }
+
+    /// Forgets a block.
+    pub fn drop_block(&mut self, page: usize) -> Edit {
+        self.edit(PREFACE + page * PAGE, &[0])
+    }
+
+    /// Writes a block down; nothing if there are too many. A hole is an address that is not this node's.
+    ///
+    /// The edit is one write, of a page that was nobody's.
+    pub fn add(&mut self, lease: &Lease, now: u64) -> Option<Edit> {
+        let known = self.blocks().find(|block| block.net == lease.net && block.uid == lease.uid);
+        if let Some(known) = known {
+            return Some(self.set(known.page, State::Active));
+        }
+        let page = (0..self.pages()).find(|page| self.head(*page).is_some_and(|head| head[0] == 0));
+        let page = page.unwrap_or(self.pages());
+        if page >= PAGES_MAX {
+            return None;
+        }
+        let mut bytes = vec![0; PAGE];
+        bytes[0] = State::Active as u8;
+        bytes[1] = if lease.net.addr().is_ipv4() { 4 } else { 6 };
+        bytes[2] = lease.net.prefix_len();
+        bytes[3] = u8::from(lease.bound);
+        bytes[8..16].copy_from_slice(&now.to_le_bytes());
+        bytes[16..32].copy_from_slice(&number(lease.net.network()).to_le_bytes());
+        put_text(&mut bytes[UID], &lease.uid);
+        for hole in &lease.holes {
+            if let Some(slot) = offset_of(lease.net, *hole).and_then(|slot| usize::try_from(slot).ok()) {
+                bytes[HEAD + slot.min(SLOTS - 1) * SLOT + 7] = 2;
+            }
+        }
+        let from = PREFACE + page * PAGE;
+        self.image.resize(self.image.len().max(from + PAGE), 0);
+        Some(self.edit(from, &bytes))
+    }
+
+    /// Starts a boot: what was held before it is free, and rests; whose the blocks are must be asked.
+    ///
+    /// No network namespace outlives a kernel, and neither does what was in it.
+    pub fn begin(&mut self, boot: &str, now: u64) -> Vec<Edit> {
+        let held: Vec<Place> = self.held().map(|(place, ..)| place).collect();
+        let mut edits: Vec<Edit> = held.into_iter().map(|place| self.free(place, now)).collect();
+        let blocks: Vec<Block> = self.blocks().filter(|block| block.state == State::Active).collect();
+        for Block { page, bound, .. } in blocks {
+            // What was for one owner is nobody's now.
+            edits.push(self.set(page, if bound { State::Returning } else { State::Unconfirmed }));
+        }
+        let mut name = [0; 64];
+        put_text(&mut name, boot);
+        edits.push(self.edit(BOOT.start, &name));
+        edits
+    }
+
+    fn put(&mut self, place: Place, state: u8, now: u64, mark: u64) -> Edit {
+        let mut bytes = [0; SLOT];
+        bytes[..8].copy_from_slice(&(now & TIME).to_le_bytes());
+        bytes[7] = state;
+        bytes[8..].copy_from_slice(&mark.to_le_bytes());
+        self.edit(PREFACE + place.page * PAGE + HEAD + place.slot * SLOT, &bytes)
+    }
+
+    fn edit(&mut self, offset: usize, bytes: &[u8]) -> Edit {
+        if let Some(room) = self.image.get_mut(offset..offset + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+        Edit { offset: offset as u64, bytes: bytes.to_vec() }
+    }
+}
+
+/// A block as it is leased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Its addresses.
+    pub net: IpNet,
+    /// Which lease of it; at most 64 bytes.
+    pub uid: String,
+    /// Is it for one owner?
+    pub bound: bool,
+    /// Addresses in it that are somebody else's.
+    pub holes: Vec<IpAddr>,
+}
+
+// === the bytes ===
+
+fn state(head: &[u8]) -> Option<State> {
+    [State::Active, State::Returning, State::Unconfirmed].into_iter().find(|state| *state as u8 == head[0])
+}
+
+/// The network of a page that has a block.
+fn net(head: &[u8]) -> Option<IpNet> {
+    state(head)?;
+    let family = match head[1] {
+        4 => Family::V4,
+        6 => Family::V6,
+        _ => return None,
+    };
+    let mut first = [0; 16];
+    first.copy_from_slice(&head[16..32]);
+    IpNet::new(family.address(u128::from_le_bytes(first)), head[2]).ok()
+}
+
+fn slot(bytes: &[u8]) -> Slot {
+    let since = word(bytes) & TIME;
+    match bytes[7] {
+        0 => Slot::Free(since),
+        1 => Slot::Held(since, word(&bytes[8..])),
+        2 => Slot::Hole,
+        _ => Slot::Unknown,
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(word)
+}
+
+fn put_text(room: &mut [u8], text: &str) {
+    let length = text.len().min(room.len());
+    room[..length].copy_from_slice(&text.as_bytes()[..length]);
+}
+
+fn text(bytes: &[u8]) -> &str {
+    let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..length]).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! What a ledger promises, change by change.
+
+use super::*;
+
+const CLOCK: Clock = Clock { now: 1_000_000, rest: 60_000 };
+
+fn lease(net: &str, uid: &str) -> Lease {
+    Lease { net: net.parse().unwrap(), uid: uid.into(), bound: false, holes: Vec::new() }
+}
+
+fn ledger(blocks: &[&str]) -> Ledger {
+    let mut ledger = Ledger::new("boot-1");
+    for net in blocks {
+        let _ = ledger.add(&lease(net, net), 1).unwrap();
+    }
+    ledger
+}
+
+fn at(now: u64) -> Clock {
+    Clock { now, ..CLOCK }
+}
+
+#[track_caller]
+fn take(ledger: &mut Ledger, clock: Clock, mark: u64) -> IpAddr {
+    let Choice::Free(place, ip) = ledger.choose(clock, |_| true) else { panic!("none") };
+    let _ = ledger.hold(place, clock.now, mark);
+    ip
+}
+
+#[test]
+fn every_change_is_what_its_edit_says() {
+    let mut ledger = ledger(&["10.0.0.0/28"]);
+    let mut file = ledger.image().to_vec();
+    let lease = Lease { holes: vec!["10.0.1.3".parse().unwrap()], ..lease("10.0.1.0/28", "b") };
+    let place = Place { page: 0, slot: 5 };
+    let mut edits = vec![ledger.add(&lease, 7).unwrap(), ledger.hold(place, 9, 42), ledger.free(place, 10)];
+    edits.push(ledger.set(1, State::Returning));
+    edits.extend(ledger.begin("boot-2", 11));
+    for Edit { offset, bytes } in edits {
+        let offset = usize::try_from(offset).unwrap();
+        file.resize(file.len().max(offset + bytes.len()), 0);
+        file[offset..offset + bytes.len()].copy_from_slice(&bytes);
+    }
+    assert_eq!(Ledger::read(file), Some(ledger.clone()));
+    assert_eq!((ledger.boot(), ledger.slot(Place { page: 1, slot: 3 })), ("boot-2", Slot::Hole));
+    let states: Vec<State> = ledger.blocks().map(|block| block.state).collect();
+    assert_eq!(states, [State::Unconfirmed, State::Returning]);
+}
+
+#[test]
+fn who_has_been_free_longest_goes_first_and_rests_before() {
+    let mut ledger = ledger(&["10.0.0.0/30"]);
+    let given: Vec<IpAddr> = (0..4).map(|mark| take(&mut ledger, CLOCK, mark)).collect();
+    assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
+    for (slot, now) in [(2, 1_000_100), (0, 1_000_200), (1, 1_000_300)] {
+        let _ = ledger.free(Place { page: 0, slot }, now);
+    }
+    assert_eq!(ledger.choose(at(1_000_400), |_| true), Choice::Resting(1_060_100));
+    assert_eq!(take(&mut ledger, at(1_070_000), 7), given[2]);
+    assert_eq!(take(&mut ledger, at(1_070_000), 7), given[0]);
+    assert_eq!(ledger.count(at(1_060_250), |_| true), Count { held: 3, resting: 1, free: 0 });
+    // The clock is set back by a day: nobody waits a day.
+    assert_eq!(take(&mut ledger, at(1_000), 7), given[1]);
+}
+
+#[test]
+fn one_that_was_never_given_comes_before_one_that_was() {
+    let mut ledger = ledger(&["10.0.0.0/31", "10.0.0.2/31"]);
+    let first = take(&mut ledger, CLOCK, 1);
+    let _ = ledger.free(ledger.find(first).unwrap(), CLOCK.now);
+    let later = at(9_000_000);
+    let rest: Vec<String> = (0..4).map(|_| take(&mut ledger, later, 2).to_string()).collect();
+    assert_eq!(rest, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.0"]);
+}
+
+#[test]
+fn only_active_blocks_give() {
+    for state in [State::Returning, State::Unconfirmed] {
+        let mut ledger = ledger(&["10.0.0.0/31"]);
+        let _ = ledger.set(0, state);
+        assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full, "{state:?}");
+        // The same lease again makes it active; its slots are as they were.
+        let _ = ledger.hold(Place { page: 0, slot: 1 }, 5, 5);
+        let _ = ledger.add(&lease("10.0.0.0/31", "10.0.0.0/31"), 9).unwrap();
+        assert_eq!(ledger.slot(Place { page: 0, slot: 1 }), Slot::Held(5, 5));
+        assert_eq!(ledger.blocks().count(), 1);
+    }
+}
+
+#[test]
+fn a_new_boot_frees_what_was_held_and_asks_whose_blocks_are() {
+    let mut ledger = ledger(&["10.0.0.0/31"]);
+    let ip = take(&mut ledger, CLOCK, 1);
+    let _ = ledger.begin("boot-2", CLOCK.now);
+    assert_eq!(ledger.held().count(), 0);
+    assert_eq!(ledger.slot(ledger.find(ip).unwrap()), Slot::Free(CLOCK.now));
+    assert_eq!(ledger.choose(at(9_000_000), |_| true), Choice::Full);
+}
+
+#[test]
+fn what_is_not_known_is_never_given_and_never_idle() {
+    let ledger = ledger(&["10.0.0.0/31"]);
+    let mut image = ledger.image().to_vec();
+    image[PREFACE + HEAD + 7] = 9;
+    image[PREFACE + HEAD + SLOT + 7] = 200;
+    let ledger = Ledger::read(image.clone()).unwrap();
+    assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
+    assert!(!ledger.is_idle(&ledger.block(0).unwrap(), CLOCK));
+    for (at, byte) in [(0, 99), (1, 5), (2, 200)] {
+        let mut image = image.clone();
+        image[PREFACE + at] = byte;
+        let ledger = Ledger::read(image).unwrap();
+        assert_eq!((ledger.blocks().count(), ledger.held().count()), (0, 0));
+        assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
+    }
+    assert_eq!(Ledger::read(b"something else".to_vec()), None);
+    image.truncate(PREFACE + PAGE - 1);
+    assert_eq!(Ledger::read(image).unwrap().blocks().count(), 0);
+}
+
+#[test]
+fn a_filter_is_asked_for_every_address() {
+    let ledger = ledger(&["10.0.0.0/28"]);
+    let odd = |ip: IpAddr| ip.to_string() == "10.0.0.9";
+    assert!(matches!(ledger.choose(CLOCK, odd), Choice::Free(Place { page: 0, slot: 9 }, _)));
+    assert_eq!(ledger.count(CLOCK, odd).free, 1);
+}

@@ -1,0 +1,105 @@
+//! Where a cluster writes down whose blocks are: objects that are made by name, once, and changed one at a time.
+//!
+//! The Kubernetes API is one; a simulation is another. What is asked of it: a name is given once; a change is made
+//! only if nobody else made one since; a read sees every change that was answered before it began.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// A block, or a single address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its addresses: its name within the pool.
+    pub net: IpNet,
+    /// Anew whenever it is made.
+    pub uid: String,
+    /// Anew whenever it is changed.
+    pub version: String,
+    /// Whose it is.
+    pub holder: Holder,
+    /// Addresses in it that are not its holder's.
+    pub holes: Vec<IpAddr>,
+}
+
+/// Whose an object is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// The node; empty: nobody's.
+    pub node: String,
+    /// The node's ledger that has it.
+    pub ledger: String,
+    /// The uid of the pod, of a single address.
+    pub owner: String,
+    /// What keeps the address when the pod is gone; empty: nothing.
+    pub claim: String,
+    /// When it became nobody's, in milliseconds since 1970.
+    pub freed: u64,
+    /// How often it was taken over.
+    pub turn: u64,
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// There is one of that name, or it was changed since it was read.
+    Conflict,
+    /// No answer that can be trusted: it may have been done or not.
+    Unknown(String),
+}
+
+/// Whose blocks are, of one pool.
+pub trait Registry: Sync {
+    /// Makes an object, if there is none of that name.
+    fn create(&self, net: IpNet, holder: &Holder) -> impl Future<Output = Result<Object, Fault>> + Send;
+
+    /// The object of this name.
+    fn read(&self, net: IpNet) -> impl Future<Output = Result<Option<Object>, Fault>> + Send;
+
+    /// The single addresses inside a block.
+    fn inside(&self, block: IpNet) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+
+    /// Every object of the pool.
+    fn all(&self) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+
+    /// The objects of a node's ledger.
+    fn of(&self, node: &str, ledger: &str) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+
+    /// The single addresses that a claim keeps.
+    fn claimed(&self, claim: &str) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+
+    /// Changes an object, if nobody has since `object` was read.
+    fn replace(&self, object: &Object) -> impl Future<Output = Result<Object, Fault>> + Send;
+
+    /// Removes an object, if it is still that one unchanged; what is gone is gone.
+    fn delete(&self, object: &Object) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Is the pod with this uid known to be gone?
+    fn is_gone(&self, owner: &str) -> impl Future<Output = Result<bool, Fault>> + Send;
+}
+
+// === impl Object ===
+
+impl Object {
+    /// Which lease of it this is.
+    pub fn lease_id(&self) -> String {
+        format!("{}.{}", self.uid, self.holder.turn)
+    }
+
+    /// Is it one address?
+    pub fn is_single(&self) -> bool {
+        self.net.prefix_len() == self.net.max_prefix_len()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Conflict => f.write_str("somebody else changed it"),
+            Fault::Unknown(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

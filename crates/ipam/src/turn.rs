@@ -1,0 +1,253 @@
+//! One call's turn at a ledger, and the agent's answer to what the ledger lacks.
+//!
+//! ```text
+//!   give ──► Given │ Ask(wish) ──► [`ask`] ──► agent: [`serve`] ──► Supply ──► [`receive`] ──► give
+//!   take_back · tidy: blocks that nobody needs are marked, and go with the next question
+//! ```
+//!
+//! Rules: whoever has the turn has the ledger to itself; every edit is written before anything else is done; after each
+//! of them the call may be killed.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::filter::Filter;
+use crate::lease::{Counter, Refusal, give_back};
+use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
+use crate::registry::{Fault, Object, Registry};
+
+/// What a call wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Nothing but to give back and to confirm.
+    Nothing,
+    /// Any address.
+    Any,
+    /// An address of its own, which may be kept when its owner goes.
+    Kept,
+    /// This very address.
+    Address(IpAddr),
+}
+
+/// How a turn went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// This address, once the edit is written.
+    Given(Place, IpAddr, Option<Edit>),
+    /// The ledger lacks this.
+    Ask(Wish, Option<Refusal>),
+    /// It cannot be had.
+    Refused(Refusal),
+}
+
+/// What a ledger tells about its blocks, and what is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The blocks: addresses, lease, state.
+    pub known: Vec<(IpNet, String, State)>,
+    /// What is wanted.
+    pub wish: Wish,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Supply {
+    /// Leased now.
+    pub leases: Vec<Lease>,
+    /// Given back: these leases are to be forgotten.
+    pub gone: Vec<String>,
+    /// Still this node's, under a new lease: the old one and the new one.
+    pub confirmed: Vec<(String, String)>,
+    /// Not this node's any more.
+    pub lost: Vec<String>,
+    /// Why what was wanted is not there.
+    pub refusal: Option<Refusal>,
+}
+
+/// Gives the owner with this mark an address: the one it has, else one that is free.
+pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish: Wish) -> Turn {
+    if let Some((place, _, _)) = ledger.held().find(|(_, _, owner)| *owner == mark)
+        && let Some(ip) = ledger.address(place)
+    {
+        return match wish {
+            Wish::Address(wanted) if wanted != ip => Turn::Refused(Refusal::Held {
+                net: IpNet::from(ip),
+                node: "this one, for the same owner".into(),
+            }),
+            _ => Turn::Given(place, ip, None),
+        };
+    }
+    match wish {
+        Wish::Address(ip) => give_this(ledger, clock, mark, ip),
+        Wish::Kept => Turn::Ask(wish, None),
+        Wish::Any | Wish::Nothing => match ledger.choose(clock, |ip| filter.admits(ip)) {
+            Choice::Free(place, ip) => Turn::Given(place, ip, Some(ledger.hold(place, clock.now, mark))),
+            Choice::Resting(until) => Turn::Ask(Wish::Any, Some(Refusal::Resting(until))),
+            Choice::Full => Turn::Ask(Wish::Any, None),
+        },
+    }
+}
+
+/// Whoever names an address does not wait until it has rested.
+fn give_this(ledger: &mut Ledger, clock: Clock, mark: u64, ip: IpAddr) -> Turn {
+    let refused = Refusal::Held { net: IpNet::from(ip), node: "this one".into() };
+    let Some(place) = ledger.find(ip) else { return Turn::Ask(Wish::Address(ip), None) };
+    let Some(block) = ledger.block(place.page) else { return Turn::Refused(refused) };
+    match (block.state, ledger.slot(place)) {
+        (State::Active, Slot::Free(_)) if !block.bound => {
+            Turn::Given(place, ip, Some(ledger.hold(place, clock.now, mark)))
+        }
+        (_, Slot::Held(..) | Slot::Unknown) => Turn::Refused(refused),
+        _ => Turn::Ask(Wish::Address(ip), Some(refused)),
+    }
+}
+
+/// Takes back what the owner holds; its addresses, each with its edits.
+pub fn take_back(
+    ledger: &mut Ledger,
+    now: u64,
+    is_owner: impl Fn(Place, u64) -> bool,
+) -> Vec<(Place, Vec<Edit>)> {
+    let own: Vec<Place> =
+        ledger.held().filter(|(place, _, mark)| is_owner(*place, *mark)).map(|(place, ..)| place).collect();
+    let free = |place: Place| {
+        let mut edits = vec![ledger.free(place, now)];
+        if ledger.block(place.page).is_some_and(|block| block.bound) {
+            edits.push(ledger.set(place.page, State::Returning));
+        }
+        (place, edits)
+    };
+    own.into_iter().map(free).collect()
+}
+
+/// Marks the blocks that nobody needs: those for one owner that is gone, and those idle for `idle` milliseconds while
+/// `keep` addresses are free elsewhere.
+pub fn tidy(ledger: &mut Ledger, clock: Clock, idle: u64, keep: u64) -> Vec<Edit> {
+    let mut free = ledger.count(clock, |_| true).free;
+    let blocks: Vec<Block> = ledger.blocks().collect();
+    let mut edits = Vec::new();
+    for block in blocks {
+        match block.state {
+            State::Active if block.bound && !ledger.is_held(&block) => {
+                edits.push(ledger.set(block.page, State::Returning));
+            }
+            State::Active if !block.bound && ledger.is_idle(&block, clock) => {
+                let long = ledger.last_used(&block).saturating_add(idle) <= clock.now;
+                let own = ledger.free_in(&block);
+                if long && free.saturating_sub(own) >= keep {
+                    free = free.saturating_sub(own);
+                    edits.push(ledger.set(block.page, State::Returning));
+                }
+            }
+            _ => {}
+        }
+    }
+    edits
+}
+
+/// The question for the agent.
+pub fn ask(ledger: &Ledger, wish: Wish) -> Ask {
+    Ask { known: ledger.blocks().map(|block| (block.net, block.uid, block.state)).collect(), wish }
+}
+
+/// Writes the answer down; what was leased for one owner is held by it at once.
+pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) -> Vec<Edit> {
+    let mut edits = Vec::new();
+    let blocks: Vec<Block> = ledger.blocks().collect();
+    for block in blocks {
+        let among = |leases: &[String]| leases.contains(&block.uid);
+        match block.state {
+            State::Returning if among(&supply.gone) => edits.push(ledger.drop_block(block.page)),
+            // Nothing in it is held: that was freed when the boot began.
+            State::Unconfirmed if among(&supply.lost) => edits.push(ledger.drop_block(block.page)),
+            State::Unconfirmed => {
+                let confirmed = supply.confirmed.iter().find(|(old, _)| *old == block.uid);
+                edits.extend(confirmed.map(|(_, new)| ledger.confirm(block.page, new)));
+            }
+            _ => {}
+        }
+    }
+    for lease in &supply.leases {
+        edits.extend(ledger.add(lease, clock.now));
+        let of_lease = |block: &Block| block.uid == lease.uid && block.net == lease.net;
+        let page = ledger.blocks().find(of_lease).map(|block| block.page);
+        if let (true, Some(page)) = (lease.bound, page) {
+            edits.push(ledger.hold(Place { page, slot: 0 }, clock.now, mark));
+        }
+    }
+    edits
+}
+
+/// The agent's side: gives back, confirms, leases.
+///
+/// `seen` is what is believed to be this ledger's; it may be old.
+pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
+    let mut supply = Supply::default();
+    for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Returning) {
+        match give_back(counter.registry, &counter.grid, *net, lease, counter.clock.now).await {
+            Ok(()) => supply.gone.push(lease.clone()),
+            Err(fault) => supply.refusal = Some(fault.into()),
+        }
+    }
+    if ask.known.iter().any(|(_, _, state)| *state == State::Unconfirmed)
+        && let Err(fault) = confirm(counter, ask, &mut supply).await
+    {
+        supply.refusal = Some(fault.into());
+    }
+    let known: HashSet<String> = ask.known.iter().map(|(_, lease, _)| lease.clone()).collect();
+    if ask.wish == Wish::Nothing {
+        if let Err(refusal) = counter.give_back_unknown(seen, &known).await {
+            supply.refusal = Some(refusal);
+        }
+        return supply;
+    }
+    if ask.wish == Wish::Any && !supply.confirmed.is_empty() {
+        return supply;
+    }
+    let leased = match counter.adopt(seen, &known).await {
+        Ok(adopted) if !adopted.is_empty() => {
+            supply.leases = adopted;
+            match ask.wish {
+                Wish::Any => return supply,
+                // It may lie in what was adopted.
+                Wish::Address(ip) if supply.leases.iter().any(|lease| lease.net.contains(&ip)) => {
+                    return supply;
+                }
+                _ => lease(counter, ask.wish).await,
+            }
+        }
+        Ok(_) => lease(counter, ask.wish).await,
+        Err(refusal) => Err(refusal),
+    };
+    match leased {
+        Ok(lease) => supply.leases.push(lease),
+        Err(refusal) => supply.refusal = Some(refusal),
+    }
+    supply
+}
+
+/// Asks which of the blocks are still this node's.
+async fn confirm<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, supply: &mut Supply) -> Result<(), Fault> {
+    let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
+    for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Unconfirmed) {
+        let Some(object) = own.iter().find(|object| object.net == *net && object.lease_id() == *lease) else {
+            supply.lost.push(lease.clone());
+            continue;
+        };
+        // If somebody has changed it since, the next question shows who.
+        if let Some(new) = counter.confirm(object).await? {
+            supply.confirmed.push((lease.clone(), new));
+        }
+    }
+    Ok(())
+}
+
+async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish) -> Result<Lease, Refusal> {
+    match wish {
+        Wish::Address(ip) => counter.address(ip).await,
+        Wish::Any if !counter.grid.is_single() => counter.block().await,
+        Wish::Any | Wish::Kept | Wish::Nothing => counter.any_address().await,
+    }
+}

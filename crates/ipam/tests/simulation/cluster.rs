@@ -1,0 +1,676 @@
+//! The nodes: their disks, their calls, their agents, and what happens to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use ipam::lease::{Counter, Refusal};
+use ipam::ledger::{Clock, Edit, Ledger, State};
+use ipam::registry::{Holder, Object, Registry};
+use ipam::turn::{self, Ask, Supply, Turn, Wish};
+use ipam::{Filter, Grid, Range};
+use ipnet::IpNet;
+
+use super::model::{Api, Random};
+
+/// How long an address rests, in steps of the simulation.
+const REST: u64 = 300;
+/// How long a block is idle before it is given back.
+const IDLE: u64 = 600;
+/// Calls on a node at a time.
+const CALLS: usize = 3;
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) subnet: &'static str,
+    pub(crate) bits: u8,
+    pub(crate) nodes: usize,
+    pub(crate) steps: u64,
+    /// Are addresses asked for and kept?
+    pub(crate) kept: bool,
+}
+
+type Task<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// Where an agent leaves its answer.
+type Answer = Arc<Mutex<Option<Supply>>>;
+
+/// A pod's interface.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Owner {
+    name: String,
+    claim: String,
+}
+
+enum Verb {
+    Add(Owner, Wish),
+    Del(Owner),
+    Tidy(u64),
+}
+
+/// A plugin's call.
+struct Call {
+    verb: Verb,
+    ledger: Option<Ledger>,
+    /// Edits that are made in memory and not written yet.
+    unwritten: Vec<Edit>,
+    /// What the agent will answer.
+    answer: Option<Answer>,
+    asked: u32,
+    /// Was the ledger changed as far as it can be alone?
+    begun: bool,
+    outcome: Option<Result<Option<IpAddr>, Refusal>>,
+}
+
+struct Node {
+    name: String,
+    disk: Vec<u8>,
+    synced: Vec<u8>,
+    boot: u64,
+    /// What its clock shows beyond the true time.
+    skew: i64,
+    /// Was its clock moved?
+    moved: bool,
+    alive: bool,
+    api: Api,
+    calls: Vec<Call>,
+    agent: Vec<(Task<Supply>, Answer)>,
+    /// What the agent believes to be its ledger's.
+    seen: Vec<Object>,
+    /// Pods that were told an address; what a call for which was killed is in here without one.
+    pods: BTreeMap<Owner, Option<IpAddr>>,
+}
+
+/// All of it.
+pub(crate) struct Cluster {
+    seed: u64,
+    shape: Shape,
+    grid: Grid,
+    filter: Arc<Filter>,
+    random: Random,
+    api: Api,
+    nodes: Vec<Node>,
+    now: u64,
+    /// Who was told each address, on which node.
+    told: BTreeMap<IpAddr, (usize, Owner)>,
+    /// When an address was given back, as far as nobody's clock was moved.
+    freed: BTreeMap<IpAddr, (u64, Owner)>,
+    controller: Option<Task<()>>,
+    next: u64,
+    pub(crate) steps: u64,
+    pub(crate) given: u64,
+    pub(crate) refused: u64,
+    pub(crate) kills: u64,
+}
+
+impl Call {
+    fn owner(&self) -> Owner {
+        match &self.verb {
+            Verb::Add(owner, _) | Verb::Del(owner) => owner.clone(),
+            Verb::Tidy(_) => Owner { name: "tidy".into(), claim: String::new() },
+        }
+    }
+
+    /// Looks whether the agent has answered.
+    fn hear(&mut self, clock: Clock, agent_is_gone: bool) {
+        let owner = self.owner();
+        let answered = self.answer.as_ref().and_then(|answer| answer.lock().unwrap().take());
+        let Some(supply) = answered else {
+            if agent_is_gone {
+                // Nobody waits for ever.
+                self.answer = None;
+                self.outcome = Some(Err(Refusal::Fault("no agent".into())));
+            }
+            return;
+        };
+        self.answer = None;
+        if let Some(ledger) = &mut self.ledger {
+            self.unwritten = turn::receive(ledger, clock, mark(&owner), &supply);
+        }
+        if let (Some(refusal), true) = (supply.refusal, supply.leases.is_empty()) {
+            self.outcome = Some(Err(refusal));
+        }
+        if matches!(self.verb, Verb::Del(_) | Verb::Tidy(_)) {
+            self.outcome = Some(Ok(None));
+        }
+    }
+
+    /// Does what can be done on the node; what must be asked for, if that is not enough.
+    fn turn(&mut self, clock: Clock, filter: &Filter) -> Option<Wish> {
+        let mark = mark(&self.owner());
+        let ledger = self.ledger.as_mut()?;
+        match &self.verb {
+            // What was done in the ledger is in the file by now.
+            Verb::Del(_) | Verb::Tidy(_) if self.begun => Some(Wish::Nothing),
+            Verb::Del(_) => {
+                for (_, edits) in turn::take_back(ledger, clock.now, |_, known| known == mark) {
+                    self.unwritten.extend(edits);
+                }
+                self.begun = true;
+                None
+            }
+            Verb::Tidy(keep) => {
+                self.unwritten = turn::tidy(ledger, clock, IDLE, *keep);
+                self.begun = true;
+                None
+            }
+            Verb::Add(_, wish) => {
+                self.outcome = match turn::give(ledger, clock, filter, mark, *wish) {
+                    Turn::Given(_, ip, edit) => {
+                        self.unwritten.extend(edit);
+                        Some(Ok(Some(ip)))
+                    }
+                    Turn::Refused(refusal) => Some(Err(refusal)),
+                    Turn::Ask(..) if self.asked >= 3 => Some(Err(Refusal::Exhausted)),
+                    Turn::Ask(wish, _) => return Some(wish),
+                };
+                None
+            }
+        }
+    }
+
+    /// The question, if there is something to ask.
+    fn question(&mut self, wish: Wish) -> Option<Ask> {
+        self.asked += 1;
+        let question = turn::ask(self.ledger.as_ref()?, wish);
+        let idle = question.known.iter().all(|(_, _, state)| *state == State::Active);
+        if matches!(self.verb, Verb::Del(_)) && idle {
+            self.outcome = Some(Ok(None));
+            return None;
+        }
+        Some(question)
+    }
+}
+
+fn mark(owner: &Owner) -> u64 {
+    owner
+        .name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl Cluster {
+    pub(crate) fn new(seed: u64, shape: Shape) -> Cluster {
+        let subnet: IpNet = shape.subnet.parse().unwrap();
+        let range = Range::between(subnet, None, None).unwrap();
+        let api = Api::new(seed);
+        let node = |index: usize| Node {
+            name: format!("n{index}"),
+            disk: Ledger::new("b0").image().to_vec(),
+            synced: Ledger::new("b0").image().to_vec(),
+            boot: 0,
+            skew: 0,
+            moved: false,
+            alive: true,
+            api: api.connect(),
+            calls: Vec::new(),
+            agent: Vec::new(),
+            seen: Vec::new(),
+            pods: BTreeMap::new(),
+        };
+        Cluster {
+            seed,
+            shape,
+            grid: Grid::new(subnet, shape.bits),
+            filter: Arc::new(Filter { range, exclude: Vec::new() }),
+            random: Random(
+                seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407),
+            ),
+            nodes: (0..shape.nodes).map(node).collect(),
+            api,
+            now: 1_000_000,
+            told: BTreeMap::new(),
+            freed: BTreeMap::new(),
+            controller: None,
+            next: 0,
+            steps: 0,
+            given: 0,
+            refused: 0,
+            kills: 0,
+        }
+    }
+
+    /// Everything that can happen, for so many steps.
+    pub(crate) fn trouble(&mut self, steps: u64) {
+        for _ in 0..steps {
+            self.step();
+            let node = self.pick();
+            match self.random.below(3_000) {
+                0..20 => self.kill_call(node),
+                20..30 => self.nodes[node].agent.clear(),
+                30..34 => self.power(node),
+                34..36 => self.die(node),
+                36..60 => self.come_back(node),
+                60..64 => {
+                    let down = self.random.once_in(2);
+                    self.api.server.lock().unwrap().down = down;
+                }
+                64..72 => {
+                    let cut = self.random.once_in(2);
+                    *self.nodes[node].api.partitioned.lock().unwrap() = cut;
+                }
+                72..74 if self.seed % 2 == 1 => {
+                    self.nodes[node].skew = self.random.below(4_000) as i64 - 2_000;
+                    self.nodes[node].moved = true;
+                    self.freed.clear();
+                }
+                74..94 => self.look(node),
+                _ => {}
+            }
+        }
+    }
+
+    fn pick(&mut self) -> usize {
+        self.random.below(self.nodes.len() as u64) as usize
+    }
+
+    /// One thing goes on somewhere.
+    fn step(&mut self) {
+        self.steps += 1;
+        self.now += 1;
+        let index = self.pick();
+        if self.random.once_in(200) && self.controller.is_none() {
+            self.controller = Some(self.reclaim());
+        }
+        poll(&mut self.controller);
+        if !self.nodes[index].alive {
+            return;
+        }
+        if self.nodes[index].calls.len() < CALLS && self.random.once_in(6) {
+            self.begin(index);
+        }
+        let node = &mut self.nodes[index];
+        node.agent.retain_mut(|(task, place)| {
+            match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(supply) => {
+                    *place.lock().unwrap() = Some(supply);
+                    false
+                }
+                Poll::Pending => true,
+            }
+        });
+        // Whoever is first has the lock.
+        if !node.calls.is_empty() {
+            self.advance(index);
+        }
+    }
+
+    fn begin(&mut self, index: usize) {
+        let busy = |node: &Node, owner: &Owner| {
+            node.calls.iter().any(|call| match &call.verb {
+                Verb::Add(other, _) | Verb::Del(other) => other == owner,
+                Verb::Tidy(_) => false,
+            })
+        };
+        let known: Vec<Owner> = self.nodes[index].pods.keys().cloned().collect();
+        let old = (!known.is_empty()).then(|| known[self.random.below(known.len() as u64) as usize].clone());
+        let verb = match (self.random.below(10), old) {
+            (0..4, Some(owner)) if !busy(&self.nodes[index], &owner) => Verb::Del(owner),
+            // A repeated ADD. For a pod that is gone from the cluster there is none.
+            (4, Some(owner)) if !busy(&self.nodes[index], &owner) && !self.is_gone(&owner) => {
+                Verb::Add(owner, Wish::Any)
+            }
+            (5, _) => Verb::Tidy(4),
+            _ => {
+                self.next += 1;
+                let mut owner = Owner { name: format!("p{}/{index}", self.next), claim: String::new() };
+                let mut wish = Wish::Any;
+                if self.shape.kept {
+                    let host = self.random.below(60) + 1;
+                    match self.random.below(4) {
+                        0 => wish = Wish::Address(ipam::grid::nth(self.grid.subnet(), u128::from(host))),
+                        1 => {
+                            owner.claim = format!("c{}", self.random.below(6));
+                            wish = Wish::Kept;
+                        }
+                        _ => {}
+                    }
+                }
+                Verb::Add(owner, wish)
+            }
+        };
+        if let Verb::Add(owner, _) = &verb {
+            self.nodes[index].pods.entry(owner.clone()).or_insert(None);
+        }
+        if let Verb::Del(owner) = &verb {
+            // From here on nobody has the address.
+            self.forget(index, owner);
+        }
+        let call = Call {
+            verb,
+            ledger: None,
+            unwritten: Vec::new(),
+            answer: None,
+            asked: 0,
+            begun: false,
+            outcome: None,
+        };
+        self.nodes[index].calls.push(call);
+    }
+
+    fn is_gone(&self, owner: &Owner) -> bool {
+        self.api.server.lock().unwrap().gone.contains(&owner.name)
+    }
+
+    fn forget(&mut self, index: usize, owner: &Owner) {
+        if let Some(told) = self.nodes[index].pods.get_mut(owner)
+            && let Some(ip) = told.take()
+        {
+            self.told.remove(&ip);
+            match self.nodes.iter().any(|node| node.moved) {
+                true => self.freed.remove(&ip),
+                false => self.freed.insert(ip, (self.now, owner.clone())),
+            };
+        }
+        if !owner.claim.is_empty() {
+            self.api.server.lock().unwrap().gone.insert(owner.name.clone());
+        }
+    }
+
+    fn clock(&self, index: usize) -> Clock {
+        Clock { now: self.now.saturating_add_signed(self.nodes[index].skew), rest: REST }
+    }
+
+    /// The call that has the lock does one thing.
+    fn advance(&mut self, index: usize) {
+        let clock = self.clock(index);
+        let filter = Arc::clone(&self.filter);
+        let node = &mut self.nodes[index];
+        let call = &mut node.calls[0];
+        if !call.unwritten.is_empty() {
+            let Edit { offset, bytes } = call.unwritten.remove(0);
+            let offset = usize::try_from(offset).unwrap();
+            node.disk.resize(node.disk.len().max(offset + bytes.len()), 0);
+            node.disk[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            return;
+        }
+        if let Some(outcome) = call.outcome.take() {
+            node.synced.clone_from(&node.disk);
+            let call = node.calls.remove(0);
+            return self.end(index, &call.verb, outcome);
+        }
+        if call.ledger.is_none() {
+            let mut ledger = Ledger::read(node.disk.clone()).expect("a ledger");
+            let boot = format!("b{}", node.boot);
+            if ledger.boot() != boot {
+                call.unwritten = ledger.begin(&boot, clock.now);
+            }
+            call.ledger = Some(ledger);
+            return;
+        }
+        if call.answer.is_some() {
+            return call.hear(clock, node.agent.is_empty());
+        }
+        let Some(wish) = call.turn(clock, &filter) else { return };
+        let Some(question) = call.question(wish) else { return };
+        let owner = call.owner();
+        let place = Answer::default();
+        call.answer = Some(Arc::clone(&place));
+        let holder = Holder {
+            node: node.name.clone(),
+            ledger: "pool".into(),
+            owner: owner.name.clone(),
+            claim: owner.claim,
+            ..Holder::default()
+        };
+        let seed = mark(&Owner { name: node.name.clone(), claim: String::new() });
+        let task =
+            agent(node.api.clone(), self.grid, filter, holder, clock, seed, question, node.seen.clone());
+        node.agent.push((Box::pin(task), place));
+    }
+
+    fn end(&mut self, index: usize, verb: &Verb, outcome: Result<Option<IpAddr>, Refusal>) {
+        match (verb, outcome) {
+            (Verb::Add(owner, wish), Ok(Some(ip))) => self.tell(index, owner, *wish, ip),
+            (Verb::Add(..), Err(_)) => self.refused += 1,
+            (Verb::Del(owner), _) => {
+                // DEL always succeeds on the node: what the agent did not hear goes with the next question.
+                self.nodes[index].pods.remove(owner);
+            }
+            _ => {}
+        }
+    }
+
+    fn tell(&mut self, index: usize, owner: &Owner, wish: Wish, ip: IpAddr) {
+        let seed = self.seed;
+        self.given += 1;
+        let again = self.nodes[index].pods.insert(owner.clone(), Some(ip)).flatten();
+        assert!(
+            again.is_none_or(|known| known == ip),
+            "seed {seed}: {owner:?} had {again:?} and is given {ip}"
+        );
+        assert!(self.filter.admits(ip), "seed {seed}: {ip} is not in the range");
+        if let Some((node, other)) = self.told.insert(ip, (index, owner.clone())) {
+            assert!(
+                (node, &other) == (index, owner),
+                "seed {seed}, step {}: {ip} is {other:?}'s on n{node} and is given to {owner:?} on n{index}",
+                self.steps
+            );
+        }
+        if let Wish::Address(wanted) = wish {
+            assert_eq!(ip, wanted, "seed {seed}");
+        }
+        if let Some((freed, before)) = self.freed.remove(&ip)
+            && wish == Wish::Any
+            && before != *owner
+        {
+            assert!(self.now >= freed + REST, "seed {seed}: {ip} was freed at {freed}, now is {}", self.now);
+        }
+    }
+
+    // === what happens ===
+
+    /// The call that has the lock dies; its runtime will say DEL.
+    fn kill_call(&mut self, index: usize) {
+        if !self.nodes[index].calls.is_empty() {
+            self.nodes[index].calls.remove(0);
+            self.kills += 1;
+        }
+    }
+
+    /// A node loses power and starts again.
+    fn power(&mut self, index: usize) {
+        if !self.nodes[index].alive {
+            return;
+        }
+        self.lose(index);
+        let forgets = self.random.once_in(2);
+        let node = &mut self.nodes[index];
+        if forgets {
+            node.disk.clone_from(&node.synced);
+        }
+        node.synced.clone_from(&node.disk);
+        node.boot += 1;
+    }
+
+    /// A node dies: everything on it is gone, but perhaps its disk.
+    fn die(&mut self, index: usize) {
+        if self.nodes[index].alive {
+            self.power(index);
+            self.nodes[index].alive = false;
+            self.api.server.lock().unwrap().dead.insert(self.nodes[index].name.clone());
+        }
+    }
+
+    fn come_back(&mut self, index: usize) {
+        let wiped = self.random.once_in(3);
+        let node = &mut self.nodes[index];
+        if node.alive {
+            return;
+        }
+        node.alive = true;
+        self.api.server.lock().unwrap().dead.remove(&node.name);
+        if wiped {
+            node.disk = Ledger::new(&format!("b{}", node.boot)).image().to_vec();
+            node.synced.clone_from(&node.disk);
+        }
+    }
+
+    /// Its processes and pods are gone.
+    fn lose(&mut self, index: usize) {
+        let owners: Vec<Owner> = self.nodes[index].pods.keys().cloned().collect();
+        for owner in owners {
+            self.forget(index, &owner);
+        }
+        // What an address rests is kept on the node's disk, and may be lost with it.
+        self.freed.clear();
+        let node = &mut self.nodes[index];
+        node.pods.clear();
+        node.calls.clear();
+        node.agent.clear();
+    }
+
+    /// The agent's watch catches up.
+    fn look(&mut self, index: usize) {
+        let name = self.nodes[index].name.clone();
+        let server = self.api.server.lock().unwrap();
+        self.nodes[index].seen =
+            server.objects.values().filter(|object| object.holder.node == name).cloned().collect();
+    }
+
+    /// The controller takes back what nodes have that are dead and fenced: it reads, makes sure, then takes.
+    fn reclaim(&self) -> Task<()> {
+        let (api, grid, now) = (self.api.clone(), self.grid, self.now);
+        Box::pin(async move {
+            let Ok(all) = api.all().await else { return };
+            let Ok(dead) = api.dead().await else { return };
+            for object in all.into_iter().filter(|object| dead.contains(&object.holder.node)) {
+                let _ = ipam::lease::reclaim(&api, &grid, object, now).await;
+            }
+        })
+    }
+
+    // === the end ===
+
+    /// With every fault gone and every pod deleted, every address can be given once more.
+    pub(crate) fn heal_and_empty(&mut self) {
+        {
+            let mut server = self.api.server.lock().unwrap();
+            (server.trouble, server.down) = (0, false);
+        }
+        self.controller = None;
+        for index in 0..self.nodes.len() {
+            self.come_back(index);
+            *self.nodes[index].api.partitioned.lock().unwrap() = false;
+            self.nodes[index].skew = 0;
+            self.nodes[index].agent.clear();
+            self.nodes[index].calls.clear();
+            self.now += 1;
+            for owner in self.nodes[index].pods.keys().cloned().collect::<Vec<_>>() {
+                self.forget(index, &owner);
+                self.call(index, Verb::Del(owner));
+            }
+        }
+        self.now += REST * 20 + IDLE * 20;
+        self.check_everything_comes_back();
+    }
+
+    fn check_everything_comes_back(&mut self) {
+        let seed = self.seed;
+        for index in 0..self.nodes.len() {
+            self.look(index);
+            // What the node does not know of is adopted by the first who asks, and goes with what it has.
+            self.next += 1;
+            let probe = Owner { name: format!("probe{}/{index}", self.next), claim: String::new() };
+            self.call(index, Verb::Add(probe.clone(), Wish::Address(ipam::grid::nth(self.grid.subnet(), 1))));
+            self.forget(index, &probe);
+            self.call(index, Verb::Del(probe));
+            self.now += REST * 20 + IDLE * 20;
+            self.call(index, Verb::Tidy(0));
+            self.look(index);
+        }
+        let left: Vec<IpNet> = {
+            let server = self.api.server.lock().unwrap();
+            server
+                .objects
+                .values()
+                .filter(|object| !object.holder.node.is_empty())
+                .map(|object| object.net)
+                .collect()
+        };
+        assert!(left.is_empty(), "seed {seed}: still leased: {left:?}");
+        let kept: BTreeSet<IpAddr> = {
+            let server = self.api.server.lock().unwrap();
+            let kept = server.objects.values().filter(|object| !object.holder.claim.is_empty());
+            kept.map(|object| object.net.addr()).collect()
+        };
+        self.now += REST * 20;
+        let mut given = BTreeSet::new();
+        loop {
+            self.next += 1;
+            let owner = Owner { name: format!("last{}", self.next), claim: String::new() };
+            match self.call(0, Verb::Add(owner, Wish::Any)) {
+                Some(ip) => assert!(given.insert(ip), "seed {seed}: {ip} twice"),
+                None => break,
+            }
+        }
+        let all: BTreeSet<IpAddr> =
+            self.filter.addresses(self.grid.subnet()).filter(|ip| !kept.contains(ip)).collect();
+        let missing: Vec<&IpAddr> = all.difference(&given).collect();
+        assert!(missing.is_empty(), "seed {seed}: never to be given again: {missing:?}; {kept:?} are kept");
+        assert_eq!(given, all, "seed {seed}: every address that nobody keeps");
+    }
+
+    /// One call from beginning to end, alone; the address it was told.
+    fn call(&mut self, index: usize, verb: Verb) -> Option<IpAddr> {
+        let owner = match &verb {
+            Verb::Add(owner, _) => Some(owner.clone()),
+            _ => None,
+        };
+        let call = Call {
+            verb,
+            ledger: None,
+            unwritten: Vec::new(),
+            answer: None,
+            asked: 0,
+            begun: false,
+            outcome: None,
+        };
+        self.nodes[index].calls.push(call);
+        for _ in 0..100_000 {
+            if self.nodes[index].calls.is_empty() {
+                return owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten());
+            }
+            let node = &mut self.nodes[index];
+            node.agent.retain_mut(|(task, place)| {
+                match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(supply) => {
+                        *place.lock().unwrap() = Some(supply);
+                        false
+                    }
+                    Poll::Pending => true,
+                }
+            });
+            self.advance(index);
+        }
+        panic!("seed {}: a call does not end", self.seed);
+    }
+}
+
+fn poll(task: &mut Option<Task<()>>) {
+    let ended = task
+        .as_mut()
+        .is_some_and(|task| task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    if ended {
+        *task = None;
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a task owns what it works with")]
+async fn agent(
+    api: Api,
+    grid: Grid,
+    filter: Arc<Filter>,
+    holder: Holder,
+    clock: Clock,
+    seed: u64,
+    ask: Ask,
+    seen: Vec<Object>,
+) -> Supply {
+    let counter = Counter { registry: &api, grid, filter: &filter, holder, shares_claim: false, clock, seed };
+    turn::serve(&counter, &ask, &seen).await
+}

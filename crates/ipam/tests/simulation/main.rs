@@ -1,0 +1,72 @@
+//! Many nodes, a controller and an API server that is slow, forgets to answer, conflicts and goes away: a whole cluster in
+//! one thread, by seed, running the real ledger, the real turns and the real leasing.
+//!
+//! ```text
+//!   node: ledger (a file) ◄── edits, one by one ── call (ADD, DEL) ──ask──► agent ──► registry (with faults)
+//!              killed between any two edits          killed while it waits     killed at any request
+//! ```
+//!
+//! Always: no address has two owners; a repeated ADD gives the same; what was freed rests. In the end, with every fault
+//! healed and every pod gone: every address can be given again.
+//!
+//! `SEEDS=1000..2000 cargo test --release -p ipam --test simulation` runs others; a failure names its seed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking"
+)]
+
+mod cluster;
+mod exhaustive;
+mod model;
+
+use cluster::{Cluster, Shape};
+
+/// Seeds that once found a mistake.
+const FAILED_ONCE: &[u64] = &[123];
+
+fn seeds() -> std::ops::Range<u64> {
+    let given = std::env::var("SEEDS").ok();
+    let parsed = given.as_deref().and_then(|text| {
+        let (from, to) = text.split_once("..")?;
+        Some(from.parse().ok()?..to.parse().ok()?)
+    });
+    parsed.unwrap_or(0..12)
+}
+
+fn run(shape: Shape) {
+    for seed in FAILED_ONCE.iter().copied().chain(seeds()) {
+        let mut cluster = Cluster::new(seed, shape);
+        cluster.trouble(shape.steps);
+        cluster.heal_and_empty();
+        let steps = cluster.steps;
+        assert!(cluster.given > 0, "seed {seed}: nothing was given in {steps} steps");
+        println!(
+            "seed {seed}: {steps} steps, {} given, {} refused, {} kills",
+            cluster.given, cluster.refused, cluster.kills
+        );
+    }
+}
+
+#[test]
+fn blocks_of_a_large_range() {
+    run(Shape { subnet: "10.0.0.0/22", bits: 4, nodes: 8, steps: 60_000, kept: false });
+}
+
+#[test]
+fn a_range_with_fewer_blocks_than_nodes_need() {
+    run(Shape { subnet: "10.0.0.0/26", bits: 3, nodes: 6, steps: 40_000, kept: false });
+}
+
+#[test]
+fn a_range_smaller_than_the_number_of_nodes() {
+    run(Shape { subnet: "10.0.0.0/29", bits: 0, nodes: 12, steps: 40_000, kept: false });
+}
+
+#[test]
+fn addresses_that_are_asked_for_and_kept() {
+    run(Shape { subnet: "fd00::/122", bits: 2, nodes: 5, steps: 40_000, kept: true });
+}

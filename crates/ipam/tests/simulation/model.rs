@@ -1,0 +1,192 @@
+//! The API server of the simulation: objects by name, and everything that may go wrong on the way to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use ipam::registry::{Fault, Holder, Object, Registry};
+use ipnet::IpNet;
+
+/// A generator of numbers by seed: xorshift64*.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// The next number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound.max(1)
+    }
+
+    /// True once in `n` times.
+    pub(crate) fn once_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What the server holds.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) objects: BTreeMap<IpNet, Object>,
+    pub(crate) gone: BTreeSet<String>,
+    /// Nodes that are dead and fenced.
+    pub(crate) dead: BTreeSet<String>,
+    pub(crate) random: Random,
+    /// Once in so many requests something goes wrong; 0: never.
+    pub(crate) trouble: u64,
+    pub(crate) down: bool,
+    pub(crate) requests: u64,
+    counter: u64,
+}
+
+/// A connection to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Api {
+    pub(crate) server: Arc<Mutex<Server>>,
+    pub(crate) partitioned: Arc<Mutex<bool>>,
+}
+
+impl Api {
+    pub(crate) fn new(seed: u64) -> Api {
+        let server = Server {
+            objects: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            random: Random(seed.wrapping_mul(0x9e37_79b9).wrapping_add(88_172_645_463_325_252)),
+            trouble: 12,
+            down: false,
+            requests: 0,
+            counter: 0,
+        };
+        Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default() }
+    }
+
+    /// A connection of another node.
+    pub(crate) fn connect(&self) -> Api {
+        Api { server: Arc::clone(&self.server), partitioned: Arc::default() }
+    }
+
+    /// Which nodes are dead and fenced.
+    pub(crate) async fn dead(&self) -> Result<BTreeSet<String>, Fault> {
+        self.request(|server| Ok(server.dead.clone())).await
+    }
+
+    /// One request: it is under way for a while, arrives or not, and its answer comes back or not.
+    async fn request<T>(&self, work: impl FnOnce(&mut Server) -> Result<T, Fault>) -> Result<T, Fault> {
+        let lost = || Err(Fault::Unknown("lost".into()));
+        let (wait_before, wait_after, forget, silent) = {
+            let server = &mut *self.server.lock().unwrap();
+            server.requests += 1;
+            let trouble = server.trouble;
+            let random = &mut server.random;
+            let once = |random: &mut Random| trouble > 0 && random.once_in(trouble * 2);
+            (random.below(4), random.below(4), once(random), once(random))
+        };
+        Pause(wait_before).await;
+        if forget || *self.partitioned.lock().unwrap() || self.server.lock().unwrap().down {
+            return lost();
+        }
+        let done = work(&mut self.server.lock().unwrap());
+        Pause(wait_after).await;
+        if silent || *self.partitioned.lock().unwrap() { lost() } else { done }
+    }
+}
+
+/// Waits so many turns.
+struct Pause(u64);
+
+impl Future for Pause {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if self.0 == 0 {
+            return Poll::Ready(());
+        }
+        self.0 -= 1;
+        Poll::Pending
+    }
+}
+
+impl Server {
+    fn version(&mut self) -> String {
+        self.counter += 1;
+        self.counter.to_string()
+    }
+
+    fn list(&self, wanted: impl Fn(&Object) -> bool) -> Vec<Object> {
+        self.objects.values().filter(|object| wanted(object)).cloned().collect()
+    }
+}
+
+impl Registry for Api {
+    async fn create(&self, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+        self.request(|server| {
+            if server.objects.contains_key(&net) {
+                return Err(Fault::Conflict);
+            }
+            let (uid, version) = (format!("u{}", server.version()), server.version());
+            let object = Object { net, uid, version, holder: holder.clone(), holes: Vec::new() };
+            server.objects.insert(net, object.clone());
+            Ok(object)
+        })
+        .await
+    }
+
+    async fn read(&self, net: IpNet) -> Result<Option<Object>, Fault> {
+        self.request(|server| Ok(server.objects.get(&net).cloned())).await
+    }
+
+    async fn inside(&self, block: IpNet) -> Result<Vec<Object>, Fault> {
+        self.request(|server| Ok(server.list(|object| object.net != block && block.contains(&object.net))))
+            .await
+    }
+
+    async fn all(&self) -> Result<Vec<Object>, Fault> {
+        self.request(|server| Ok(server.list(|_| true))).await
+    }
+
+    async fn of(&self, node: &str, ledger: &str) -> Result<Vec<Object>, Fault> {
+        self.request(|server| {
+            Ok(server.list(|object| object.holder.node == node && object.holder.ledger == ledger))
+        })
+        .await
+    }
+
+    async fn claimed(&self, claim: &str) -> Result<Vec<Object>, Fault> {
+        self.request(|server| Ok(server.list(|object| object.holder.claim == claim))).await
+    }
+
+    async fn replace(&self, object: &Object) -> Result<Object, Fault> {
+        self.request(|server| {
+            let version = server.version();
+            match server.objects.get_mut(&object.net) {
+                Some(known) if known.uid == object.uid && known.version == object.version => {
+                    *known = Object { version, ..object.clone() };
+                    Ok(known.clone())
+                }
+                _ => Err(Fault::Conflict),
+            }
+        })
+        .await
+    }
+
+    async fn delete(&self, object: &Object) -> Result<(), Fault> {
+        self.request(|server| match server.objects.get(&object.net) {
+            None => Ok(()),
+            Some(known) if known.uid == object.uid && known.version == object.version => {
+                server.objects.remove(&object.net);
+                Ok(())
+            }
+            Some(_) => Err(Fault::Conflict),
+        })
+        .await
+    }
+
+    async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
+        self.request(|server| Ok(server.gone.contains(owner))).await
+    }
+}
