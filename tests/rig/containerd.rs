@@ -41,11 +41,21 @@ impl Containerd {
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Containerd> {
+        Containerd::reading(host, NETWORKS)
+    }
+
+    /// The same, which looks for networks in another directory.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn reading(host: Host, directory: &str) -> Option<Containerd> {
         let parts = parts("containerd")?;
         let machine = Arc::new(Machine::new(host, "node"));
-        machine.run(["mkdir", "-p", NETWORKS]);
+        machine.run(["mkdir", "-p", NETWORKS, directory]);
         let root = text(&parts.join("root")).to_owned();
-        machine.write(CONFIGURATION, configuration(&root));
+        machine.write(CONFIGURATION, configuration(&root, directory));
         let containerd = Containerd { machine, root };
         containerd.launch();
         containerd.import(text(&parts.join("pause.tar")));
@@ -139,7 +149,11 @@ impl Containerd {
             hostname: name.to_owned(),
             port_mappings: Vec::new(),
             annotations: annotations.iter().map(owned).collect::<BTreeMap<_, _>>(),
-            linux: Some(LinuxPodSandboxConfig { cgroup_parent: self.machine.group() }),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: self.machine.group(),
+                security_context: None,
+            }),
+            networks: Vec::new(),
         }
     }
 
@@ -216,7 +230,7 @@ pub fn network_list(plugin: &Value) -> Value {
 
 /// Without CAP_SYS_RESOURCE runc cannot make a pod less likely to be killed when memory is short:
 /// `restrict_oom_score_adj` asks it to do what it can.
-fn configuration(root: &str) -> String {
+fn configuration(root: &str, directory: &str) -> String {
     format!(
         r#"version = 2
 root = "/var/lib/containerd"
@@ -235,7 +249,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   stream_server_address = "127.0.0.1"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/opt/cni/bin"
-    conf_dir = "{NETWORKS}"
+    conf_dir = "{directory}"
     max_conf_num = 1
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"

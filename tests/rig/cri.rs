@@ -39,6 +39,23 @@ pub struct PodSandboxConfig {
     /// What only Linux has.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
+    /// The networks it asks for: the CRI Network API.
+    #[prost(message, repeated, tag = "1001")]
+    pub networks: Vec<PodSandboxNetworkConfig>,
+}
+
+/// A network that a pod asks for.
+#[derive(Clone, PartialEq, Message)]
+pub struct PodSandboxNetworkConfig {
+    /// Its interface; empty: the usual one.
+    #[prost(string, tag = "1")]
+    pub interface_name: String,
+    /// Which network.
+    #[prost(string, tag = "2")]
+    pub network_name: String,
+    /// Values for its plugins.
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// Which pod.
@@ -81,6 +98,25 @@ pub struct LinuxPodSandboxConfig {
     /// The control group above the pod's.
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
+    /// Whose namespaces it uses.
+    #[prost(message, optional, tag = "2")]
+    pub security_context: Option<LinuxSandboxSecurityContext>,
+}
+
+/// Whose namespaces a pod uses.
+#[derive(Clone, PartialEq, Message)]
+pub struct LinuxSandboxSecurityContext {
+    /// Each kind.
+    #[prost(message, optional, tag = "1")]
+    pub namespace_options: Option<NamespaceOption>,
+}
+
+/// Each kind of namespace.
+#[derive(Clone, PartialEq, Message)]
+pub struct NamespaceOption {
+    /// 0: its own, 2: the node's.
+    #[prost(int32, tag = "1")]
+    pub network: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -115,6 +151,8 @@ struct PodSandboxStatus {
     state: i32,
     #[prost(message, optional, tag = "5")]
     network: Option<PodSandboxNetworkStatus>,
+    #[prost(btree_map = "string, string", tag = "8")]
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -129,6 +167,8 @@ struct PodSandboxNetworkStatus {
 struct PodIp {
     #[prost(string, tag = "1")]
     ip: String,
+    #[prost(string, tag = "2")]
+    network_name: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -143,6 +183,8 @@ struct ListedSandbox {
     id: String,
     #[prost(int32, tag = "3")]
     state: i32,
+    #[prost(btree_map = "string, string", tag = "6")]
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -189,6 +231,10 @@ pub struct Sandbox {
     pub ready: bool,
     /// The pod's addresses, the first one first.
     pub addresses: Vec<String>,
+    /// The network of each, where it is told.
+    pub networks: Vec<String>,
+    /// The pod's annotations.
+    pub annotations: BTreeMap<String, String>,
     /// The runtime's own notes: `pid`, `runtimeSpec`, `cniResult`.
     pub info: Value,
 }
@@ -260,10 +306,13 @@ impl Cri {
         let status = answer.status.unwrap_or_default();
         let network = status.network.unwrap_or_default();
         let first = Some(network.ip).filter(|ip| !ip.is_empty());
-        let addresses = first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect();
+        let first = first.map(|ip| PodIp { ip, network_name: String::new() });
+        let ips: Vec<PodIp> = first.into_iter().chain(network.additional_ips).collect();
+        let addresses = ips.iter().map(|ip| ip.ip.clone()).collect();
+        let networks = ips.into_iter().map(|ip| ip.network_name).collect();
         let info =
             answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        Ok(Sandbox { ready: status.state == 0, addresses, info })
+        Ok(Sandbox { ready: status.state == 0, addresses, networks, annotations: status.annotations, info })
     }
 
     /// The ids of all sandboxes, and whether they run.
@@ -273,6 +322,15 @@ impl Cri {
     pub fn list_pod_sandbox(&self) -> Result<Vec<(String, bool)>, String> {
         let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
         Ok(answer.items.into_iter().map(|item| (item.id, item.state == 0)).collect())
+    }
+
+    /// The annotations of all sandboxes.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn annotations(&self) -> Result<Vec<BTreeMap<String, String>>, String> {
+        let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
+        Ok(answer.items.into_iter().map(|item| item.annotations).collect())
     }
 
     /// What the runtime says of itself: its conditions, and its own notes by name.

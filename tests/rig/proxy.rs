@@ -4,20 +4,27 @@
 //!   the test ── CRI ── weft cri-proxy ── CRI ── containerd ── CNI ── weft
 //! ```
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use serde_json::{Value, json};
+use testkit::{Finished, Host};
+
 use crate::containerd::{self, Containerd};
-use crate::cri::Cri;
+use crate::cri::{Cri, PodSandboxConfig, PodSandboxNetworkConfig};
 use crate::parts::text;
 
 /// Where it listens.
 pub const SOCKET: &str = "/run/weft/cri.sock";
+/// Where the runtime finds the list that leads to it.
+pub const RUNTIME_NETWORKS: &str = "/etc/cni/weft";
 const SERVICE: &str = "cri-proxy";
 
 /// A machine with a runtime and a proxy before it.
 #[derive(Debug)]
 pub struct Proxy {
     node: Containerd,
+    words: Vec<&'static str>,
 }
 
 // === impl Proxy ===
@@ -27,9 +34,77 @@ impl Proxy {
     #[must_use]
     #[track_caller]
     pub fn before(node: Containerd) -> Proxy {
-        let proxy = Proxy { node };
+        Proxy::with(node, &[])
+    }
+
+    /// The same with the networks of the proxy: none yet.
+    #[must_use]
+    #[track_caller]
+    pub fn with_networks(host: Host) -> Option<Proxy> {
+        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        crate::install(&node);
+        node.install(&testkit::binary("weft-test-plugin"), &["one", "two", "three"]);
+        let proxy = Proxy::with(node, &["--runtime-networks", RUNTIME_NETWORKS]);
+        proxy.node.wait("containerd", "reads the list of the proxy", || {
+            let (_, info) = proxy.node.cri().status().ok()?;
+            info.get("cniconfig")?.contains("weft-cri").then_some(())
+        });
+        Some(proxy)
+    }
+
+    #[track_caller]
+    fn with(node: Containerd, words: &[&'static str]) -> Proxy {
+        let proxy = Proxy { node, words: words.to_vec() };
         proxy.launch();
         proxy
+    }
+
+    /// `weft network …` on the machine, with `stdin`.
+    #[track_caller]
+    pub fn network(&self, words: &[&str], stdin: &str) -> Finished {
+        let weft = testkit::binary("weft");
+        self.node.write("/run/stdin", stdin);
+        let script = "exec \"$0\" network \"$@\" </run/stdin";
+        self.node.command("sh").args(["-c", script, text(&weft)]).args(words.iter().copied()).finish()
+    }
+
+    /// Sets a network, which must succeed.
+    #[track_caller]
+    pub fn set(&self, network: &Value) {
+        self.network(&["set", "-f", "-"], &network.to_string()).success();
+    }
+
+    /// All networks by name, as `weft network list -o json` has them.
+    #[must_use]
+    #[track_caller]
+    pub fn networks(&self) -> BTreeMap<String, Value> {
+        let all = self.network(&["list", "-o", "json"], "").success().json();
+        let name =
+            |network: &Value| network["config"]["metadata"]["name"].as_str().expect("a name").to_owned();
+        all.as_array().expect("a list").iter().map(|network| (name(network), network.clone())).collect()
+    }
+
+    /// A pod that asks for networks: interface and name of each.
+    #[must_use]
+    pub fn pod_on(&self, name: &str, networks: &[(&str, &str)]) -> PodSandboxConfig {
+        let network = |(interface, network): &(&str, &str)| PodSandboxNetworkConfig {
+            interface_name: (*interface).to_owned(),
+            network_name: (*network).to_owned(),
+            parameters: BTreeMap::new(),
+        };
+        PodSandboxConfig { networks: networks.iter().map(network).collect(), ..self.node.pod(name, &[]) }
+    }
+
+    /// Whether the proxy says that the network is ready.
+    ///
+    /// # Errors
+    /// The message, if it is not.
+    #[track_caller]
+    pub fn ready(&self) -> Result<(), String> {
+        let (conditions, _) = self.cri().status().expect("the runtime's status");
+        let condition = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
+        let condition = condition.expect("every runtime says something of its network");
+        if condition.holds { Ok(()) } else { Err(condition.message) }
     }
 
     /// Starts it, where it does not run.
@@ -37,7 +112,7 @@ impl Proxy {
     pub fn launch(&self) {
         let weft = testkit::binary("weft");
         let words = [text(&weft), "cri-proxy", "--runtime", containerd::SOCKET, "--log", "debug,h2=info"];
-        self.node.start(SERVICE, words);
+        self.node.start(SERVICE, words.into_iter().chain(self.words.iter().copied()));
         self.node.wait(SERVICE, "listens", || self.node.reach(SOCKET).exists().then_some(()));
     }
 
@@ -72,4 +147,16 @@ impl Deref for Proxy {
     fn deref(&self) -> &Containerd {
         &self.node
     }
+}
+
+/// A network of the API: a bridge with addresses of `10.SUBNET.0.0/24`.
+#[must_use]
+pub fn bridge(name: &str, subnet: u8) -> Value {
+    json!({ "metadata": { "name": name }, "cniv1_config": { "cni_version": "1.0.0", "plugins": [{
+        "type": "bridge", "capabilities": ["ips", "mac"],
+        "parameters": {
+            "bridge": format!("br{subnet}"), "isGateway": true,
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": format!("10.{subnet}.0.0/24") }]] },
+        },
+    }] } })
 }

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
     agent, attach, check, cnitool, crds, cri_proxy, demo, detach, doctor, explain, import, install, lint,
-    list, plan, publish,
+    list, network, plan, publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -57,6 +57,8 @@ enum Command {
     Agent(agent::Arguments),
     /// Stand before a container runtime and give it pod networks: the CRI Network API
     CriProxy(cri_proxy::Arguments),
+    /// Set, list, show and remove the networks of this node
+    Network(network::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Write the network-status of one sandbox, where no agent does
@@ -113,6 +115,7 @@ impl Call {
             Command::Lint(arguments) => lint::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
+            Command::Network(arguments) => network::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),

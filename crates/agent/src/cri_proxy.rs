@@ -1,38 +1,69 @@
 //! `weft cri-proxy`: the CRI Network API, before a container runtime that does not know it.
 //!
 //! ```text
-//!   kubelet, weft network, … ──► door ──► calls ──► backend ──► containerd, CRI-O
+//!   kubelet, weft network, … ──► door ──► calls ──┬─► backend ──► containerd, CRI-O ── CNI ──► weft-cni
+//!                                                 └─► networks (store, fallback)                  │
+//!                                     plan ◄── planner ◄────────────────── question ──────────────┘
 //! ```
 //!
 //! Rules: what is not ours is forwarded at the level of HTTP/2, bytes untouched, so that calls and fields of newer
-//! releases pass; the proxy may be up before the runtime, and outlives it.
+//! releases pass; the proxy may be up before the runtime, and outlives it; it keeps nothing in memory that matters.
 //!
-//! Source: CRI `runtime.v1`; «CRI Network API», the proposal.
+//! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
 
 mod backend;
 mod calls;
+mod condition;
 mod door;
+mod edited;
+mod fallback;
+mod message;
+mod messages;
+mod networks;
+mod planner;
+mod plugins;
 mod relay;
+mod reply;
+mod request;
+mod runtime_network;
+mod store;
+mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use npwg::journal as record;
+use tokio::sync::watch;
 use tracing::info;
 
+use crate::agent::sandboxes::{RESCAN, Sandboxes};
+use crate::agent::socket::Socket;
 use crate::agent::{self, Log};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::journal::Journal;
 use crate::listener::Listener;
-use calls::Calls;
+use crate::network_api::Name;
+pub(crate) use backend::with_sources;
+use calls::{Calls, Owner};
+use condition::Conditions;
+use fallback::Fallback;
+use message::Gatherer;
+use networks::Networks;
+use planner::Planner;
+use plugins::Plugins;
+use store::Store;
 
 /// Where clients find the proxy.
 pub(crate) const SOCKET: &str = "/run/weft/cri.sock";
+/// Where the meta-plugin asks.
+const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
 /// What `weft cri-proxy` is told.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
-  weft cri-proxy --runtime /run/containerd/containerd.sock
+  weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
 
 A kubelet is pointed at it with --container-runtime-endpoint=unix://{SOCKET}
 
@@ -44,6 +75,30 @@ pub(crate) struct Arguments {
     /// The container runtime's own socket
     #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]
     runtime: PathBuf,
+    /// The runtime's directory of CNI configurations: the list that leads here is put into it; without it the runtime makes networks by itself
+    #[arg(long, value_name = "DIR")]
+    runtime_networks: Option<PathBuf>,
+    /// The administrator's directory of CNI configurations, whose first network is _fallback
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
+    fallback: PathBuf,
+    /// The network of sandboxes that ask for none, instead of _fallback
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    default_network: Option<String>,
+    /// Directories of plugins
+    #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR:DIR")]
+    plugins: String,
+    /// Where networks are stored
+    #[arg(long, default_value = "/var/lib/weft/networks", value_name = "DIR")]
+    store: PathBuf,
+    /// The journal, below it: cniDir of the meta-plugin
+    #[arg(long, default_value = record::DIRECTORY, value_name = "DIR")]
+    journal: PathBuf,
+    /// Where the meta-plugin asks
+    #[arg(long, default_value = PLAN_SOCKET, value_name = "PATH")]
+    plan_socket: PathBuf,
+    /// The agent's socket: it plans for sandboxes that ask for no networks
+    #[arg(long, value_name = "PATH")]
+    agent: Option<PathBuf>,
     #[command(flatten)]
     log: Log,
 }
@@ -55,10 +110,59 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn work(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { listen, runtime, log: _ } = arguments;
+    let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
+        arguments;
+    let entries = directory.join(record::ENTRIES);
+    let journal = Journal::at(&entries);
+    let networks = Arc::new(networks(arguments, &journal)?);
+    let sandboxes = Arc::new(Sandboxes::of(&entries));
+    tokio::spawn(follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
+    let questions = Socket::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
-    info!(listen = %listen.display(), runtime = %runtime.display(), "started");
-    door::serve(listener, runtime.clone(), Arc::new(Calls), agent::ended()?).await;
+    let owner = owner(runtime_networks.as_deref(), arguments)?;
+    let planner = Arc::new(Planner { networks: Arc::clone(&networks), agent: agent.clone() });
+    let conditions = Arc::new(Conditions::of(networks, sandboxes));
+    let calls = Arc::new(Calls { conditions, journal, owner, gatherer: Gatherer::new() });
+    info!(listen = %listen.display(), runtime = %runtime.display(), ?owner, "started");
+    let (end, mut ended) = watch::channel(());
+    let asked = tokio::spawn(questions.serve(planner, async move {
+        // The sender goes when the door is shut.
+        let _ = ended.changed().await;
+    }));
+    door::serve(listener, runtime.clone(), calls, agent::ended()?).await;
+    drop(end);
+    let _ = asked.await;
     info!("ended");
     Ok(())
+}
+
+fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failure> {
+    let Arguments { fallback, default_network, plugins, store, .. } = arguments;
+    Networks::open(
+        Store::open(store)?,
+        Plugins::in_path(plugins),
+        Fallback::of(fallback),
+        default_network.as_deref().map(Name::read),
+        journal.clone(),
+    )
+}
+
+/// Puts the list into the runtime's directory, if that is ours to do.
+fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<Owner, Failure> {
+    let Some(directory) = directory else { return Ok(Owner::Runtime) };
+    runtime_network::write(directory, &arguments.plan_socket, &arguments.journal, &arguments.plugins)?;
+    Ok(Owner::Ours)
+}
+
+/// Follows the journal, and lets networks go that have drained.
+async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
+    sandboxes.read_all();
+    let mut watch = sandboxes.watch();
+    loop {
+        networks.finish_draining().await;
+        tokio::select! {
+            () = sandboxes.changed(&mut watch) => {}
+            () = tokio::time::sleep(RESCAN) => sandboxes.read_all(),
+        }
+    }
 }

@@ -106,6 +106,11 @@ impl Hands {
         }
     }
 
+    /// The program itself.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// The same, at work inside a network namespace.
     pub(crate) fn inside(&self, place: &str) -> Hands {
         Hands { place: Some(place.to_owned()), ..self.clone() }

@@ -27,6 +27,8 @@ mod journal;
 mod lint;
 mod list;
 mod listener;
+mod network;
+mod network_api;
 mod output;
 mod plan;
 mod planning;

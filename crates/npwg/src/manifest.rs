@@ -108,5 +108,23 @@ impl<T> Located<T> {
     }
 }
 
+/// Every document of a text as JSON, whatever it is; empty ones are left out.
+///
+/// # Errors
+/// What is wrong with the first that is not understood, with line and column.
+pub fn values(text: &str) -> Result<Vec<serde_json::Value>, String> {
+    let source = Source::new(text);
+    let mut values = Vec::new();
+    for document in document::documents(&source) {
+        let node = document.map_err(|broken| {
+            let Position { line, column } = source.position(broken.at);
+            format!("line {line}, column {column}: {}", broken.reason)
+        })?;
+        values.push(node.to_json());
+    }
+    values.retain(|value| !value.is_null());
+    Ok(values)
+}
+
 #[cfg(test)]
 mod tests;

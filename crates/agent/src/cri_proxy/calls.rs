@@ -1,24 +1,158 @@
 //! Which calls are the proxy's own and which the runtime's: by path, before anything is decoded.
 //!
-//! A call that is not named here is forwarded: also one that this release has never heard of.
+//! | call | what happens |
+//! |---|---|
+//! | `SetPodNetwork`, `RemovePodNetwork`, `ListPodNetwork` | answered here |
+//! | `RunPodSandbox` | checked, given our annotation if it asks for networks, forwarded |
+//! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; the answer gets addresses by network |
+//! | `ListPodSandbox`, `StreamPodSandboxes` | forwarded; the answer without our annotation |
+//! | `Status` | forwarded; `NetworkReady` is the networks' |
+//! | any other, also one that this release has never heard of | forwarded |
 
-use http_body_util::BodyExt;
+use std::sync::Arc;
+
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
+use prost::bytes::Bytes;
 use tonic::Status;
+use tracing::debug;
 
 use super::backend::{Backend, Body, Cause};
-use super::relay;
+use super::condition::Conditions;
+use super::edited::{Edit, edited, framed};
+use super::message::{Gatherer, decode, reply as answer};
+use super::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
+use super::networks::InUse;
+use super::request::{self, ATTACHMENTS};
+use super::{relay, reply, wire};
+use crate::journal::Journal;
+use crate::network_api::{
+    self, Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest,
+};
+
+/// Whose the network of sandboxes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The runtime calls the meta-plugin, and that asks us.
+    Ours,
+    /// The runtime does it by itself.
+    Runtime,
+}
 
 /// What answers calls.
 #[derive(Debug)]
-pub(crate) struct Calls;
+pub(crate) struct Calls {
+    pub(crate) conditions: Arc<Conditions>,
+    pub(crate) journal: Journal,
+    pub(crate) owner: Owner,
+    pub(crate) gatherer: Gatherer,
+}
 
 impl Calls {
     /// Answers one call.
     pub(crate) async fn answer(&self, backend: &Backend, request: Request<Incoming>) -> Response<Body> {
-        let answered = forward(backend, request).await;
-        answered.unwrap_or_else(|status| status.into_http())
+        let path = request.uri().path().to_owned();
+        let answered = self.dispatch(backend, request, &path).await;
+        answered.unwrap_or_else(|status| {
+            debug!(path, code = ?status.code(), why = status.message(), "refused");
+            status.into_http()
+        })
+    }
+
+    async fn dispatch(
+        &self,
+        backend: &Backend,
+        request: Request<Incoming>,
+        path: &str,
+    ) -> Result<Response<Body>, Status> {
+        match path {
+            SET => self.set(request.into_body()).await,
+            REMOVE => self.remove(request.into_body()).await,
+            LIST => self.list(request.into_body()).await,
+            "/runtime.v1.RuntimeService/RunPodSandbox" => self.run_pod_sandbox(backend, request).await,
+            "/runtime.v1.RuntimeService/PodSandboxStatus" => {
+                let journal = self.journal.clone();
+                rewrite(backend, request, Box::new(move |message| reply::status(message, &journal))).await
+            }
+            "/runtime.v1.RuntimeService/GetContainerEvents" => {
+                let journal = self.journal.clone();
+                rewrite(backend, request, Box::new(move |message| reply::event(message, &journal))).await
+            }
+            "/runtime.v1.RuntimeService/ListPodSandbox" | "/runtime.v1.RuntimeService/StreamPodSandboxes" => {
+                rewrite(backend, request, Box::new(reply::list)).await
+            }
+            "/runtime.v1.RuntimeService/Status" if self.owner == Owner::Ours => {
+                let ready = self.conditions.readiness().await;
+                rewrite(backend, request, Box::new(move |message| reply::readiness(message, &ready))).await
+            }
+            _ => forward(backend, request).await,
+        }
+    }
+
+    async fn set(&self, body: Incoming) -> Result<Response<Body>, Status> {
+        let SetRequest { config } = decode(&self.gatherer.gather(body).await?)?;
+        let stored = self.conditions.networks.set(config).await?;
+        let network = self.conditions.one(stored.checked.name.to_string()).await?;
+        let network = network.unwrap_or_else(|| network_api::Network {
+            config: Some(stored.checked.config.clone()),
+            status: None,
+        });
+        Ok(answer(&SetReply { network: Some(network) }))
+    }
+
+    async fn remove(&self, body: Incoming) -> Result<Response<Body>, Status> {
+        let RemoveRequest { metadata, drain } = decode(&self.gatherer.gather(body).await?)?;
+        self.conditions.networks.remove(metadata, drain).await?;
+        Ok(answer(&Empty {}))
+    }
+
+    async fn list(&self, body: Incoming) -> Result<Response<Body>, Status> {
+        let Empty {} = decode(&self.gatherer.gather(body).await?)?;
+        Ok(answer(&ListReply { networks: self.conditions.list().await? }))
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        backend: &Backend,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Status> {
+        let (parts, body) = request.into_parts();
+        let message = self.gatherer.gather(body).await?;
+        let (message, held) = self.admit(message)?;
+        let Some(framed) = framed(&message) else {
+            return Err(Status::resource_exhausted("the request is too large"));
+        };
+        let body = Full::new(framed).map_err(Cause::from).boxed_unsync();
+        let answered = backend.call(Request::from_parts(parts, body)).await;
+        drop(held);
+        Ok(answered?.map(relay::untouched))
+    }
+
+    /// The request with what it asks for, checked; and its networks, held.
+    fn admit(&self, message: Bytes) -> Result<(Bytes, Option<InUse>), Status> {
+        let RunPodSandboxRequest { config } = decode(&message)?;
+        let config = config.unwrap_or_default();
+        let attachments = request::attachments(&config, &self.conditions.networks)?;
+        if attachments.is_empty() {
+            return Ok((message, None));
+        }
+        if self.owner == Owner::Runtime {
+            let why = "the runtime makes the networks of sandboxes by itself";
+            let cure =
+                "start the proxy with --runtime-networks DIR, the runtime's directory of CNI configurations";
+            return Err(Status::failed_precondition(format!("config.networks: {why}: {cure}")));
+        }
+        let names = attachments.iter().map(|attachment| Name::read(&attachment.network)).collect();
+        let held = self.conditions.networks.hold(names);
+        let text = serde_json::to_string(&attachments)
+            .map_err(|cause| Status::internal(format!("encode the attachments: {cause}")))?;
+        // Embedded messages merge, and entries of maps add up: what is there stays as it is.
+        let mut config = Vec::new();
+        wire::push(&mut config, CONFIG_ANNOTATIONS, &wire::entry(ATTACHMENTS, &text));
+        let mut message = message.to_vec();
+        wire::push(&mut message, CONFIG, &config);
+        Ok((message.into(), Some(held)))
     }
 }
 
@@ -26,4 +160,16 @@ impl Calls {
 async fn forward(backend: &Backend, request: Request<Incoming>) -> Result<Response<Body>, Status> {
     let request = request.map(|body| body.map_err(Cause::from).boxed_unsync());
     Ok(backend.call(request).await?.map(relay::untouched))
+}
+
+/// The same with each message of the answer edited.
+async fn rewrite(
+    backend: &Backend,
+    mut request: Request<Incoming>,
+    edit: Edit,
+) -> Result<Response<Body>, Status> {
+    // What is compressed cannot be edited; without this header it is not.
+    request.headers_mut().remove("grpc-accept-encoding");
+    let request = request.map(|body| body.map_err(Cause::from).boxed_unsync());
+    Ok(backend.call(request).await?.map(|body| edited(body, edit)))
 }

@@ -17,12 +17,20 @@ use super::backend::{Body, Cause, with_sources};
 
 /// A body as it is.
 pub(crate) fn untouched(body: Incoming) -> Body {
-    Relayed { inner: body, ended: false }.boxed_unsync()
+    Relayed::of(body).boxed_unsync()
 }
 
-struct Relayed {
+/// The runtime's body.
+pub(crate) struct Relayed {
     inner: Incoming,
     ended: bool,
+}
+
+impl Relayed {
+    /// As it comes.
+    pub(crate) fn of(inner: Incoming) -> Relayed {
+        Relayed { inner, ended: false }
+    }
 }
 
 impl HttpBody for Relayed {
@@ -56,7 +64,7 @@ impl HttpBody for Relayed {
     }
 }
 
-fn trailers(status: &Status) -> HeaderMap {
+pub(crate) fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
     // What cannot be said as a header is not said; the code can.
     let _ = status.add_header(&mut headers);

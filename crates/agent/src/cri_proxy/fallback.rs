@@ -1,0 +1,68 @@
+//! The network of the CNI configurations on disk, `_fallback`: what a runtime would take by itself.
+//!
+//! Rules: it is read when it is asked for, so that nothing about it is ever old, however the file came there; the file
+//! whose name sorts first counts, and one that is broken is a fault and not passed over, as runtimes have it; lists of
+//! the meta-plugin are passed over, for they lead back here.
+
+use std::path::{Path, PathBuf};
+
+use cni::network::{Network, plugin_type};
+use cni::runtime::load::Directory;
+
+/// What the meta-plugin is called in a list.
+const OURSELVES: &str = "weft";
+
+/// A directory of configurations.
+#[derive(Clone, Debug)]
+pub(crate) struct Fallback(PathBuf);
+
+/// What is there.
+#[derive(Clone, Debug)]
+pub(crate) enum OnDisk {
+    /// Nothing.
+    Absent,
+    /// A file that is none, and why.
+    Broken(String),
+    /// This.
+    Found(Box<Network>),
+}
+
+impl Fallback {
+    /// The one of this directory.
+    pub(crate) fn of(directory: &Path) -> Fallback {
+        Fallback(directory.to_owned())
+    }
+
+    /// Where it is.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.0
+    }
+
+    /// What is there now.
+    pub(crate) fn read(&self) -> OnDisk {
+        let Directory { networks, faults } = match Directory::read(&self.0) {
+            Ok(directory) => directory,
+            Err(error) => return OnDisk::Broken(error.to_string()),
+        };
+        let first = networks
+            .into_iter()
+            .filter(|(_, network)| !is_ours(network))
+            .min_by(|(left, _), (right, _)| left.cmp(right));
+        let fault = faults.into_iter().min_by(|(left, _), (right, _)| left.cmp(right));
+        match (first, fault) {
+            (None, None) => OnDisk::Absent,
+            (Some((path, _)), Some((broken, error))) if broken < path => broken_file(&broken, &error),
+            (None, Some((broken, error))) => broken_file(&broken, &error),
+            (Some((_, network)), _) => OnDisk::Found(Box::new(network)),
+        }
+    }
+}
+
+fn broken_file(path: &Path, error: &cni::Error) -> OnDisk {
+    OnDisk::Broken(format!("{}: {error}", path.display()))
+}
+
+fn is_ours(network: &Network) -> bool {
+    let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
+    first.is_some_and(|plugin| plugin.as_str() == OURSELVES)
+}

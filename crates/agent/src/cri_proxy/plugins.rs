@@ -1,0 +1,118 @@
+//! The plugins of this node: are they there, do they speak a network's version, what do they say of themselves?
+//!
+//! They are looked for as the meta-plugin does it, the built-in ones of `weft-cni` included, and run as a runtime runs
+//! them.
+//!
+//! Rules: every run has a deadline; what a program said of its versions counts as long as its file is the same.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use cni::environment::Environment;
+use cni::invoke::Invoke;
+use cni::name::PluginType;
+use cni::network::Network;
+use cni::runtime::exec::{self, Exec};
+use cni::runtime::probe;
+use cni::{Error, code};
+
+use crate::hands::Hands;
+
+/// Time for one run.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The plugins of a node.
+#[derive(Debug)]
+pub(crate) struct Plugins {
+    path: String,
+    hands: Option<PathBuf>,
+    known: Mutex<BTreeMap<PluginType, (Fingerprint, Vec<String>)>>,
+}
+
+/// Which file a program is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Fingerprint {
+    path: PathBuf,
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl Fingerprint {
+    fn of(path: PathBuf) -> Result<Fingerprint, Error> {
+        let found = std::fs::metadata(&path).map_err(|cause| Error::io(path.display(), cause))?;
+        let modified = (found.mtime(), found.mtime_nsec());
+        Ok(Fingerprint { path, inode: found.ino(), length: found.size(), modified })
+    }
+}
+
+impl Plugins {
+    /// Those in the directories of `path`, and those that are built in.
+    pub(crate) fn in_path(path: &str) -> Plugins {
+        let hands = Hands::find().ok().map(|hands| hands.program().to_owned());
+        Plugins { path: path.to_owned(), hands, known: Mutex::default() }
+    }
+
+    /// Where they are looked for.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Is every plugin of a network there, and does it speak the network's version? Takes time where one is new.
+    pub(crate) fn require(&self, network: &Network) -> Result<(), Error> {
+        let wanted = network.version.as_str();
+        for plugin in network.needs()? {
+            let speaks = self.versions(&plugin)?;
+            if !speaks.iter().any(|version| version == wanted) {
+                let why = format!("plugin {plugin} does not support version {wanted}");
+                let error = Error::new(code::INCOMPATIBLE_VERSION, why);
+                return Err(error.details(format!("it supports {}", speaks.join(", "))));
+            }
+        }
+        Ok(())
+    }
+
+    fn versions(&self, plugin: &PluginType) -> Result<Vec<String>, Error> {
+        let file = Fingerprint::of(self.program(plugin)?.0)?;
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(plugin).cloned();
+        if let Some((_, versions)) = known.filter(|(known, _)| *known == file) {
+            return Ok(versions);
+        }
+        let versions = probe::versions(self, plugin, &self.path)?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(plugin.clone(), (file, versions.clone()));
+        Ok(versions)
+    }
+
+    /// The program, and the name it has to be told.
+    fn program(&self, plugin: &PluginType) -> Result<(PathBuf, Option<String>), Error> {
+        match (exec::find(plugin, &self.path), &self.hands) {
+            (Ok(found), _) => Ok((found, None)),
+            (Err(_), Some(hands)) if is_built_in(hands, plugin) => {
+                Ok((hands.clone(), Some(plugin.to_string())))
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+}
+
+fn is_built_in(hands: &Path, plugin: &PluginType) -> bool {
+    let environment = Environment { command: "VERSION".to_owned(), ..Environment::default() };
+    let mut command = Command::new(hands);
+    command.arg(plugin.as_str());
+    matches!(Exec::new(DEADLINE).complete(command, &environment, b"{}"), Ok((_, None)))
+}
+
+impl Invoke for Plugins {
+    fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        let (program, name) = self.program(plugin)?;
+        let mut command = Command::new(program);
+        command.args(name);
+        let (output, failure) = Exec::new(DEADLINE).complete(command, environment, stdin)?;
+        failure.map_or(Ok(output.stdout), Err)
+    }
+}

@@ -1,0 +1,118 @@
+//! The networks that were set, on disk: a file each, named by a hash of the network's name.
+//!
+//! Rules: a file is whole or not there (temporary name, fsync, rename, fsync of the directory), 0600; what cannot be read
+//! is told and left as it is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tracing::error;
+
+use crate::failure::Failure;
+use crate::network_api::validation::{self, Checked};
+use crate::network_api::{Name, NetworkConfig};
+
+/// The form of file this release writes; a newer one is not read.
+const VERSION: u32 = 1;
+/// Largest file, in bytes.
+const FILE_MAX: u64 = 16 << 20;
+
+/// The directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Store(PathBuf);
+
+/// A network that was set.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    /// What it is.
+    pub(crate) checked: Checked,
+    /// It goes with its last sandbox, and takes no new one.
+    pub(crate) draining: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    draining: bool,
+    config: NetworkConfig,
+}
+
+impl Store {
+    /// Opens the directory, which is made if it is not there.
+    pub(crate) fn open(directory: &Path) -> Result<Store, Failure> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|cause| Failure::new(format!("networks: make {}: {cause}", directory.display())))?;
+        Ok(Store(directory.to_owned()))
+    }
+
+    /// Everything that can be read.
+    pub(crate) fn read_all(&self) -> Result<Vec<Stored>, Failure> {
+        let failed = |cause| Failure::new(format!("networks: read {}: {cause}", self.0.display()));
+        let mut found = Vec::new();
+        for file in fs::read_dir(&self.0).map_err(failed)? {
+            let path = file.map_err(failed)?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match read(&path) {
+                Ok(stored) => found.push(stored),
+                Err(why) => error!(file = %path.display(), why, "a network cannot be read: set it again"),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes one, durably.
+    pub(crate) fn write(&self, stored: &Stored) -> io::Result<()> {
+        let Stored { checked, draining } = stored;
+        let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
+        let path = self.file(&checked.name);
+        let temporary = path.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let written = serde_json::to_vec_pretty(&document)
+            .map_err(io::Error::other)
+            .and_then(|bytes| file.write_all(&bytes))
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&temporary, &path));
+        if written.is_err() {
+            // Half a file helps nobody; on a full disk its room does.
+            let _ = fs::remove_file(&temporary);
+        }
+        written.and_then(|()| self.sync())
+    }
+
+    /// Removes one, durably; one that is not there is removed.
+    pub(crate) fn remove(&self, name: &Name) -> io::Result<()> {
+        match fs::remove_file(self.file(name)) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => Err(cause),
+            _ => self.sync(),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.0)?.sync_all()
+    }
+
+    fn file(&self, name: &Name) -> PathBuf {
+        let hash = Sha256::digest(name.to_string());
+        let short: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        self.0.join(format!("{short}.json"))
+    }
+}
+
+fn read(path: &Path) -> Result<Stored, String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|cause| cause.to_string())?;
+    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(|cause| cause.to_string())?;
+    let document: Document = serde_json::from_slice(&bytes).map_err(|cause| cause.to_string())?;
+    if document.version != VERSION {
+        return Err(format!("version {}: this release reads version {VERSION}", document.version));
+    }
+    let checked = validation::check(Some(document.config)).map_err(|status| status.message().to_owned())?;
+    Ok(Stored { checked, draining: document.draining })
+}

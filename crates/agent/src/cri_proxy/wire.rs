@@ -1,0 +1,181 @@
+//! Editing protobuf messages without knowing them: what is not meant is copied byte for byte.
+//!
+//! Rules: a record is kept, dropped or replaced as a whole; a message that is none is left alone; embedded messages merge
+//! and repeated fields concatenate, so that adding is appending.
+//!
+//! Source: Protocol Buffers, «Encoding».
+
+/// How deep messages are looked into.
+const DEPTH_MAX: usize = 8;
+
+/// One record of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    /// The field.
+    pub(crate) number: u32,
+    /// Its bytes, key and length included.
+    pub(crate) whole: &'a [u8],
+    /// What is in it, where it has a length.
+    pub(crate) content: Option<&'a [u8]>,
+}
+
+/// The records of a message; nothing if it is none.
+pub(crate) fn records(mut message: &[u8]) -> Option<Vec<Record<'_>>> {
+    let mut found = Vec::new();
+    while !message.is_empty() {
+        let (key, key_length) = varint(message)?;
+        let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;
+        let rest = message.get(key_length..)?;
+        let (length, content) = match key & 7 {
+            0 => (varint(rest)?.1, None),
+            1 => (8, None),
+            2 => {
+                let (length, prefix) = varint(rest)?;
+                let length = usize::try_from(length).ok()?;
+                let end = prefix.checked_add(length)?;
+                (end, Some(rest.get(prefix..end)?))
+            }
+            5 => (4, None),
+            // Groups went with proto2.
+            _ => return None,
+        };
+        let end = key_length.checked_add(length)?;
+        let whole = message.get(..end)?;
+        found.push(Record { number, whole, content });
+        message = message.get(end..)?;
+    }
+    Some(found)
+}
+
+fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0u64;
+    for (index, byte) in bytes.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f).checked_shl(u32::try_from(index).ok()? * 7)?;
+        if byte & 0x80 == 0 {
+            return Some((value, index + 1));
+        }
+    }
+    None
+}
+
+fn push_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(u8::try_from(value & 0x7f).unwrap_or_default() | 0x80);
+        value >>= 7;
+    }
+    out.push(u8::try_from(value).unwrap_or_default());
+}
+
+/// Appends a record with a length: a message, a text.
+pub(crate) fn push(out: &mut Vec<u8>, number: u32, content: &[u8]) {
+    push_varint(out, u64::from(number) << 3 | 2);
+    push_varint(out, content.len() as u64);
+    out.extend_from_slice(content);
+}
+
+/// Appends a truth value, also one that is false.
+pub(crate) fn push_bool(out: &mut Vec<u8>, number: u32, value: bool) {
+    push_varint(out, u64::from(number) << 3);
+    out.push(u8::from(value));
+}
+
+/// An entry of a map of texts.
+pub(crate) fn entry(key: &str, value: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    push(&mut out, 1, key.as_bytes());
+    push(&mut out, 2, value.as_bytes());
+    out
+}
+
+/// Does it hold these bytes?
+pub(crate) fn holds(message: &[u8], needle: &[u8]) -> bool {
+    let Some(first) = needle.first() else { return true };
+    let mut rest = message;
+    while let Some(at) = rest.iter().position(|byte| byte == first) {
+        rest = rest.get(at..).unwrap_or_default();
+        if rest.starts_with(needle) {
+            return true;
+        }
+        rest = rest.get(1..).unwrap_or_default();
+    }
+    false
+}
+
+/// The message with each record edited; nothing if it is none, or if nothing changes.
+pub(crate) fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(message.len());
+    let mut changed = false;
+    for record in records(message)? {
+        match each(&record) {
+            None => out.extend_from_slice(record.whole),
+            Some(replacement) => {
+                out.extend_from_slice(&replacement);
+                changed = true;
+            }
+        }
+    }
+    changed.then_some(out)
+}
+
+/// The message without the entry `key` of any map of texts in it, however deep; nothing if there is none.
+pub(crate) fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
+    let mut needle = Vec::new();
+    push(&mut needle, 1, key.as_bytes());
+    strip(message, &needle, DEPTH_MAX)
+}
+
+fn strip(message: &[u8], needle: &[u8], depth: usize) -> Option<Vec<u8>> {
+    if depth == 0 || !holds(message, needle) {
+        return None;
+    }
+    edit(message, |record| {
+        let content = record.content?;
+        if content.starts_with(needle) && is_entry(content) {
+            return Some(Vec::new());
+        }
+        let stripped = strip(content, needle, depth - 1)?;
+        let mut out = Vec::new();
+        push(&mut out, record.number, &stripped);
+        Some(out)
+    })
+}
+
+/// A key and a value, both texts, and nothing else.
+fn is_entry(content: &[u8]) -> bool {
+    records(content).is_some_and(|records| {
+        records.len() <= 2
+            && records.iter().all(|record| matches!(record.number, 1 | 2) && record.content.is_some())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        fields.iter().for_each(|(number, content)| push(&mut out, *number, content));
+        out
+    }
+
+    #[test]
+    fn an_entry_goes_and_everything_else_stays_where_it_is() {
+        let ours = entry("weft.dev/x", "1");
+        let theirs = entry("other", "weft.dev/x");
+        let inner = message(&[(1, b"id"), (7, &theirs), (7, &ours), (99, b"\xff\xfe")]);
+        let outer = message(&[(1, &inner), (1, &message(&[(1, b"second")])), (5, b"weft.dev/x")]);
+        let expected_inner = message(&[(1, b"id"), (7, &theirs), (99, b"\xff\xfe")]);
+        let expected = message(&[(1, &expected_inner), (1, &message(&[(1, b"second")])), (5, b"weft.dev/x")]);
+        assert_eq!(without_entry(&outer, "weft.dev/x"), Some(expected));
+        assert_eq!(without_entry(&outer, "weft.dev/y"), None);
+    }
+
+    #[test]
+    fn what_is_no_message_is_left_alone() {
+        for bytes in [&b"\x0a\x05ab"[..], b"\x00", b"\x0b", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"] {
+            assert_eq!(records(bytes), None, "{bytes:?}");
+            assert_eq!(edit(bytes, |_| Some(Vec::new())), None);
+        }
+        assert_eq!(records(b""), Some(Vec::new()));
+    }
+}

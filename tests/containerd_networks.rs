@@ -1,0 +1,167 @@
+//! The CRI Network API on an unmodified containerd.
+//!
+//! ```text
+//!   the test, weft network ── CRI ── weft cri-proxy ── CRI ── containerd ── CNI ── weft
+//!                                         └─────────────── plan ───────────────────┘
+//! ```
+//!
+//! Source: «CRI Network API», the proposal; docs/cri-networks.md.
+
+#![cfg(test)]
+
+use rig::cluster;
+use rig::containerd::NETWORKS;
+use rig::proxy::bridge;
+use rig::{Proxy, assert_nothing_left, links};
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+/// A runtime, a proxy before it, no network.
+macro_rules! proxy {
+    () => {{
+        let host = host!(Feature::Bridge, Feature::Veth);
+        let Some(proxy) = Proxy::with_networks(host) else { return };
+        proxy
+    }};
+}
+
+/// The first sandbox on a network makes what stays: bridges, directories.
+#[track_caller]
+fn settle(proxy: &Proxy, networks: &[(&str, &str)]) {
+    let early = proxy.cri().run_pod_sandbox(&proxy.pod_on("early", networks)).expect("a pod");
+    proxy.remove(&early);
+}
+
+/// The address of an interface of a sandbox.
+#[track_caller]
+fn address(proxy: &Proxy, id: &str, link: &str) -> String {
+    let all = rig::addresses_on(&proxy.node().inside(id), link);
+    all.concat().split('/').next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_sandbox_on_two_networks_that_were_set_reaches_others_on_each_and_leaves_nothing() {
+    const BOTH: [(&str, &str); 2] = [("", "red"), ("", "blue")];
+    let proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    proxy.set(&bridge("blue", 2));
+    settle(&proxy, &BOTH);
+    let before = proxy.node().snapshot();
+    let [web, db] =
+        ["web", "db"].map(|name| proxy.cri().run_pod_sandbox(&proxy.pod_on(name, &BOTH)).expect("a pod"));
+    let inside = proxy.node().inside(&web);
+    assert_eq!(links(&inside), ["eth0", "net1"]);
+    for link in ["eth0", "net1"] {
+        assert!(inside.pings(&address(&proxy, &db, link)), "web does not reach db over {link}");
+    }
+    let seen = proxy.cri().pod_sandbox_status(&web).expect("a status");
+    assert_eq!(seen.addresses, ["eth0", "net1"].map(|link| address(&proxy, &web, link)));
+    assert_eq!(seen.networks, ["", "blue"], "the first is eth0's and has no place for a name");
+    assert!(seen.annotations.is_empty(), "ours is taken out: {:?}", seen.annotations);
+    assert!(!seen.info.to_string().contains("weft.dev/attachments"), "{}", seen.info);
+    let listed = proxy.cri().annotations().expect("a list");
+    assert!(listed.iter().all(|annotations| annotations.is_empty()), "{listed:?}");
+    let behind = proxy.node().cri().annotations().expect("a list");
+    assert!(behind.iter().all(|annotations| annotations.len() == 1), "it travels through the runtime");
+    for id in [&web, &db] {
+        proxy.remove(id);
+    }
+    assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), []);
+    assert_nothing_left("two pods on two networks", proxy.node(), &before);
+}
+
+#[test]
+fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() {
+    let proxy = proxy!();
+    assert!(proxy.networks().is_empty());
+    let why = proxy.ready().expect_err("there is no network");
+    assert!(why.contains("/etc/cni/net.d holds none"), "{why}");
+    let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect_err("no network");
+    assert!(error.contains("no default network"), "{error}");
+    let list = |subnet| cluster::bridge("admins", subnet).to_string();
+    // From another directory, which runtimes overlook.
+    proxy.write("/tmp/10-admins.conflist", list(1));
+    proxy.run(["mv", "/tmp/10-admins.conflist", &format!("{NETWORKS}/10-admins.conflist")]);
+    proxy.ready().expect("a network is there");
+    let shown = |networks: &std::collections::BTreeMap<String, Value>| {
+        networks["_fallback"]["config"]["cniv1_config"]["plugins"][0]["parameters"]["bridge"].clone()
+    };
+    assert_eq!(shown(&proxy.networks()), json!("\"br1\""));
+    let web = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect("a pod");
+    assert_eq!(links(&proxy.node().inside(&web)), ["eth0"]);
+    assert!(address(&proxy, &web, "eth0").starts_with("10.1.0."));
+    proxy.write(format!("{NETWORKS}/10-admins.conflist"), list(2));
+    assert_eq!(shown(&proxy.networks()), json!("\"br2\""));
+    let db = proxy.cri().run_pod_sandbox(&proxy.node().pod("db", &[])).expect("a pod");
+    assert!(address(&proxy, &db, "eth0").starts_with("10.2.0."), "it has what is there now");
+    assert_eq!(
+        proxy.networks()["_fallback"]["status"],
+        json!({"sandbox_management": true, "connectivity": true})
+    );
+    proxy.write(format!("{NETWORKS}/10-admins.conflist"), "{");
+    let why = proxy.ready().expect_err("it is broken");
+    assert!(why.contains("10-admins.conflist"), "{why}");
+    proxy.run(["rm", &format!("{NETWORKS}/10-admins.conflist")]);
+    assert!(proxy.networks().is_empty());
+    proxy.ready().expect_err("it is gone");
+    // Without any network sandboxes are taken down as they were made.
+    for id in [&web, &db] {
+        proxy.remove(id);
+    }
+    for (id, _) in proxy.cri().list_pod_sandbox().expect("a list") {
+        proxy.remove(&id);
+    }
+    assert_eq!(
+        proxy.run(["sh", "-c", "ls /var/lib/cni/networks/admins | grep -c '^10' || true"]).trim(),
+        "0"
+    );
+}
+
+#[test]
+fn another_configuration_between_run_and_stop_leaves_nothing_and_changes_no_sandbox() {
+    let proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    settle(&proxy, &[("", "red")]);
+    let before = proxy.node().snapshot();
+    let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect("a pod");
+    let had = address(&proxy, &web, "eth0");
+    // Another bridge, another range, and a plugin more: none of them had anything to do with web.
+    let mut other = bridge("red", 7);
+    other["cniv1_config"]["plugins"].as_array_mut().expect("plugins").push(json!({ "type": "tuning" }));
+    proxy.set(&other);
+    assert_eq!(proxy.networks()["red"]["config"]["metadata"]["generation"], 2);
+    assert_eq!(address(&proxy, &web, "eth0"), had);
+    assert_eq!(proxy.cri().pod_sandbox_status(&web).expect("a status").addresses, [had]);
+    proxy.remove(&web);
+    let changes = rig::changes(&before, &proxy.node().snapshot());
+    let changes: Vec<&str> =
+        changes.lines().filter(|line| !line.contains("/var/lib/weft/networks/")).collect();
+    assert_eq!(changes, [""; 0], "a network replaced in the middle");
+    let next = proxy.cri().run_pod_sandbox(&proxy.pod_on("next", &[("", "red")])).expect("a pod");
+    assert!(address(&proxy, &next, "eth0").starts_with("10.7.0."));
+    proxy.remove(&next);
+}
+
+#[test]
+fn a_network_in_use_stays_or_drains() {
+    let proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect("a pod");
+    let refused = proxy.network(&["rm", "red"], "");
+    assert_eq!(refused.code, Some(1), "{refused}");
+    assert!(
+        refused.stderr.contains(&format!("network red is in use by sandbox {web} (blue/web)")),
+        "{refused}"
+    );
+    proxy.network(&["rm", "red", "--drain"], "").success();
+    assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
+    let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect_err("it drains");
+    assert!(error.contains("it is being removed"), "{error}");
+    // A proxy that is replaced knows.
+    proxy.stop("KILL");
+    proxy.launch();
+    assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
+    proxy.remove(&web);
+    rig::machine::until("the network is gone", || proxy.networks().is_empty().then_some(()));
+    proxy.network(&["rm", "red"], "").success();
+}
