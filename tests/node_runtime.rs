@@ -13,7 +13,7 @@
 use rig::agent::configuration;
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, Containerd, assert_nothing_left, links};
+use rig::{Agent, Containerd, Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
@@ -86,4 +86,45 @@ fn without_its_agent_a_pod_goes_and_the_next_waits_for_it() {
     assert_eq!(links(&node.inside(&late)), ["eth0", "net1"]);
     node.remove(&late);
     assert_nothing_left("without the agent", &node, &before);
+}
+
+#[test]
+fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
+    let Some(agent) = Agent::new(node.machine()) else { return };
+    let proxy = Proxy::with_networks_on(node);
+    agent.definition("before", &json!({}), &bridge("before", 11));
+    agent.stop("TERM");
+    agent.start(&["--sync-networks"]);
+    agent.wait_until_ready();
+    let names = || proxy.networks().into_keys().collect::<Vec<_>>();
+    until("what was there is set", || (names() == ["before"]).then_some(()));
+    agent.definition("after", &json!({}), &bridge("after", 12));
+    until("what comes is set", || (names() == ["after", "before"]).then_some(()));
+    // A definition that is no network is passed over, and somebody else's network is left alone.
+    agent.definition("broken", &json!({}), &json!({ "cniVersion": "1.0.0", "type": "nobody" }));
+    proxy.set(&rig::proxy::bridge("mine", 13));
+    let pod = proxy.pod_on("web", &[("", "blue/before"), ("", "blue/after")]);
+    let web = proxy.cri().run_pod_sandbox(&pod).expect("a pod");
+    let seen = proxy.cri().pod_sandbox_status(&web).expect("a status");
+    assert_eq!(seen.networks, ["", "blue/after"]);
+    // A change is followed, also one that came while the proxy was away.
+    proxy.stop("KILL");
+    agent.definition("before", &json!({}), &bridge("before", 14));
+    proxy.launch();
+    until("the change is set", || {
+        let bridge =
+            proxy.networks()["before"]["config"]["cniv1_config"]["plugins"][0]["parameters"]["bridge"]
+                .clone();
+        (bridge == "\"br14\"").then_some(())
+    });
+    // One in use drains.
+    agent.kube.kubectl(["delete", "net-attach-def", "-n", rig::agent::NAMESPACE, "after", "before"]);
+    until("it drains", || {
+        let networks = proxy.networks();
+        (networks.get("after")?["status"]["sandbox_management"] == false).then_some(())
+    });
+    proxy.remove(&web);
+    until("only somebody else's is left", || (names() == ["mine"]).then_some(()));
 }

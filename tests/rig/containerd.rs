@@ -29,6 +29,7 @@ pub const PAUSE: &str = "weft.test/pause:1";
 pub struct Containerd {
     machine: Arc<Machine>,
     root: String,
+    busybox: String,
 }
 
 // === impl Containerd ===
@@ -56,7 +57,8 @@ impl Containerd {
         machine.run(["mkdir", "-p", NETWORKS, directory]);
         let root = text(&parts.join("root")).to_owned();
         machine.write(CONFIGURATION, configuration(&root, directory));
-        let containerd = Containerd { machine, root };
+        let busybox = text(&parts.join("busybox.tar")).to_owned();
+        let containerd = Containerd { machine, root, busybox };
         containerd.launch();
         containerd.import(text(&parts.join("pause.tar")));
         Some(containerd)
@@ -87,6 +89,12 @@ impl Containerd {
     pub fn import(&self, file: &str) {
         let ctr = format!("{}/usr/bin/ctr", self.root);
         self.run([&ctr, "-n", "k8s.io", "images", "import", file]);
+    }
+
+    /// Puts an image there that has a shell: `weft.test/busybox:1`.
+    #[track_caller]
+    pub fn import_busybox(&self) {
+        self.import(&self.busybox);
     }
 
     /// Ends it with a signal and starts it again; sandboxes stay.

@@ -12,7 +12,7 @@ use testkit::{Finished, Host};
 
 use crate::containerd::{self, Containerd};
 use crate::cri::{Cri, PodSandboxConfig, PodSandboxNetworkConfig};
-use crate::parts::text;
+use crate::parts::{parts, text};
 
 /// Where it listens.
 pub const SOCKET: &str = "/run/weft/cri.sock";
@@ -44,12 +44,19 @@ impl Proxy {
         let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
         crate::install(&node);
         node.install(&testkit::binary("weft-test-plugin"), &["one", "two", "three"]);
+        Some(Proxy::with_networks_on(node))
+    }
+
+    /// The same on a runtime that reads [`RUNTIME_NETWORKS`] and has its plugins.
+    #[must_use]
+    #[track_caller]
+    pub fn with_networks_on(node: Containerd) -> Proxy {
         let proxy = Proxy::with(node, &["--runtime-networks", RUNTIME_NETWORKS]);
         proxy.node.wait("containerd", "reads the list of the proxy", || {
             let (_, info) = proxy.node.cri().status().ok()?;
             info.get("cniconfig")?.contains("weft-cri").then_some(())
         });
-        Some(proxy)
+        proxy
     }
 
     #[track_caller]
@@ -82,6 +89,31 @@ impl Proxy {
         let name =
             |network: &Value| network["config"]["metadata"]["name"].as_str().expect("a name").to_owned();
         all.as_array().expect("a list").iter().map(|network| (name(network), network.clone())).collect()
+    }
+
+    /// What a client in another language is answered, see `lanes/containerd/client.py`; nothing, and the test is
+    /// skipped, if there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn calls(&self, calls: &Value) -> Option<Vec<Value>> {
+        let client = parts("python-client")?;
+        self.node.write("/run/calls", calls.to_string());
+        let script = "exec \"$0\" \"$1\" \"$2\" </run/calls";
+        let (python, program) = (client.join("bin/python"), client.join("client.py"));
+        let words = ["-c", script, text(&python), text(&program), SOCKET];
+        let answers = self.node.command("sh").args(words).finish().success().json();
+        Some(answers.as_array().expect("a list").clone())
+    }
+
+    /// The configuration of a pod as that client writes it.
+    #[must_use]
+    pub fn pod_in_json(&self, name: &str, networks: &Value) -> Value {
+        json!({
+            "metadata": { "name": name, "uid": format!("uid-of-{name}"), "namespace": crate::cluster::NAMESPACE },
+            "hostname": name,
+            "linux": { "cgroup_parent": self.node.group() },
+            "networks": networks,
+        })
     }
 
     /// A pod that asks for networks: interface and name of each.

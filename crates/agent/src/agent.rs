@@ -23,6 +23,7 @@ mod pod_resources;
 mod publisher;
 pub(crate) mod sandboxes;
 pub(crate) mod socket;
+mod sync;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,9 @@ pub(crate) struct Arguments {
     /// How long a pod must have been gone before its sandbox is taken down unasked, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
+    /// Set every definition as a network of the container runtime, through this socket: the CRI Network API
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::cri_proxy::SOCKET)]
+    sync_networks: Option<PathBuf>,
     #[command(flatten)]
     log: Log,
 }
@@ -137,7 +141,8 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         pod_resources,
         listen,
         orphan_grace,
-        ..
+        sync_networks,
+        log: _,
     } = arguments;
     let client = cluster::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
@@ -148,6 +153,9 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), overseer));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+    if let Some(socket) = sync_networks {
+        tokio::spawn(sync::follow(Arc::clone(&brain), socket.clone()));
+    }
     info!(node = node_name, listen = %listen, "started");
     socket.serve(brain, ended()?).await;
     info!("ended");

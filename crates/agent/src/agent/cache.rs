@@ -57,6 +57,11 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.get(key).cloned()
     }
 
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        self.state().objects.values().cloned().collect()
+    }
+
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.state().objects.len()
