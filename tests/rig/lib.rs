@@ -11,6 +11,7 @@
     reason = "a test's support fails by panicking"
 )]
 
+pub mod addresses;
 pub mod agent;
 pub mod cluster;
 pub mod containerd;
@@ -60,6 +61,8 @@ pub const NAMES: &[&str] = &[
     "tuning",
     "vlan",
     "vrf",
+    "weft-ipam",
+    "whereabouts",
 ];
 
 /// Puts `weft-cni` where the host's runtime looks, under all its names.

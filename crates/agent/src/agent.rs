@@ -12,7 +12,7 @@
 
 mod brain;
 mod cache;
-mod cluster;
+pub(crate) mod cluster;
 mod events;
 mod facts;
 mod health;
@@ -23,6 +23,7 @@ mod pod_resources;
 mod publisher;
 pub(crate) mod sandboxes;
 pub(crate) mod socket;
+mod supplier;
 mod sync;
 
 use std::net::SocketAddr;

@@ -10,8 +10,11 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::output;
 
 /// One document each.
-const DEFINITIONS: &[&str] =
-    &[include_str!("../../../deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml")];
+const DEFINITIONS: &[&str] = &[
+    include_str!("../../../deploy/crds/ipblocks.weft.dev.yaml"),
+    include_str!("../../../deploy/crds/ippools.weft.dev.yaml"),
+    include_str!("../../../deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"),
+];
 
 /// What `weft crds` is told: nothing.
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod agent;
 mod attach;
 mod attachments;

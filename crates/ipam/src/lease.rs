@@ -104,6 +104,23 @@ impl<R: Registry> Counter<'_, R> {
         Err(Refusal::Contended)
     }
 
+    /// Could something be leased?
+    pub async fn has_room(&self) -> Result<(), Refusal> {
+        let all = self.registry.all().await?;
+        let taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
+        if self.unwritten(&taken).is_some() {
+            return Ok(());
+        }
+        let rested = |object: &&Object| {
+            let Holder { node, claim, freed, .. } = &object.holder;
+            node.is_empty() && claim.is_empty() && freed.saturating_add(self.clock.rest) <= self.clock.now
+        };
+        match all.iter().filter(|object| object.is_single()).any(|object| rested(&object)) {
+            true => Ok(()),
+            false => Err(Refusal::Exhausted),
+        }
+    }
+
     /// Finds the single addresses inside a block of ours and writes them down before it is used.
     async fn with_holes(&self, mut object: Object) -> Result<Lease, Refusal> {
         let inside = self.registry.inside(object.net).await?;

@@ -294,6 +294,26 @@ impl Ledger {
         count
     }
 
+    /// Are at least `enough` addresses that `accepts` free to be given now?
+    pub fn has_free(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool, enough: u64) -> bool {
+        let mut found = 0;
+        let blocks = self.blocks().filter(|block| block.state == State::Active && !block.bound);
+        for block in blocks {
+            for (slot, what) in self.slots(block.page, block.net) {
+                if let Slot::Free(since) = what
+                    && clock.rests_until(since).is_none()
+                    && accepts(nth(block.net, slot as u128))
+                {
+                    found += 1;
+                }
+                if found >= enough {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
     /// Is nothing in a block held, and has everything rested?
     pub fn is_idle(&self, block: &Block, clock: Clock) -> bool {
         self.slots(block.page, block.net).all(|(_, what)| match what {

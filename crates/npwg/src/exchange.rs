@@ -7,6 +7,8 @@
 //! release older or newer, so unknown keys are ignored and a newer [`VERSION`] is refused by name; the brain sees
 //! no file of the node, so what a plan may need of them is in the question.
 
+pub mod addresses;
+
 use std::io::{Read, Write};
 
 use cni::error::{Error, code};

@@ -22,6 +22,7 @@ use crate::interface::vlan::Vlan;
 use crate::ipam::dhcp::Dhcp;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::static_address::Static;
+use crate::ipam::weft_ipam::WeftIpam;
 use crate::weft::Weft;
 
 /// Every name this binary answers to, and the plugin behind it.
@@ -46,6 +47,8 @@ pub const TABLE: &Table<'static> = &[
     ("tuning", &Tuning),
     ("vlan", &Vlan),
     ("vrf", &Vrf),
+    ("weft-ipam", &WeftIpam("weft-ipam")),
+    ("whereabouts", &WeftIpam("whereabouts")),
 ];
 
 /// The plugins whose attachment is one link in the container that they made and that DEL removes.

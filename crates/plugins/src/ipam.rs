@@ -9,6 +9,7 @@
 pub mod dhcp;
 pub mod host_local;
 pub mod static_address;
+pub mod weft_ipam;
 
 use std::net::IpAddr;
 

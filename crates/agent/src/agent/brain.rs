@@ -18,6 +18,7 @@ use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::exchange::addresses::{Delivery, Demand};
 use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
@@ -33,6 +34,7 @@ use super::facts;
 use super::metrics::Metrics;
 use super::orders::Overseer;
 use super::socket::Oracle;
+use super::supplier::Supplier;
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
@@ -54,6 +56,8 @@ pub(crate) struct Brain {
     /// The figures.
     pub(crate) metrics: Metrics,
     overseer: Arc<Overseer>,
+    /// Who leases blocks of addresses.
+    pub(crate) supplier: Supplier,
 }
 
 impl Brain {
@@ -75,6 +79,7 @@ impl Brain {
             events: Events::new(client.clone(), node),
             metrics: Metrics::new(),
             overseer,
+            supplier: Supplier::new(client.clone(), node),
         }
     }
 
@@ -234,6 +239,10 @@ pub(crate) fn place(pod: &PodIdentity) -> Key {
 impl Oracle for Brain {
     async fn answer(&self, question: &Question) -> Result<Plan, Error> {
         self.plan(question).await
+    }
+
+    async fn supply(&self, demand: &Demand) -> Delivery {
+        self.supplier.deliver(demand, &self.metrics).await
     }
 
     fn orders(&self) -> Vec<Order> {

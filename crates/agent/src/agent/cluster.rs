@@ -91,6 +91,12 @@ pub(crate) struct NamespaceObject {
     metadata: ObjectMeta,
 }
 
+/// A node as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NodeObject {
+    pub(crate) metadata: ObjectMeta,
+}
+
 /// The reduced form of an object, and what it is found by.
 pub(crate) trait Reduced: Resource<DynamicType = ()> {
     /// What is looked at.
@@ -192,6 +198,7 @@ macro_rules! resource {
 }
 
 resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
+resource!(NodeObject, ClusterResourceScope, "Node", "nodes", "");
 resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");
 resource!(
     DefinitionObject,

@@ -63,6 +63,9 @@ pub(crate) struct Metrics {
     attaching: Family<Plugin, Histogram, Seconds>,
     published: Family<Outcome, Counter>,
     orders: Counter,
+    supplies: Family<Outcome, Counter>,
+    /// Requests to the API server about addresses.
+    pub(crate) address_requests: Counter,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Questions that wait for their turn.
     pub(crate) waiting: Gauge,
@@ -83,6 +86,8 @@ impl Metrics {
             attaching: Family::new_with_constructor(Seconds),
             published: Family::default(),
             orders: Counter::default(),
+            supplies: Family::default(),
+            address_requests: Counter::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
             objects: Family::default(),
@@ -100,6 +105,13 @@ impl Metrics {
             metrics.published.clone(),
         );
         registry.register("orders", "Sandboxes that were ordered to be taken down", metrics.orders.clone());
+        registry.register(
+            "address_demands",
+            "Demands for blocks of addresses, by outcome",
+            metrics.supplies.clone(),
+        );
+        let requests = metrics.address_requests.clone();
+        registry.register("address_requests", "Requests to the API server about addresses", requests);
         registry.register("questions_waiting", "Questions waiting for their turn", metrics.waiting.clone());
         registry.register("cache_objects", "Objects known, by kind", metrics.objects.clone());
         registry.register(
@@ -153,6 +165,11 @@ impl Metrics {
     /// Orders were given.
     pub(crate) fn ordered(&self, count: usize) {
         self.orders.inc_by(count as u64);
+    }
+
+    /// A ledger's demand was answered.
+    pub(crate) fn supplied(&self, outcome: &'static str) {
+        self.supplies.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// What a cache holds.

@@ -1,4 +1,4 @@
-//! The socket on which the hands ask: one question a connection, one reply, then a report.
+//! The socket on which the hands ask: one question a connection, one reply, then a report. A ledger of addresses asks here, too.
 //!
 //! Rules:
 //! - who may ask, and how an agent is replaced, is [`Listener`]'s;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cni::{Error, code};
+use npwg::exchange::addresses::{Delivery, Demand, Want};
 use npwg::exchange::{self, Answer, MESSAGE_MAX, Order, Question, Reply, Report};
 use npwg::plan::Plan;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,6 +37,8 @@ const TRANSFER_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long a report is awaited: every delegate of a pod may take its minute.
 const REPORT_MAX: Duration = Duration::from_secs(600);
+/// How a demand for addresses begins; a question begins otherwise.
+const DEMAND: &[u8] = b"{\"addresses\":";
 /// Largest report, in bytes.
 const REPORT_BYTES: usize = 1 << 20;
 
@@ -43,6 +46,12 @@ const REPORT_BYTES: usize = 1 << 20;
 pub(crate) trait Oracle: Send + Sync + 'static {
     /// The plan for a sandbox, or why there is none.
     fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
+    /// Blocks for a ledger of addresses.
+    fn supply(&self, _: &Demand) -> impl Future<Output = Delivery> + Send {
+        async {
+            Delivery { refusal: Some("no cluster to lease addresses from".into()), ..Delivery::default() }
+        }
+    }
     /// What else is to be done on this node.
     fn orders(&self) -> Vec<Order>;
     /// Its figures, where it has any.
@@ -112,7 +121,11 @@ impl<O: Oracle> Desk<O> {
                 Reply::plain(Answer::Refused(Error::new(code::TRY_AGAIN_LATER, why)))
             }
             Some(_turn) => {
-                let question: Question = receive(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
+                let bytes = receive_bytes(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
+                if bytes.get(4..).is_some_and(|text| text.starts_with(DEMAND)) {
+                    return self.supply(stream, &bytes).await;
+                }
+                let question: Question = exchange::receive(&mut bytes.as_slice())?;
                 self.answer(&question, started).await
             }
         };
@@ -131,6 +144,26 @@ impl<O: Oracle> Desk<O> {
             }
         }
         Ok(())
+    }
+
+    /// Leases what a ledger of addresses lacks. Whoever asks ahead has gone when it is there.
+    async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
+        let delivery = match exchange::receive::<Demand>(&mut &*bytes) {
+            Ok(demand) => {
+                let answered = timeout(ANSWER_MAX, self.oracle.supply(&demand)).await;
+                let late =
+                    || Delivery { refusal: Some("agent: no answer in time".into()), ..Delivery::default() };
+                match demand.wish {
+                    Want::Ahead => return Ok(()),
+                    _ => answered.unwrap_or_else(|_| late()),
+                }
+            }
+            Err(error) => Delivery { refusal: Some(error.msg), ..Delivery::default() },
+        };
+        let mut bytes = Vec::new();
+        exchange::send(&mut bytes, &delivery)?;
+        let sent = timeout(TRANSFER_MAX, stream.write_all(&bytes)).await;
+        sent.map_err(|_| Error::io("reply", "nobody takes it"))?.map_err(|cause| Error::io("reply", cause))
     }
 
     /// Waits in the queue; nothing if it is full.
@@ -187,12 +220,21 @@ impl<O: Oracle> Desk<O> {
     }
 }
 
-/// Reads one message.
+/// Reads one message and decodes it.
 async fn receive<T: serde::de::DeserializeOwned>(
     stream: &mut UnixStream,
     largest: usize,
     patience: Duration,
 ) -> Result<T, Error> {
+    exchange::receive(&mut receive_bytes(stream, largest, patience).await?.as_slice())
+}
+
+/// Reads one message, its length first.
+async fn receive_bytes(
+    stream: &mut UnixStream,
+    largest: usize,
+    patience: Duration,
+) -> Result<Vec<u8>, Error> {
     let read = async {
         let mut length = [0; 4];
         stream.read_exact(&mut length).await?;
@@ -208,5 +250,5 @@ async fn receive<T: serde::de::DeserializeOwned>(
         }
     };
     let bytes = timeout(patience, read).await.map_err(|_| Error::io("receive", "it takes too long"))?;
-    exchange::receive(&mut bytes.map_err(|cause| Error::io("receive", cause))?.as_slice())
+    bytes.map_err(|cause| Error::io("receive", cause))
 }

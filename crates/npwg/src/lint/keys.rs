@@ -65,6 +65,49 @@ pub const PLUGINS: &[Row] = &[
     ("vrf", &["vrfname", "table"]),
 ];
 
+/// Those of whereabouts, of host-local, and our own.
+const WEFT_IPAM: &[&str] = &[
+    "range",
+    "range_start",
+    "range_end",
+    "exclude",
+    "ipRanges",
+    "gateway",
+    "routes",
+    "dns",
+    "addresses",
+    "network_name",
+    "enable_overlapping_ranges",
+    "node_slice_size",
+    "leader_lease_duration",
+    "leader_renew_deadline",
+    "leader_retry_period",
+    "kubernetes",
+    "log_file",
+    "log_level",
+    "configuration_path",
+    "reconciler_cron_expression",
+    "sleep_for_race",
+    "datastore",
+    "etcd_host",
+    "etcd_username",
+    "etcd_password",
+    "etcd_key_file",
+    "etcd_cert_file",
+    "etcd_ca_cert_file",
+    "subnet",
+    "rangeStart",
+    "rangeEnd",
+    "ranges",
+    "dataDir",
+    "resolvConf",
+    "pool",
+    "store",
+    "agentSocket",
+    "quarantine",
+    "sticky",
+];
+
 /// Plugins that give addresses: the keys of `ipam`.
 pub const ADDRESS_MANAGERS: &[Row] = &[
     ("dhcp", &["daemonSocketPath", "provide", "request", "priority"]),
@@ -73,6 +116,8 @@ pub const ADDRESS_MANAGERS: &[Row] = &[
         &["subnet", "rangeStart", "rangeEnd", "gateway", "ranges", "routes", "dataDir", "resolvConf"],
     ),
     ("static", &["addresses", "routes", "dns"]),
+    ("weft-ipam", WEFT_IPAM),
+    ("whereabouts", WEFT_IPAM),
 ];
 
 impl Knowledge {

@@ -107,7 +107,7 @@ impl Store {
 }
 
 /// Takes the lock, waiting in the kernel's queue like everybody, but not for ever.
-fn wait(lock: File, name: &str) -> Result<File, Error> {
+pub(in crate::ipam) fn wait(lock: File, name: &str) -> Result<File, Error> {
     match lock.try_lock() {
         Ok(()) => return Ok(lock),
         Err(TryLockError::WouldBlock) => {}

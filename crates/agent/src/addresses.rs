@@ -1,0 +1,20 @@
+//! Addresses that are unique in the cluster: pools, and who has which block of them, as objects of the API.
+//!
+//! ```text
+//!   IPPool   range, size of its blocks
+//!   IPBlock  name POOL.10.1.2.0-24   which node has it · POOL.10.1.2.9-32 a single address, which pod has it
+//! ```
+//!
+//! That a name is given once is the whole lock: what may be done when is decided in the crate `ipam`.
+
+pub(crate) mod objects;
+pub(crate) mod pools;
+pub(crate) mod registry;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

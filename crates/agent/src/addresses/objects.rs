@@ -1,0 +1,361 @@
+//! The custom resources of the group `weft.dev`, and the objects of [`ipam::registry`] that they are.
+//!
+//! Rules: an object that a hand has edited into nonsense is held by whoever it seems to be held by, and is never given;
+//! texts that do not fit a label are hashed.
+//!
+//! Source: `deploy/crds/`; Kubernetes API conventions, names and labels.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipam::registry::{Holder, Object};
+use ipam::{Grid, grid};
+use ipnet::IpNet;
+use k8s_openapi::ClusterResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::TypeMeta;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha512};
+
+/// The pool of a block.
+pub(crate) const POOL_LABEL: &str = "weft.dev/pool";
+/// The node that has it.
+pub(crate) const NODE_LABEL: &str = "weft.dev/node";
+/// The block that a single address lies in.
+pub(crate) const WITHIN_LABEL: &str = "weft.dev/within";
+/// What keeps a single address.
+pub(crate) const CLAIM_LABEL: &str = "weft.dev/claim";
+
+/// Longest value of a label, in bytes.
+const LABEL_MAX: usize = 63;
+
+/// A pool.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PoolObject {
+    /// Its kind.
+    #[serde(flatten, default)]
+    pub(crate) types: Option<TypeMeta>,
+    /// Its name and versions.
+    pub(crate) metadata: ObjectMeta,
+    /// What was written.
+    #[serde(default)]
+    pub(crate) spec: PoolSpec,
+    /// What the controller counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) status: Option<PoolStatus>,
+}
+
+/// What a pool is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PoolSpec {
+    /// Its addresses, in CIDR notation.
+    pub(crate) range: String,
+    /// The addresses of a block, as a power of two; absent: by range and number of nodes, when it is first used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) block_bits: Option<u8>,
+    /// The name of its address space; empty for the one that is everybody's.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) network_name: String,
+    /// Parts of the range that are never given: another pool's, or somebody's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) exclude: Vec<String>,
+}
+
+/// How full a pool is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PoolStatus {
+    /// Addresses, as text: there may be 2^128.
+    pub(crate) addresses: String,
+    /// Blocks, as text.
+    pub(crate) blocks: String,
+    /// Blocks that nodes have.
+    pub(crate) leased_blocks: u64,
+    /// Single addresses that are leased or kept.
+    pub(crate) single_addresses: u64,
+    /// Nodes that have something.
+    pub(crate) nodes: u64,
+    /// In percent: blocks leased, of all.
+    pub(crate) leased_percent: u8,
+}
+
+/// A block, or a single address.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct BlockObject {
+    /// Its kind.
+    #[serde(flatten, default)]
+    pub(crate) types: Option<TypeMeta>,
+    /// Its name and versions.
+    pub(crate) metadata: ObjectMeta,
+    /// Whose it is.
+    #[serde(default)]
+    pub(crate) spec: BlockSpec,
+}
+
+/// Whose a block is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct BlockSpec {
+    /// The pool.
+    pub(crate) pool: String,
+    /// Its addresses, in CIDR notation.
+    pub(crate) range: String,
+    /// The node; empty: nobody's.
+    pub(crate) node: String,
+    /// The node's ledger.
+    pub(crate) ledger: String,
+    /// Of a single address: pod uid, container and interface.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) owner: String,
+    /// Of a single address: what keeps it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) claim: String,
+    /// When it became nobody's, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) freed: u64,
+    /// How often it was taken over.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) turn: u64,
+    /// Addresses in it that are not the node's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) holes: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+// === the API ===
+
+macro_rules! resource {
+    ($object:ty, $kind:literal, $plural:literal) => {
+        impl Resource for $object {
+            type DynamicType = ();
+            type Scope = ClusterResourceScope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                "weft.dev".into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1alpha1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(PoolObject, "IPPool", "ippools");
+resource!(BlockObject, "IPBlock", "ipblocks");
+
+/// Its kind, as the API wants it written.
+pub(crate) fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
+    Some(TypeMeta { api_version: T::api_version(&()).into_owned(), kind: T::kind(&()).into_owned() })
+}
+
+// === names ===
+
+/// A network as part of a name: `10.1.2.0-24`, of IPv6 all 32 digits.
+pub(crate) fn name_of(net: IpNet) -> String {
+    match net {
+        IpNet::V4(net) => format!("{}-{}", net.network(), net.prefix_len()),
+        IpNet::V6(net) => format!("{:032x}-{}", net.network().to_bits(), net.prefix_len()),
+    }
+}
+
+/// The name of a pool's block.
+pub(crate) fn block_name(pool: &str, net: IpNet) -> String {
+    format!("{pool}.{}", name_of(net))
+}
+
+/// A text as a label's value.
+pub(crate) fn label(text: &str) -> String {
+    let word = |byte: u8| byte.is_ascii_alphanumeric();
+    let bytes = text.as_bytes();
+    let plain = text.len() <= LABEL_MAX
+        && bytes.first().is_some_and(|byte| word(*byte))
+        && bytes.last().is_some_and(|byte| word(*byte))
+        && bytes.iter().all(|byte| word(*byte) || b"-_.".contains(byte));
+    if plain {
+        return text.to_owned();
+    }
+    let digest = Sha512::digest(text.as_bytes());
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+// === impl BlockObject ===
+
+impl BlockObject {
+    /// The object as it is written.
+    pub(crate) fn of(pool: &str, grid: &Grid, object: &Object) -> BlockObject {
+        let Object { net, uid, version, holder, holes } = object;
+        let Holder { node, ledger, owner, claim, freed, turn } = holder.clone();
+        let mut labels = BTreeMap::from([(POOL_LABEL.to_owned(), label(pool))]);
+        if !node.is_empty() {
+            labels.insert(NODE_LABEL.to_owned(), label(&node));
+        }
+        if !claim.is_empty() {
+            labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
+        }
+        if let Some(block) = grid.block_of(net.addr()).filter(|block| block != net) {
+            labels.insert(WITHIN_LABEL.to_owned(), name_of(block));
+        }
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        BlockObject {
+            types: kind_of::<BlockObject>(),
+            metadata: ObjectMeta {
+                name: Some(block_name(pool, *net)),
+                uid: given(uid),
+                resource_version: given(version),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
+            spec: BlockSpec {
+                pool: pool.to_owned(),
+                range: net.to_string(),
+                node,
+                ledger,
+                owner,
+                claim,
+                freed,
+                turn,
+                holes: holes.iter().map(IpAddr::to_string).collect(),
+            },
+        }
+    }
+
+    /// What it says; nothing if its range is none, or not the one of its name.
+    pub(crate) fn object(&self) -> Option<Object> {
+        let BlockObject { types: _, metadata, spec } = self;
+        let net: IpNet = spec.range.parse().ok()?;
+        let name = metadata.name.as_deref()?;
+        if name != block_name(&spec.pool, net) || net != net.trunc() {
+            return None;
+        }
+        let BlockSpec { node, ledger, owner, claim, freed, turn, holes, .. } = spec.clone();
+        // A hole that cannot be read could be any address: none of the block is safe, and nothing is made of it.
+        let holes = holes.iter().map(|ip| ip.parse().ok()).collect::<Option<Vec<IpAddr>>>()?;
+        Some(Object {
+            net,
+            uid: metadata.uid.clone()?,
+            version: metadata.resource_version.clone()?,
+            holder: Holder { node, ledger, owner, claim, freed, turn },
+            holes,
+        })
+    }
+}
+
+// === impl PoolObject ===
+
+impl PoolObject {
+    /// How it is cut, if its spec can be read and the size is known.
+    ///
+    /// # Errors
+    /// Which key is wrong.
+    pub(crate) fn grid(&self) -> Result<Option<Grid>, String> {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let PoolSpec { range, block_bits, .. } = &self.spec;
+        let net: IpNet =
+            range.parse().map_err(|_| format!("pool {name}: spec.range: {range:?}: not a network"))?;
+        if net != net.trunc() {
+            return Err(format!(
+                "pool {name}: spec.range: {range}: has host bits set: the network is {}",
+                net.trunc()
+            ));
+        }
+        match block_bits {
+            Some(bits) if *bits > grid::BITS_MAX => {
+                Err(format!("pool {name}: spec.blockBits: {bits}: at most {}", grid::BITS_MAX))
+            }
+            bits => Ok(bits.map(|bits| Grid::new(net, bits))),
+        }
+    }
+
+    /// What is never given of it.
+    ///
+    /// # Errors
+    /// Which entry is wrong.
+    pub(crate) fn exclude(&self) -> Result<Vec<IpNet>, String> {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let read = |text: &String| {
+            text.parse::<IpNet>()
+                .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+                .map_err(|_| format!("pool {name}: spec.exclude: {text:?}: not a network"))
+        };
+        self.spec.exclude.iter().map(read).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(net: &str) -> Object {
+        let holder =
+            Holder { node: "n1".into(), ledger: "l".into(), claim: "pod/a/b".into(), ..Holder::default() };
+        let (uid, version) = ("u".into(), "7".into());
+        Object { net: net.parse().unwrap(), uid, version, holder, holes: vec!["10.0.0.9".parse().unwrap()] }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        for net in ["10.0.0.0/24", "10.0.3.7/32"] {
+            let written = BlockObject::of("p", &grid, &object(net));
+            let text = serde_json::to_string(&written).unwrap();
+            let read: BlockObject = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.object(), Some(object(net)), "{text}");
+            let within = read.metadata.labels.unwrap().get(WITHIN_LABEL).cloned();
+            assert_eq!(within.is_some(), net.ends_with("32"));
+        }
+        assert_eq!(name_of("fd00::100/120".parse().unwrap()), "fd000000000000000000000000000100-120");
+    }
+
+    #[test]
+    fn what_a_hand_has_spoilt_is_nothing() {
+        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
+        let spoilt: [fn(&mut BlockObject); 5] = [
+            |object| object.spec.range = "10.0.0.0".into(),
+            |object| object.spec.range = "10.0.1.0/24".into(),
+            |object| object.spec.range = "10.0.0.1/24".into(),
+            |object| object.spec.holes = vec!["x".into()],
+            |object| object.spec.pool = "q".into(),
+        ];
+        for spoil in spoilt {
+            let mut object = good.clone();
+            spoil(&mut object);
+            assert_eq!(object.object(), None, "{object:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_legal_and_tells_long_texts_apart() {
+        let long = "x".repeat(64);
+        for text in ["n1", &long, "a/b", "", "-a", "10.0.0.0-24"] {
+            let label = label(text);
+            assert!(label.len() <= LABEL_MAX && !label.contains('/') && !label.starts_with('-'), "{label}");
+        }
+        assert_ne!(label(&long), label(&"x".repeat(65)));
+    }
+}

@@ -1,0 +1,167 @@
+//! The Kubernetes API as the registry of one pool's blocks.
+//!
+//! Rules: what is read is read from the database, not from a cache of the server; a request without an answer may have
+//! been done; lists come in pages.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use ipam::Grid;
+use ipam::registry::{Fault, Holder, Object, Registry};
+use ipnet::IpNet;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::{Api, Client};
+use tokio::time::timeout;
+
+use super::objects::{
+    BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, WITHIN_LABEL, block_name, label, name_of,
+};
+use crate::agent::cluster::{PodObject, ask};
+
+/// How long one request may take.
+const REQUEST_MAX: Duration = Duration::from_secs(5);
+/// Objects of a page.
+const PAGE: u32 = 1000;
+
+/// The blocks of one pool.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    blocks: Api<BlockObject>,
+    pool: String,
+    grid: Grid,
+    /// Namespace and name of the pod that a claim is about.
+    pod: (String, String),
+    requests: prometheus_client::metrics::counter::Counter,
+}
+
+impl Cluster {
+    /// The blocks of `pool`, for a claim of the pod with this namespace and name; requests are counted.
+    pub(crate) fn new(
+        client: Client,
+        pool: &str,
+        grid: Grid,
+        pod: (String, String),
+        requests: prometheus_client::metrics::counter::Counter,
+    ) -> Cluster {
+        let blocks = Api::all(client.clone());
+        Cluster { client, blocks, pool: pool.to_owned(), grid, pod, requests }
+    }
+
+    async fn request<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
+        self.requests.inc();
+        match timeout(REQUEST_MAX, work).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Fault::Conflict),
+            Ok(Err(error)) => Err(Fault::Unknown(error.to_string())),
+            Err(_) => Err(Fault::Unknown(format!(
+                "the API server does not answer within {} s",
+                REQUEST_MAX.as_secs()
+            ))),
+        }
+    }
+
+    /// Every object with these labels; one that makes no sense is an error: it may be anybody's.
+    pub(crate) async fn list(&self, labels: &[(&str, String)]) -> Result<Vec<Object>, Fault> {
+        let mut selector = format!("{POOL_LABEL}={}", label(&self.pool));
+        for (key, value) in labels {
+            selector.push_str(&format!(",{key}={value}"));
+        }
+        let mut found = Vec::new();
+        let mut parameters = ListParams::default().labels(&selector).limit(PAGE);
+        loop {
+            let page = self.request(self.blocks.list(&parameters)).await?;
+            for object in &page.items {
+                found.push(self.read_object(object)?);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    fn read_object(&self, object: &BlockObject) -> Result<Object, Fault> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let fault = || {
+            Fault::Unknown(format!(
+                "ipblock {name}: spec was edited and makes no sense: delete it when nobody has its addresses"
+            ))
+        };
+        object.object().filter(|_| object.spec.pool == self.pool).ok_or_else(fault)
+    }
+}
+
+impl Registry for Cluster {
+    async fn create(&self, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+        let (uid, version) = (String::new(), String::new());
+        let object = Object { net, uid, version, holder: holder.clone(), holes: Vec::new() };
+        let object = BlockObject::of(&self.pool, &self.grid, &object);
+        let made = self.request(self.blocks.create(&PostParams::default(), &object)).await?;
+        self.read_object(&made)
+    }
+
+    async fn read(&self, net: IpNet) -> Result<Option<Object>, Fault> {
+        let found = self.request(self.blocks.get_opt(&block_name(&self.pool, net))).await?;
+        found.map(|object| self.read_object(&object)).transpose()
+    }
+
+    async fn inside(&self, block: IpNet) -> Result<Vec<Object>, Fault> {
+        self.list(&[(WITHIN_LABEL, name_of(block))]).await
+    }
+
+    async fn all(&self) -> Result<Vec<Object>, Fault> {
+        self.list(&[]).await
+    }
+
+    async fn of(&self, node: &str, ledger: &str) -> Result<Vec<Object>, Fault> {
+        let mut found = self.list(&[(NODE_LABEL, label(node))]).await?;
+        found.retain(|object| object.holder.node == node && object.holder.ledger == ledger);
+        Ok(found)
+    }
+
+    async fn claimed(&self, claim: &str) -> Result<Vec<Object>, Fault> {
+        let mut found = self.list(&[(CLAIM_LABEL, label(claim))]).await?;
+        found.retain(|object| object.holder.claim == claim);
+        Ok(found)
+    }
+
+    async fn replace(&self, object: &Object) -> Result<Object, Fault> {
+        let name = block_name(&self.pool, object.net);
+        let object = BlockObject::of(&self.pool, &self.grid, object);
+        let replaced = self.request(self.blocks.replace(&name, &PostParams::default(), &object)).await;
+        match replaced {
+            Err(Fault::Unknown(why)) if why.contains("not found") => Err(Fault::Conflict),
+            other => self.read_object(&other?),
+        }
+    }
+
+    async fn delete(&self, object: &Object) -> Result<(), Fault> {
+        let preconditions =
+            Preconditions { uid: Some(object.uid.clone()), resource_version: Some(object.version.clone()) };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let name = block_name(&self.pool, object.net);
+        let deleted = async {
+            match self.blocks.delete(&name, &parameters).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+                other => other.map(drop),
+            }
+        };
+        self.request(deleted).await
+    }
+
+    async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
+        let (namespace, name) = &self.pod;
+        let uid = owner.split('/').next().unwrap_or_default();
+        let asked = ask(Api::<PodObject>::namespaced(self.client.clone(), namespace), name).await;
+        let pod = asked.map_err(Fault::Unknown)?;
+        Ok(!uid.is_empty() && pod.is_none_or(|pod| pod.uid != uid))
+    }
+}
+
+/// Labels of a selector, for a watch.
+pub(crate) fn of_node(node: &str) -> String {
+    let labels = BTreeMap::from([(NODE_LABEL, label(node))]);
+    labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
+}

@@ -1,0 +1,272 @@
+//! What the agent does for the node's ledgers of addresses: leases blocks, ahead of need, and gives back what is idle.
+//!
+//! ```text
+//!   weft-ipam ── Demand ──► shelf of the ledger ──► a block leased ahead? ──► Delivery
+//!                                 └──► ipam::turn::serve ──► API server ──┘
+//! ```
+//!
+//! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
+//! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use ipam::lease::{Counter, Refusal, give_back};
+use ipam::ledger::{Clock, Lease, State};
+use ipam::registry::{Holder, Object};
+use ipam::turn::{self, Ask, Supply, Wish};
+use ipam::{Filter, Range};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client};
+use npwg::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::cache::{Cache, follow};
+use super::cluster::Reduced;
+use super::metrics::Metrics;
+use crate::addresses::now;
+use crate::addresses::objects::BlockObject;
+use crate::addresses::pools::{self, Pool};
+use crate::addresses::registry::{Cluster, of_node};
+
+/// How long the watch of our blocks is waited for.
+const SYNC_MAX: Duration = Duration::from_secs(5);
+/// How long a block that was leased ahead is kept for a need that does not come.
+const AHEAD_MAX: Duration = Duration::from_secs(600);
+/// How long it is believed that a pool is as it was.
+const POOL_MAX: Duration = Duration::from_secs(60);
+
+/// Who supplies.
+pub(crate) struct Supplier {
+    client: Client,
+    node: String,
+    own: Arc<Cache<Option<Owned>>>,
+    wanted: Once,
+    shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
+}
+
+/// A block of this node, and its pool.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Owned {
+    pool: String,
+    object: Object,
+}
+
+/// What there is for one ledger.
+#[derive(Default)]
+struct Shelf {
+    pool: Option<(Instant, Pool)>,
+    ready: Vec<(Instant, Lease)>,
+}
+
+impl Reduced for BlockObject {
+    type Form = Option<Owned>;
+
+    fn reduce(self) -> Option<Owned> {
+        Some(Owned { pool: self.spec.pool.clone(), object: self.object()? })
+    }
+}
+
+impl Supplier {
+    /// For the ledgers of a node.
+    pub(crate) fn new(client: Client, node: &str) -> Supplier {
+        let own = Arc::new(Cache::new("ipblocks"));
+        Supplier { client, node: node.to_owned(), own, wanted: Once::new(), shelves: Mutex::default() }
+    }
+
+    /// Answers a demand.
+    pub(crate) async fn deliver(&self, demand: &Demand, metrics: &Metrics) -> Delivery {
+        let refused = |why: String| Delivery { refusal: Some(why), ..Delivery::default() };
+        if demand.addresses > VERSION {
+            let other = demand.addresses;
+            return refused(format!("demand of version {other}: this agent answers up to {VERSION}"));
+        }
+        let shelf = {
+            let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(shelves.entry(demand.ledger.clone()).or_default())
+        };
+        let mut shelf = shelf.lock().await;
+        let answered = self.answer(demand, &mut shelf, metrics).await;
+        let outcome = match &answered {
+            Ok(supply) if supply.refusal.is_some() => "refused",
+            Ok(_) => "supplied",
+            Err(_) => "failed",
+        };
+        metrics.supplied(outcome);
+        match answered {
+            Ok(supply) => delivery(supply),
+            Err(why) => {
+                warn!(pool = demand.pool.name, %why, "addresses");
+                refused(why)
+            }
+        }
+    }
+
+    async fn answer(&self, demand: &Demand, shelf: &mut Shelf, metrics: &Metrics) -> Result<Supply, String> {
+        let pool = self.pool(demand, shelf).await?;
+        let filter = filter(demand, &pool)?;
+        let registry = Cluster::new(
+            self.client.clone(),
+            &pool.name,
+            pool.grid,
+            (demand.pod.namespace.clone(), demand.pod.name.clone()),
+            metrics.address_requests.clone(),
+        );
+        let counter = Counter {
+            registry: &registry,
+            grid: pool.grid,
+            filter: &filter,
+            holder: Holder {
+                node: self.node.clone(),
+                ledger: demand.ledger.clone(),
+                owner: demand.owner.clone(),
+                claim: demand.claim.clone(),
+                ..Holder::default()
+            },
+            shares_claim: demand.shared,
+            clock: Clock { now: now(), rest: demand.rest },
+            seed: self.seed(demand),
+        };
+        match demand.wish {
+            Want::Ahead => self.lease_ahead(&counter, shelf).await,
+            Want::Room => Ok(Supply { refusal: counter.has_room().await.err(), ..Supply::default() }),
+            _ => self.serve(&counter, &pool.name, demand, shelf).await,
+        }
+    }
+
+    async fn pool(&self, demand: &Demand, shelf: &mut Shelf) -> Result<Pool, String> {
+        if let Some((since, pool)) = &shelf.pool
+            && since.elapsed() < POOL_MAX
+        {
+            return Ok(pool.clone());
+        }
+        let resolved = timeout(SYNC_MAX, pools::resolve(&self.client, &demand.pool)).await;
+        let resolved = resolved.unwrap_or_else(|_| Err("the API server does not answer".to_owned()));
+        match (resolved, &shelf.pool) {
+            (Ok(pool), _) => {
+                shelf.pool = Some((Instant::now(), pool.clone()));
+                Ok(pool)
+            }
+            // It was there a while ago.
+            (Err(_), Some((_, pool))) => Ok(pool.clone()),
+            (Err(why), None) => Err(why),
+        }
+    }
+
+    /// Each node begins elsewhere, and each ledger where it has nothing yet.
+    fn seed(&self, demand: &Demand) -> u64 {
+        let text = format!("{}/{}/{}", self.node, demand.ledger, demand.known.len());
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    async fn lease_ahead(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<Supply, String> {
+        if !counter.grid.is_single() && shelf.ready.is_empty() {
+            match counter.block().await {
+                Ok(lease) => {
+                    info!(block = %lease.net, "leased ahead");
+                    shelf.ready.push((Instant::now(), lease));
+                }
+                Err(refusal) => return Ok(Supply { refusal: Some(refusal), ..Supply::default() }),
+            }
+        }
+        Ok(Supply::default())
+    }
+
+    async fn serve(
+        &self,
+        counter: &Counter<'_, Cluster>,
+        pool: &str,
+        demand: &Demand,
+        shelf: &mut Shelf,
+    ) -> Result<Supply, String> {
+        let unconfirmed = demand.known.iter().any(|known| known.state == KnownState::Unconfirmed);
+        if demand.wish == Want::Nothing {
+            for (_, lease) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
+                let given =
+                    give_back(counter.registry, &counter.grid, lease.net, &lease.uid, counter.clock.now);
+                given.await.map_err(|fault| fault.to_string())?;
+            }
+        }
+        let meets = |lease: &Lease| counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip));
+        if demand.wish == Want::Any
+            && !unconfirmed
+            && let Some(at) = shelf.ready.iter().position(|(_, lease)| meets(lease))
+        {
+            let (_, lease) = shelf.ready.remove(at);
+            return Ok(Supply { leases: vec![lease], ..Supply::default() });
+        }
+        let ready: HashSet<&str> = shelf.ready.iter().map(|(_, lease)| lease.uid.as_str()).collect();
+        let mut seen = self.seen(pool, &demand.ledger).await;
+        seen.retain(|object| !ready.contains(object.lease_id().as_str()));
+        let ask = Ask { known: demand.known.iter().map(known).collect(), wish: wish(demand.wish) };
+        let supply = turn::serve(counter, &ask, &seen).await;
+        for lease in &supply.leases {
+            info!(pool, block = %lease.net, "leased");
+        }
+        for lease in &supply.gone {
+            info!(pool, lease, "given back");
+        }
+        Ok(supply)
+    }
+
+    /// What the watch knows to be this ledger's. It is begun when it is first needed.
+    async fn seen(&self, pool: &str, ledger: &str) -> Vec<Object> {
+        self.wanted.call_once(|| {
+            let all = Api::<BlockObject>::all(self.client.clone());
+            let own = Config::default().labels(&of_node(&self.node));
+            tokio::spawn(follow(all, own, Arc::clone(&self.own)));
+        });
+        let _ = timeout(SYNC_MAX, self.own.synced()).await;
+        let own = self.own.all().into_iter().filter_map(|owned| Option::clone(&owned));
+        let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
+        own.map(|owned| owned.object).filter(|object| object.holder.ledger == ledger).collect()
+    }
+}
+
+/// The network's addresses, less what the pool excludes.
+fn filter(demand: &Demand, pool: &Pool) -> Result<Filter, String> {
+    let wanted = &demand.filter;
+    let refused = |refusal: ipam::Refusal| format!("pool {}: {}: {}", pool.name, refusal.value, refusal.why);
+    let range = Range::between(wanted.subnet, Some(wanted.first), Some(wanted.last)).map_err(refused)?;
+    let range = match wanted.gateway {
+        Some(gateway) => range.with_gateway(gateway).map_err(refused)?,
+        None => range,
+    };
+    let exclude = wanted.exclude.iter().chain(&pool.exclude).copied().collect();
+    Ok(Filter { range, exclude })
+}
+
+fn known(known: &Known) -> (ipnet::IpNet, String, State) {
+    let state = match known.state {
+        KnownState::Active => State::Active,
+        KnownState::Returning => State::Returning,
+        KnownState::Unconfirmed => State::Unconfirmed,
+    };
+    (known.net, known.lease.clone(), state)
+}
+
+fn wish(want: Want) -> Wish {
+    match want {
+        Want::Nothing | Want::Room | Want::Ahead => Wish::Nothing,
+        Want::Any => Wish::Any,
+        Want::Kept => Wish::Kept,
+        Want::Address(ip) => Wish::Address(ip),
+    }
+}
+
+fn delivery(supply: Supply) -> Delivery {
+    let Supply { leases, gone, confirmed, lost, refusal } = supply;
+    let leases =
+        leases.into_iter().map(|Lease { net, uid, bound, holes }| Leased { net, lease: uid, bound, holes });
+    Delivery {
+        leases: leases.collect(),
+        gone,
+        confirmed,
+        lost,
+        refusal: refusal.map(|refusal: Refusal| refusal.to_string()),
+    }
+}

@@ -1,0 +1,115 @@
+//! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use cni::{Error, code};
+use ipam::Grid;
+use ipam::grid::BITS_MAX;
+use ipam::ledger::{Lease, Ledger, State};
+use ipam::turn::{Supply, Wish};
+use npwg::exchange::addresses::{
+    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
+};
+use npwg::exchange::{receive, send};
+
+use super::settings::{Pool, Settings};
+
+/// How long the agent may take when an address waits for it: shorter than others wait for the ledger.
+const ADD_MAX: Duration = Duration::from_secs(20);
+/// How long where nothing waits for it.
+const COURTESY: Duration = Duration::from_secs(2);
+
+/// The demand of a ledger.
+pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Want, owner: &str) -> Demand {
+    let known = ledger.blocks().map(|block| Known {
+        net: block.net,
+        lease: block.uid,
+        state: match block.state {
+            State::Active => KnownState::Active,
+            State::Returning => KnownState::Returning,
+            State::Unconfirmed => KnownState::Unconfirmed,
+        },
+    });
+    let range = &pool.filter.range;
+    Demand {
+        addresses: VERSION,
+        pool: PoolName {
+            name: pool.name.clone(),
+            given: pool.given,
+            network: settings.network.clone(),
+            range: pool.range,
+        },
+        filter: Addresses {
+            subnet: range.subnet(),
+            first: range.first(),
+            last: range.last(),
+            gateway: range.gateway(),
+            exclude: pool.filter.exclude.clone(),
+        },
+        ledger: pool.name.clone(),
+        known: known.collect(),
+        wish: want,
+        pod: settings.pod.clone(),
+        owner: owner.to_owned(),
+        claim: settings.claim.name.clone(),
+        shared: settings.claim.shared,
+        rest: settings.rest,
+    }
+}
+
+/// Asks the agent and waits for its answer.
+pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<String>), Error> {
+    let patience = if demand.wish == Want::Nothing { COURTESY } else { ADD_MAX };
+    let failed = |cause: std::io::Error| match cause.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            let why = format!(
+                "no free address on this node, and no agent to lease more: {}: {cause}",
+                socket.display()
+            );
+            Error::new(code::TRY_AGAIN_LATER, why)
+        }
+        _ => Error::io(format_args!("agent {}", socket.display()), cause),
+    };
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(patience))
+        .and_then(|()| stream.set_write_timeout(Some(COURTESY)))
+        .map_err(failed)?;
+    send(&mut stream, demand)?;
+    let Delivery { leases, gone, confirmed, lost, refusal } = receive(&mut stream)?;
+    let leases =
+        leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
+    Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, refusal))
+}
+
+/// Tells the agent that more will be needed soon; whether it listens changes nothing.
+pub(super) fn hint(socket: &Path, demand: &Demand) {
+    if let Ok(mut stream) = UnixStream::connect(socket)
+        && stream.set_write_timeout(Some(COURTESY)).is_ok()
+    {
+        let _ = send(&mut stream, demand);
+    }
+}
+
+/// Without a cluster every block is ours.
+pub(super) fn supply_alone(pool: &Pool, ledger: &Ledger, wish: Wish) -> Supply {
+    let grid = Grid::new(pool.range, BITS_MAX);
+    let has = |net| ledger.blocks().any(|block| block.net == net);
+    let wanted = match wish {
+        Wish::Address(ip) => grid.block_of(ip),
+        _ => pool.filter.blocks(&grid, 0).find(|net| !has(*net)),
+    };
+    let confirmed = ledger.blocks().filter(|block| block.state == State::Unconfirmed);
+    let confirmed: Vec<_> = confirmed.map(|block| (block.uid.clone(), block.uid)).collect();
+    let leases = wanted.filter(|net| confirmed.is_empty() && !has(*net)).into_iter();
+    Supply {
+        leases: leases
+            .map(|net| Lease { net, uid: net.to_string(), bound: false, holes: Vec::new() })
+            .collect(),
+        confirmed,
+        ..Supply::default()
+    }
+}

@@ -1,0 +1,179 @@
+//! A cluster of several nodes that lease addresses: one API server, and an agent for each node, on one machine.
+//!
+//! ```text
+//!   kube-apiserver ◄── agent worker-0 ◄── /run/weft-0/agent.sock ◄── weft-ipam, ledgers in /var/lib/weft/ipam-0
+//!                  ◄── agent worker-1 ◄── …
+//! ```
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::{Attachment, Finished, Pod, workspace};
+
+use crate::kube::{Accounts, Kube};
+use crate::machine::Machine;
+use crate::parts::text;
+
+/// The nodes of a cluster.
+#[derive(Debug)]
+pub struct Nodes {
+    /// Where all of it runs.
+    pub machine: Arc<Machine>,
+    /// The cluster.
+    pub kube: Kube,
+    configuration: String,
+    count: usize,
+}
+
+impl Nodes {
+    /// A cluster with so many nodes, whose agents are ready; nothing, and the test is skipped, if the lane was not made
+    /// ready.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: impl Into<Arc<Machine>>, count: usize) -> Option<Nodes> {
+        let machine = machine.into();
+        let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
+        for path in std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").flatten() {
+            kube.apply(&std::fs::read_to_string(path.path()).expect("a file of the project"));
+        }
+        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        let rights = std::fs::read_to_string(workspace().join("deploy/base/rbac.yaml"));
+        kube.apply(&rights.expect("a file of the project"));
+        machine.install(&testkit::binary("weft-cni"), &["weft-ipam", "whereabouts"]);
+        let configuration = kube.service_account("kube-system", "weft-agent");
+        let nodes = Nodes { machine, kube, configuration, count };
+        for index in 0..count {
+            nodes.make_node(index);
+            nodes.start(index);
+        }
+        for index in 0..count {
+            nodes.wait(index);
+        }
+        Some(nodes)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Makes a node's object.
+    #[track_caller]
+    pub fn make_node(&self, index: usize) {
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name(index) } });
+        self.kube.apply(&node.to_string());
+    }
+
+    /// Starts a node's agent.
+    #[track_caller]
+    pub fn start(&self, index: usize) {
+        let weft = testkit::binary("weft");
+        let (node, socket, listen) = (name(index), socket(index), format!("127.0.0.1:{}", port(index)));
+        let journal = format!("/var/lib/weft/node-{index}");
+        self.machine.run(["mkdir", "-p", &format!("{journal}/sandboxes")]);
+        let line = [
+            text(&weft),
+            "agent",
+            "--node-name",
+            &node,
+            "--kubeconfig",
+            &self.configuration,
+            "--socket",
+            &socket,
+            "--journal",
+            &journal,
+            "--listen",
+            &listen,
+        ];
+        self.machine.start(&service(index), line);
+    }
+
+    /// Waits until a node's agent is ready.
+    #[track_caller]
+    pub fn wait(&self, index: usize) {
+        let ready = || (self.page(index, "/readyz") == "ok\n").then_some(());
+        self.machine.wait(&service(index), "is ready", ready);
+    }
+
+    /// Ends a node's agent.
+    #[track_caller]
+    pub fn stop(&self, index: usize, signal: &str) {
+        self.machine.stop(&service(index), signal);
+    }
+
+    /// What a node's agent logged.
+    #[must_use]
+    pub fn log(&self, index: usize) -> String {
+        self.machine.log(&service(index))
+    }
+
+    /// A page of a node's agent.
+    #[must_use]
+    pub fn page(&self, index: usize, path: &str) -> String {
+        self.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{}{path}", port(index))]).stdout
+    }
+
+    /// A figure of a node's agent.
+    #[must_use]
+    pub fn figure(&self, index: usize, line: &str) -> u64 {
+        let page = self.page(index, "/metrics");
+        let found = page.lines().find_map(|found| found.strip_prefix(line));
+        found.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// What a runtime on a node says about a container; the pod is only a path.
+    #[must_use]
+    pub fn attachment(&self, pod: &Pod, container: &str) -> Attachment<'_> {
+        let mut attachment = self.machine.attachment("weft-ipam", pod, "eth0");
+        attachment.container_id = container.to_owned();
+        attachment.args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME={container};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID=uid-{container}"
+        );
+        attachment
+    }
+
+    /// The blocks and addresses in the API.
+    #[must_use]
+    #[track_caller]
+    pub fn blocks(&self) -> Vec<Value> {
+        self.kube.json(["ipblocks.weft.dev"])["items"].as_array().cloned().unwrap_or_default()
+    }
+}
+
+/// A node's name.
+#[must_use]
+pub fn name(index: usize) -> String {
+    format!("worker-{index}")
+}
+
+fn service(index: usize) -> String {
+    format!("agent-{index}")
+}
+
+fn socket(index: usize) -> String {
+    format!("/run/weft-{index}/agent.sock")
+}
+
+fn port(index: usize) -> usize {
+    9500 + index
+}
+
+/// The configuration of a network on a node, with these keys of `ipam`.
+#[must_use]
+pub fn network(index: usize, ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam["type"] = json!("weft-ipam");
+    ipam["dataDir"] = json!(format!("/var/lib/weft/ipam-{index}"));
+    ipam["agentSocket"] = json!(socket(index));
+    json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam })
+}
+
+/// The addresses of a result, without prefix length.
+#[must_use]
+#[track_caller]
+pub fn given(finished: Finished) -> Vec<String> {
+    let result = finished.success().json();
+    let addresses = crate::addresses(&result);
+    addresses.iter().map(|address| address.split('/').next().unwrap_or_default().to_owned()).collect()
+}
