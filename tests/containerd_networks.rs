@@ -165,3 +165,63 @@ fn a_network_in_use_stays_or_drains() {
     rig::machine::until("the network is gone", || proxy.networks().is_empty().then_some(()));
     proxy.network(&["rm", "red"], "").success();
 }
+
+#[test]
+fn parameters_ranges_and_the_annotation_reach_the_plugins() {
+    let proxy = proxy!();
+    let mut red = bridge("red", 1);
+    let plugin = &mut red["cniv1_config"]["plugins"][0];
+    plugin["capabilities"] = json!(["ipRanges", "ips", "mac"]);
+    plugin["parameters"]["ipam"] = json!({ "type": "host-local" });
+    red["ip_ranges"] = json!([{ "cidr": "10.9.0.0/24" }, { "cidr": "fd09::/64" }]);
+    proxy.set(&red);
+    proxy.set(&bridge("blue", 2));
+    let asked = json!([
+        { "network_name": "blue", "interface_name": "storage", "parameters": { "ips": ["10.2.0.77/24"], "mac": "02:00:00:00:00:07" } },
+        { "network_name": "red", "interface_name": "eth0" },
+    ]);
+    let asked = asked.to_string();
+    let pod = proxy.node().pod("web", &[("weft.dev/networks", &asked), ("mine", "stays")]);
+    let web = proxy.cri().run_pod_sandbox(&pod).expect("a pod");
+    let inside = proxy.node().inside(&web);
+    assert_eq!(links(&inside), ["eth0", "storage"]);
+    assert_eq!(rig::addresses_on(&inside, "storage"), ["10.2.0.77/24"]);
+    let shown = rig::link(&inside, "storage").expect("a link");
+    assert_eq!(shown["address"], "02:00:00:00:00:07");
+    let eth0 = rig::addresses_on(&inside, "eth0");
+    assert!(eth0.iter().any(|ip| ip.starts_with("10.9.0.")), "{eth0:?}");
+    assert!(eth0.iter().any(|ip| ip.starts_with("fd09::")), "{eth0:?}");
+    let seen = proxy.cri().pod_sandbox_status(&web).expect("a status");
+    assert_eq!(seen.networks, ["", "red", "blue"], "eth0's second family has its network's name");
+    assert_eq!(seen.addresses[2], "10.2.0.77");
+    let keys: Vec<&String> = seen.annotations.keys().collect();
+    assert_eq!(keys, ["mine", "weft.dev/networks"], "a client's own come back as they were");
+    // Another one wants the same address, and is told.
+    let asked = asked.replace("00:07", "00:08");
+    let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("db", &[("weft.dev/networks", &asked)]));
+    let error = error.expect_err("it has an owner");
+    assert!(error.contains("10.2.0.77"), "{error}");
+    proxy.remove(&web);
+}
+
+#[test]
+fn a_network_may_be_everybodys_default_and_without_the_list_the_proxy_only_forwards() {
+    let mut proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    proxy.relaunch(&["--default-network", "red"]);
+    proxy.ready().expect("red is there");
+    let web = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect("a pod");
+    assert!(address(&proxy, &web, "eth0").starts_with("10.1.0."));
+    let refused = proxy.network(&["rm", "red"], "");
+    assert!(refused.stderr.contains("is in use by sandbox"), "{refused}");
+    proxy.remove(&web);
+    proxy.network(&["rm", "red"], "").success();
+    let why = proxy.ready().expect_err("the default network is gone");
+    assert!(why.contains("red"), "{why}");
+    // The runtime's network is the runtime's: nothing is promised that nobody would do.
+    proxy.relaunch_as(&[]);
+    proxy.set(&bridge("red", 1));
+    let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect_err("not ours");
+    assert!(error.contains("--runtime-networks"), "{error}");
+    proxy.ready().expect("what the runtime says passes");
+}

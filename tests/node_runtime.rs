@@ -128,3 +128,29 @@ fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
     proxy.remove(&web);
     until("only somebody else's is left", || (names() == ["mine"]).then_some(()));
 }
+
+#[test]
+fn pods_that_select_definitions_and_sandboxes_that_ask_for_networks_live_on_one_node() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
+    let Some(agent) = Agent::new(node.machine()) else { return };
+    agent.definition("net-a", &json!({}), &bridge("net-a", 11));
+    node.write("/etc/cni/net.d/10-default.conflist", bridge("default", 1).to_string());
+    let mut proxy = Proxy::with_networks_on(node);
+    proxy.relaunch(&["--agent", "/run/weft/agent.sock"]);
+    proxy.set(&rig::proxy::bridge("red", 21));
+    let selecting = known(&agent, proxy.node(), "web", "net-a");
+    let web = proxy.cri().run_pod_sandbox(&selecting).expect("a pod");
+    assert_eq!(links(&proxy.node().inside(&web)), ["eth0", "net1"]);
+    assert_eq!(agent.status("web").len(), 2, "the agent tells its status");
+    let pod = proxy.pod_on("db", &[("", "_fallback"), ("", "red")]);
+    let db = proxy.cri().run_pod_sandbox(&pod).expect("a pod");
+    let seen = proxy.cri().pod_sandbox_status(&db).expect("a status");
+    assert_eq!(seen.networks, ["", "red"]);
+    assert!(
+        proxy.node().inside(&db).pings(&proxy.cri().pod_sandbox_status(&web).expect("a status").addresses[0])
+    );
+    for id in [&web, &db] {
+        proxy.remove(id);
+    }
+}

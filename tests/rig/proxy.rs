@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 use testkit::{Finished, Host};
@@ -116,6 +117,22 @@ impl Proxy {
         })
     }
 
+    /// What `weft doctor` finds.
+    #[must_use]
+    #[track_caller]
+    pub fn findings(&self) -> Vec<String> {
+        let weft = testkit::binary("weft");
+        let found = self.node.command(text(&weft)).args(["doctor", "-o", "json"]).finish().json();
+        let text = |found: &Value| format!("{}: {}", found["what"], found["why"]);
+        found.as_array().expect("a list").iter().map(text).collect()
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        self.node.lives(SERVICE)
+    }
+
     /// A pod that asks for networks: interface and name of each.
     #[must_use]
     pub fn pod_on(&self, name: &str, networks: &[(&str, &str)]) -> PodSandboxConfig {
@@ -142,10 +159,37 @@ impl Proxy {
     /// Starts it, where it does not run.
     #[track_caller]
     pub fn launch(&self) {
+        self.launch_under(&[]);
+        self.node.wait(SERVICE, "listens", || UnixStream::connect(self.node.reach(SOCKET)).ok());
+    }
+
+    /// Takes away what is left of one that was killed from outside.
+    #[track_caller]
+    pub fn bury(&self) {
+        self.node.run(["rm", "-f", SOCKET, &format!("/run/services/{SERVICE}.pid")]);
+    }
+
+    /// Starts it with other words than before from now on.
+    #[track_caller]
+    pub fn relaunch(&mut self, words: &[&'static str]) {
+        self.relaunch_as(&[&["--runtime-networks", RUNTIME_NETWORKS], words].concat());
+    }
+
+    /// The same, and the runtime's networks are not its own.
+    #[track_caller]
+    pub fn relaunch_as(&mut self, words: &[&'static str]) {
+        self.stop("TERM");
+        self.words = words.to_vec();
+        self.launch();
+    }
+
+    /// Starts it by another program, and does not wait.
+    #[track_caller]
+    pub fn launch_under(&self, program: &[&str]) {
         let weft = testkit::binary("weft");
         let words = [text(&weft), "cri-proxy", "--runtime", containerd::SOCKET, "--log", "debug,h2=info"];
-        self.node.start(SERVICE, words.into_iter().chain(self.words.iter().copied()));
-        self.node.wait(SERVICE, "listens", || self.node.reach(SOCKET).exists().then_some(()));
+        let words = words.into_iter().chain(self.words.iter().copied());
+        self.node.start(SERVICE, program.iter().copied().chain(words));
     }
 
     /// Ends it with a signal.

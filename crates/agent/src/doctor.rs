@@ -3,7 +3,9 @@
 //! Rules: it only looks; each finding says what to do; exit code 1 if there is one. A thing that bears a mark is an
 //! orphan if neither the journal nor the runtime's own cache of results knows its container.
 
-use std::path::Path;
+mod proxy;
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use npwg::journal::{Entry, State};
@@ -33,6 +35,9 @@ pub(crate) struct Arguments {
     inputs: Inputs,
     #[command(flatten)]
     plugins: Plugins,
+    /// The socket of weft cri-proxy, where one is used
+    #[arg(long, default_value = crate::cri_proxy::SOCKET, value_name = "PATH")]
+    cri_socket: PathBuf,
     #[command(flatten)]
     output: Output,
 }
@@ -56,7 +61,7 @@ impl Finding {
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { inputs, plugins, output } = arguments;
+    let Arguments { inputs, plugins, cri_socket, output } = arguments;
     privilege::require("weft doctor", "it looks into network namespaces")?;
     let hands = Hands::find()?;
     let mut findings: Vec<Finding> = configuration::MetaPlugin::find_any(inputs.config.as_deref(), &[])
@@ -64,7 +69,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map_or_else(
             |failure| Some(Finding::new("configuration", failure.to_string(), "weft lint names the place")),
             |missing| {
-                missing.then(|| Finding::new("configuration", "no file configures weft", "weft install"))
+                (missing && !proxy::is_used(cri_socket))
+                    .then(|| Finding::new("configuration", "no file configures weft", "weft install"))
             },
         )
         .into_iter()
@@ -87,6 +93,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
     findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
+    if proxy::is_used(cri_socket) {
+        findings.extend(proxy::findings(cri_socket)?);
+    }
     tell(&findings, known.len(), *output)
 }
 

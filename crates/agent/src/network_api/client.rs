@@ -66,6 +66,11 @@ impl Client {
         Ok(self.call::<_, ListReply>(LIST, Empty {}).await?.networks)
     }
 
+    /// Asks the runtime behind a proxy for its version, and throws that away.
+    pub(crate) async fn reach_runtime(&self) -> Result<(), Status> {
+        self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
+    }
+
     async fn call<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         path: &'static str,

@@ -1,0 +1,188 @@
+//! The CRI Network API when something goes wrong: attachments that change, processes that die, whoever dies first.
+//!
+//! Source: docs/cri-networks.md; ARCHITECTURE.md, «Invariants».
+
+#![cfg(test)]
+
+use rig::cluster::recording;
+use rig::containerd::NETWORKS;
+use rig::proxy::{SOCKET, bridge};
+use rig::{Proxy, assert_nothing_left, links};
+use serde_json::json;
+use testkit::{Feature, host};
+
+const BOTH: [(&str, &str); 2] = [("", "red"), ("", "blue")];
+
+/// A runtime, a proxy before it, two networks, and a sandbox that was on them.
+macro_rules! proxy {
+    () => {{
+        let host = host!(Feature::Bridge, Feature::Veth);
+        let Some(proxy) = Proxy::with_networks(host) else { return };
+        proxy.set(&bridge("red", 1));
+        proxy.set(&bridge("blue", 2));
+        let early = proxy.cri().run_pod_sandbox(&proxy.pod_on("early", &BOTH)).expect("a pod");
+        proxy.remove(&early);
+        proxy
+    }};
+}
+
+#[test]
+fn an_attachment_that_changed_is_told_by_its_network_and_by_doctor() {
+    let proxy = proxy!();
+    assert_eq!(proxy.findings(), [""; 0]);
+    let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect("a pod");
+    let connected = || {
+        let networks = proxy.networks();
+        ["red", "blue"].map(|name| networks[name]["status"]["connectivity"].as_bool().expect("a truth"))
+    };
+    assert_eq!(connected(), [true, true]);
+    let inside = proxy.node().inside(&web);
+    inside.run(["ip", "link", "delete", "net1"]);
+    // What a plugin said counts for a few seconds.
+    rig::machine::until("blue is not as it was", || (connected() == [true, false]).then_some(()));
+    let found = proxy.findings();
+    assert!(found.iter().any(|finding| finding.contains("network blue")), "{found:?}");
+    proxy.remove(&web);
+    assert_eq!(connected(), [true, true], "who is not there is not disconnected");
+    // A plugin that goes takes its networks' readiness along.
+    proxy.run([
+        "sh",
+        "-c",
+        "cd /opt/cni/bin && rm bridge && printf '#!/bin/sh\nexit 1\n' >bridge && chmod 755 bridge",
+    ]);
+    assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
+    let why = proxy.ready().expect_err("no network is ready");
+    assert!(why.contains("red"), "{why}");
+    proxy.stop("KILL");
+    let found = proxy.findings();
+    assert!(found.iter().any(|finding| finding.contains("cri-proxy")), "{found:?}");
+}
+
+#[test]
+fn sandboxes_outlive_proxy_and_runtime_in_any_order_and_go_without_a_trace() {
+    let proxy = proxy!();
+    let before = proxy.node().snapshot();
+    let run = |name| proxy.cri().run_pod_sandbox(&proxy.pod_on(name, &BOTH)).expect("a pod");
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(run);
+    proxy.stop("KILL");
+    // Without the proxy the runtime takes sandboxes down by itself, from the journal.
+    proxy.node().remove(&a);
+    proxy.launch();
+    proxy.node().restart("KILL");
+    assert_eq!(links(&proxy.node().inside(&b)), ["eth0", "net1"]);
+    assert_eq!(proxy.cri().pod_sandbox_status(&b).expect("a status").networks, ["", "blue"]);
+    proxy.remove(&b);
+    proxy.stop("TERM");
+    proxy.node().machine().stop("containerd", "KILL");
+    proxy.launch();
+    let error = proxy.cri().pod_sandbox_status(&c).expect_err("no runtime");
+    assert!(error.contains("containerd.sock"), "{error}");
+    assert_eq!(proxy.networks().len(), 2, "networks need no runtime");
+    proxy.node().launch();
+    assert_eq!(proxy.cri().pod_sandbox_status(&c).expect("a status").networks, ["", "blue"]);
+    for id in [&c, &d] {
+        proxy.remove(id);
+    }
+    assert_nothing_left("restarts in every state", proxy.node(), &before);
+}
+
+#[test]
+fn weft_killed_at_any_step_of_a_sandbox_on_two_networks_leaves_nothing_behind() {
+    let proxy = proxy!();
+    let before = proxy.node().snapshot();
+    let killer = testkit::binary("weft-test-killer").display().to_string();
+    proxy.run(["mkdir", "/opt/cni/real"]);
+    proxy.run(["mv", "/opt/cni/bin/weft", "/opt/cni/real/weft"]);
+    let mut killed = 0;
+    for step in (1..).step_by(13) {
+        // What the runtime calls ADD for is killed; its DEL is not.
+        let script = format!(
+            "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && exec {killer} {step} /opt/cni/real/weft\nexec /opt/cni/real/weft\n"
+        );
+        proxy.write("/opt/cni/bin/.weft", script);
+        proxy.run(["chmod", "755", "/opt/cni/bin/.weft"]);
+        proxy.run(["mv", "/opt/cni/bin/.weft", "/opt/cni/bin/weft"]);
+        match proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)) {
+            Err(_) => killed += 1,
+            Ok(web) => {
+                proxy.remove(&web);
+                break;
+            }
+        }
+        assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), [], "killed at step {step}");
+    }
+    assert!(killed > 5, "it was killed {killed} times only");
+    proxy.run(["mv", "/opt/cni/real/weft", "/opt/cni/bin/weft"]);
+    proxy.run(["rmdir", "/opt/cni/real"]);
+    assert_nothing_left("killed and killed again", proxy.node(), &before);
+}
+
+#[test]
+fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
+    let proxy = proxy!();
+    let killer = testkit::binary("weft-test-killer").display().to_string();
+    let mut killed = 0;
+    let mut expected = vec!["blue".to_owned(), "red".to_owned()];
+    for step in 1.. {
+        proxy.stop("KILL");
+        proxy.bury();
+        let number = step.to_string();
+        proxy.launch_under(&[&killer, &number]);
+        rig::machine::until("it listens, or is dead", || {
+            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+        });
+        let name = format!("n{step}");
+        let set = proxy.network(&["set", "-f", "-"], &bridge(&name, 9).to_string());
+        let removed = proxy.network(&["rm", &name], "");
+        let survived = proxy.lives();
+        if survived {
+            proxy.stop("KILL");
+        }
+        proxy.bury();
+        // The next one reads what is there.
+        proxy.launch();
+        let there: Vec<String> = proxy.networks().into_keys().collect();
+        let is_there = there.contains(&name);
+        match (set.code, removed.code) {
+            (Some(0), Some(0)) => assert!(!is_there, "step {step}: it was removed, and is there"),
+            (Some(0), _) => {}
+            // It may have been stored, and whole; nobody was told.
+            _ if is_there => assert_eq!(proxy.networks()[&name]["status"]["sandbox_management"], true),
+            _ => {}
+        }
+        if is_there {
+            expected.push(name);
+            expected.sort();
+        }
+        assert_eq!(there, expected, "step {step}");
+        if survived {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed >= 8, "it was killed {killed} times only: binding, storing and removing are more steps");
+    let leftovers = proxy.run(["sh", "-c", "ls /var/lib/weft/networks | grep -vc json || true"]);
+    assert!(
+        leftovers.trim() == "0" || leftovers.trim() == "1",
+        "what was not renamed is written over: {leftovers}"
+    );
+}
+
+#[test]
+fn a_network_that_fails_fails_the_sandbox_and_the_others_are_undone() {
+    let proxy = proxy!();
+    proxy.write(rig::cluster::RECORD, "");
+    let before = proxy.node().snapshot();
+    let fail = json!({ "ADD": [{ "do": "fail", "code": 123, "message": "no room" }] });
+    let full = recording("full", "one", &fail).to_string();
+    proxy.network(&["set", "-f", "-"], &full).success();
+    let pod = proxy.pod_on("web", &[("", "red"), ("", "blue"), ("", "full")]);
+    let error = proxy.cri().run_pod_sandbox(&pod).expect_err("a network that fails");
+    assert!(error.contains("no room") && error.contains("net2"), "{error}");
+    assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), []);
+    proxy.network(&["rm", "full"], "").success();
+    proxy.write(rig::cluster::RECORD, "");
+    assert_nothing_left("a network that fails", proxy.node(), &before);
+    // And a file that is nobody's default.
+    assert_eq!(proxy.run(["ls", NETWORKS]), "");
+}
