@@ -171,6 +171,44 @@ fn container() -> Value {
 }
 
 #[test]
+fn a_running_pod_gets_a_network_and_gives_it_back() {
+    let node = node!();
+    bring_default_network(&node);
+    node.apply_weft_as("hot-plug");
+    node.until_weft_is_installed();
+    node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
+    node.until_pods_can_be_made("my-namespace");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "web", "namespace": "my-namespace" },
+        "spec": { "containers": [container()], "terminationGracePeriodSeconds": 1 },
+    });
+    node.kube().apply(&pod.to_string());
+    node.until_pods_ready(["-n", "my-namespace", "web"]);
+    let links = || -> Vec<String> {
+        node.addresses("my-namespace", "web").into_iter().map(|(link, _)| link).collect()
+    };
+    assert_eq!(links(), ["eth0"]);
+    for (annotation, expected) in
+        [(format!("{NETWORKS}=net-a"), ["eth0", "net1"].as_slice()), (format!("{NETWORKS}-"), &["eth0"])]
+    {
+        node.kube().kubectl(["annotate", "pod", "-n", "my-namespace", "web", "--overwrite", &annotation]);
+        node.until("the status says so", || {
+            let status = shown(&status(&node, "my-namespace", "web"));
+            (status.iter().map(|(link, _)| link).collect::<Vec<_>>() == expected).then_some(())
+        });
+        assert_eq!(links(), expected);
+    }
+    node.kube().kubectl(["annotate", "pod", "-n", "my-namespace", "web", &format!("{NETWORKS}=net-a")]);
+    node.until("it is there again", || (links().len() == 2).then_some(()));
+    node.kube().kubectl(["delete", "pod", "-n", "my-namespace", "web", "--wait=false", "--grace-period=1"]);
+    node.until("the pod is gone", || {
+        let left = node.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep -c json || true"]);
+        (left.trim() == "0").then_some(())
+    });
+}
+
+#[test]
 fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
     const PODS: usize = 20;
     let node = node!();

@@ -36,7 +36,7 @@ fuzz_target!(|text: &str| {
         definitions: &BTreeMap::from([(definition.reference(), definition)]),
         disk: &Disk::default(),
         devices: &Devices::new(),
-        access: &Access::open(),
+        access: &Access::open(), held: &[],
     };
     let Ok(plan) = plan(&request) else { return };
     for delegate in &plan.delegates {

@@ -41,8 +41,14 @@ impl Node {
     /// Applies `deploy/`.
     #[track_caller]
     pub fn apply_weft(&self) {
+        self.apply_weft_as("base");
+    }
+
+    /// The same as one of the ways that are in `deploy/`.
+    #[track_caller]
+    pub fn apply_weft_as(&self, way: &str) {
         let deploy = workspace().join("deploy");
-        let (definitions, base) = (deploy.join("crds"), deploy.join("base"));
+        let (definitions, base) = (deploy.join("crds"), deploy.join(way));
         self.kube().kubectl(["apply", "-f", text(&definitions)]);
         self.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
         self.kube().kubectl(["apply", "-k", text(&base)]);

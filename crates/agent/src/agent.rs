@@ -12,7 +12,9 @@
 
 mod brain;
 mod cache;
+mod changes;
 pub(crate) mod cluster;
+mod drift;
 mod events;
 mod facts;
 mod health;
@@ -38,8 +40,7 @@ use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::{EXIT_CODES, Failure};
-use brain::Brain;
-use orders::Overseer;
+use brain::{Brain, Care};
 use publisher::Publisher;
 use sandboxes::Sandboxes;
 use socket::Socket;
@@ -81,6 +82,12 @@ pub(crate) struct Arguments {
     /// Set every definition as a network of the container runtime, through this socket: the CRI Network API
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::cri_proxy::SOCKET)]
     sync_networks: Option<PathBuf>,
+    /// How often a sandbox is checked to be as it was attached, in seconds; 0 for never
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    check_interval: u64,
+    /// Give running pods the networks that their annotation selects now; `weft hands` on the node does it
+    #[arg(long)]
+    hot_plug: bool,
     #[command(flatten)]
     log: Log,
 }
@@ -143,15 +150,21 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         listen,
         orphan_grace,
         sync_networks,
+        check_interval,
+        hot_plug,
         log: _,
     } = arguments;
     let client = cluster::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
     let socket = Socket::bind(socket)?;
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
-    let grace = Duration::from_secs(*orphan_grace);
-    let overseer = Arc::new(Overseer::new(Arc::clone(&sandboxes), grace));
-    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), overseer));
+    let care = Care {
+        sandboxes: Arc::clone(&sandboxes),
+        orphan_grace: Duration::from_secs(*orphan_grace),
+        check_interval: Duration::from_secs(*check_interval),
+        hot_plug: *hot_plug,
+    };
+    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {

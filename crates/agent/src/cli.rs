@@ -13,8 +13,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
-    agent, attach, check, cnitool, crds, cri_proxy, demo, detach, doctor, explain, import, install, lint,
-    list, network, plan, publish,
+    agent, attach, check, cnitool, companion, crds, cri_proxy, demo, detach, doctor, explain, import,
+    install, lint, list, network, plan, publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -59,6 +59,8 @@ enum Command {
     CriProxy(cri_proxy::Arguments),
     /// Set, list, show and remove the networks of this node
     Network(network::Arguments),
+    /// Carry out on this node, at once, what its agent finds to be done
+    Hands(companion::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Write the network-status of one sandbox, where no agent does
@@ -116,6 +118,7 @@ impl Call {
             Command::Agent(arguments) => agent::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Network(arguments) => network::run(arguments),
+            Command::Hands(arguments) => companion::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),

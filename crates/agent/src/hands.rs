@@ -16,6 +16,7 @@ use cni::environment::Environment;
 use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
+use npwg::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
@@ -169,10 +170,25 @@ impl Hands {
     /// Has an entry put into the journal below a directory.
     pub(crate) fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("adopt").arg(journal).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.arg("adopt").arg(journal);
+        self.feed(command, entry)
+    }
+
+    /// Has orders carried out, and waits for it.
+    pub(crate) fn obey(&self, errand: &Errand) -> Result<(), Failure> {
+        let mut message = Vec::new();
+        exchange::send(&mut message, errand)?;
+        let mut command = Command::new(&self.program);
+        command.arg("obey");
+        self.feed(command, &message)
+    }
+
+    /// Runs a command that reads `stdin`.
+    fn feed(&self, mut command: Command, stdin: &[u8]) -> Result<(), Failure> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = command.process_group(0).spawn().and_then(|mut child| {
             // It may refuse before it has read all; its own words say why.
-            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(entry));
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(stdin));
             child.wait_with_output()
         });
         let output =

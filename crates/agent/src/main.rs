@@ -12,6 +12,7 @@ mod attachments;
 mod check;
 mod cli;
 mod cnitool;
+mod companion;
 mod configuration;
 mod crds;
 mod cri_proxy;

@@ -49,6 +49,61 @@ pub struct Question {
     /// The files that could not be read, as `path: why`.
     #[serde(default)]
     pub unreadable: Vec<String>,
+    /// What is wanted.
+    #[serde(default)]
+    pub purpose: Purpose,
+}
+
+/// What the hands come for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Purpose {
+    /// A plan for the sandbox.
+    #[default]
+    Plan,
+    /// Work, of whatever sandbox; the reply may take a while.
+    Orders,
+    /// To tell what came of an order.
+    Outcome(Outcome),
+}
+
+/// What came of an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    /// What was ordered.
+    pub of: Work,
+    /// The sandbox.
+    pub container: ContainerId,
+    /// Its pod.
+    pub uid: String,
+    /// What was done, for people: a line each.
+    #[serde(default)]
+    pub done: Vec<String>,
+    /// What is wrong, or went wrong.
+    #[serde(default)]
+    pub error: Option<Error>,
+}
+
+/// The kinds of orders whose outcome is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Work {
+    /// [`Order::Check`].
+    Check,
+    /// [`Order::Change`].
+    Change,
+}
+
+/// Orders, and what the hands carry them out with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Errand {
+    /// The meta-plugin's configuration.
+    pub configuration: Box<RawValue>,
+    /// Is the meta-plugin called `multus`?
+    pub multus: bool,
+    /// What is to be done.
+    pub orders: Vec<Order>,
 }
 
 /// A network on the node's disk.
@@ -71,7 +126,7 @@ pub struct Reply {
 }
 
 /// Work that nobody calls for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Order {
     /// Take down a sandbox whose pod is gone, by its entry in the journal.
@@ -89,6 +144,18 @@ pub enum Order {
         container: ContainerId,
         /// Credentials on the node, if they are not those of a pod.
         kubeconfig: Option<String>,
+    },
+    /// See whether a sandbox is as it was attached, and tell.
+    Check {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod its entry must name.
+        uid: String,
+    },
+    /// Attach and detach networks of a running sandbox until it is as planned, and tell. The plan names its pod.
+    Change {
+        /// The plan, of the same sandbox.
+        plan: Box<Plan>,
     },
 }
 
@@ -134,6 +201,8 @@ pub enum Answer {
     Plan(Box<Plan>),
     /// Do nothing; this is why.
     Refused(Error),
+    /// It was no question for a plan: there may be orders.
+    Noted,
 }
 
 impl Question {
@@ -246,6 +315,7 @@ mod tests {
             multus: false,
             files: vec![file("/n/a.conflist", text), file("/n/b.conf", "{")],
             unreadable: vec!["/n/c.conf: no".to_owned()],
+            purpose: Purpose::Plan,
         };
         let disk = question.disk();
         assert_eq!(NetworkFile::all(&disk), [file("/n/a.conflist", text)]);

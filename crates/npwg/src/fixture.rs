@@ -32,6 +32,7 @@ pub(crate) struct World {
     pub(crate) keys: String,
     pub(crate) flavour: Flavour,
     pub(crate) ifname: String,
+    pub(crate) held: Vec<(String, IfName)>,
 }
 
 impl World {
@@ -47,6 +48,7 @@ impl World {
             keys: r#""clusterNetwork":"base""#.into(),
             flavour: Flavour::Weft,
             ifname: "eth0".into(),
+            held: Vec::new(),
         };
         world.define("home/plain", PLAIN);
         world.define("home/capable", CAPABLE);
@@ -123,6 +125,7 @@ impl World {
             disk: &self.disk,
             devices: &self.devices,
             access: &self.access,
+            held: &self.held,
         })
     }
 

@@ -13,7 +13,7 @@ use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::plan::Plan;
+use crate::plan::{Plan, Role};
 use crate::status;
 
 /// The form of entry this release writes; older ones are read, newer ones are not.
@@ -56,6 +56,9 @@ pub struct Entry {
     /// Was the whole plan carried out?
     #[serde(default)]
     pub complete: bool,
+    /// Was the sandbox whole before, and is its plan being changed? Then the change may be taken up again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub changing: bool,
 }
 
 /// What came of one delegate.
@@ -118,6 +121,15 @@ pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
 }
 
 impl Entry {
+    /// The networks the pod selected and is attached to, and their interfaces: what a new plan keeps names by.
+    pub fn held(&self) -> Vec<(String, IfName)> {
+        let known = self.plan.delegates.iter().zip(&self.attachments);
+        known
+            .filter(|(delegate, known)| delegate.role == Role::Selected && known.state == State::Attached)
+            .map(|(delegate, _)| (delegate.network.clone(), delegate.ifname.clone()))
+            .collect()
+    }
+
     /// All that is known now.
     ///
     /// # Errors

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod change;
 pub mod configuration;
 pub mod definition;
 pub mod device;

@@ -170,6 +170,9 @@ pub struct Request<'a> {
     pub devices: &'a Devices,
     /// Which definitions this pod may not use.
     pub access: &'a Access,
+    /// The networks the sandbox is attached to already, as the status names them, and their interfaces: a network that
+    /// is selected again without a name keeps the one it has.
+    pub held: &'a [(String, IfName)],
 }
 
 /// What the runtime says about the sandbox.
@@ -207,7 +210,7 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     }
     let mut warnings = request.node.warnings.clone();
     let drafts = networks::collect(request, &mut warnings)?;
-    let names = interface::assign(&request.sandbox.ifname, &drafts)?;
+    let names = interface::assign(&request.sandbox.ifname, &drafts, request.held)?;
     let mut ledger = ledger::Ledger::new(request.devices);
     let mut delegates = Vec::with_capacity(drafts.len());
     let mut room = CONFIGURATIONS_MAX;

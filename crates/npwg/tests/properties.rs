@@ -165,6 +165,7 @@ impl World {
             disk: &Disk::default(),
             devices: &self.devices,
             access: &Access::open(),
+            held: &[],
         })
     }
 }
@@ -222,7 +223,7 @@ proptest! {
         let sandbox = Sandbox { container: ContainerId::new("c").unwrap(), ifname: IfName::new("eth0").unwrap() };
         let _ = plan(&Request {
             pod: &world.pod, sandbox: &sandbox, node: &node, definitions: &asked, disk: &Disk::default(),
-            devices: &world.devices, access: &Access::open(),
+            devices: &world.devices, access: &Access::open(), held: &[],
         });
         let announced = wanted(&world.pod, &node);
         let asked = asked.1.into_inner();

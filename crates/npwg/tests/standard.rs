@@ -73,6 +73,7 @@ fn planned(annotations: &[(Annotation, &str)], definitions: &[&str]) -> Plan {
         disk: &Disk::default(),
         devices: &Devices::new(),
         access: &Access::open(),
+        held: &[],
     })
     .unwrap()
 }

@@ -15,6 +15,7 @@
 pub mod adoption;
 mod agent;
 mod attach;
+mod change;
 mod collection;
 mod detach;
 mod devices;
@@ -84,6 +85,7 @@ impl Weft {
             plan,
             network_status: Vec::new(),
             complete: false,
+            changing: false,
         };
         let attached = attach::attach(&node.journal, &node.hands, &mut entry);
         if listener.is_there() {
@@ -174,12 +176,7 @@ impl Plugin for Weft {
         }
         entry.netns = netns.display().to_string();
         entry.path.clone_from(&node.path);
-        let mut errors = Vec::new();
-        for (index, delegate) in entry.plan.delegates.iter().enumerate() {
-            let step = format!("check {} ({})", delegate.ifname, delegate.network);
-            errors.extend(check_one(&node.hands, &entry, index, delegate).context(step).err());
-        }
-        crate::interface::collected(errors)
+        check_all(&node.hands, &entry)
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
@@ -200,11 +197,21 @@ impl Plugin for Weft {
 /// Takes down what an ADD that was killed has left; an attached sandbox is not attached again (S18, S25).
 fn clear_remains(node: &Node, who: &Attachment) -> Result<(), Error> {
     let Some(mut entry) = node.journal.read(&who.container)? else { return Ok(()) };
-    if entry.complete {
+    if entry.complete || entry.changing {
         let why = format!("sandbox {} is attached already: DEL comes first", who.container);
         return Err(Error::new(code::INVALID_ENVIRONMENT, why));
     }
     detach::take_down(&node.journal, &node.hands, &mut entry).context("remains of an earlier attempt")
+}
+
+/// Is every attachment as it was made?
+fn check_all(hands: &Delegates, entry: &Entry) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    for (index, delegate) in entry.plan.delegates.iter().enumerate() {
+        let step = format!("check {} ({})", delegate.ifname, delegate.network);
+        errors.extend(check_one(hands, entry, index, delegate).context(step).err());
+    }
+    crate::interface::collected(errors)
 }
 
 fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {

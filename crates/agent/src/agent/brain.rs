@@ -12,14 +12,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cni::name::IfName;
 use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::addresses::{Delivery, Demand};
-use npwg::exchange::{Order, Question};
+use npwg::exchange::{Order, Outcome, Question, Work};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::Labels;
@@ -28,11 +29,14 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::cache::{Cache, follow};
+use super::changes::Changes;
 use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, ask};
+use super::drift::Drift;
 use super::events::Events;
 use super::facts;
 use super::metrics::Metrics;
 use super::orders::Overseer;
+use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
 use super::supplier::Supplier;
 
@@ -40,6 +44,10 @@ use super::supplier::Supplier;
 const SYNC_MAX: Duration = Duration::from_secs(20);
 /// How long a pod is waited for that the kubelet has heard of and we have not.
 const LAG_MAX: Duration = Duration::from_millis(500);
+
+/// How long somebody who comes for orders waits for them, and how often it is looked.
+const ERRAND_MAX: Duration = Duration::from_secs(20);
+const ERRAND_PAUSE: Duration = Duration::from_secs(1);
 
 /// An agent's knowledge.
 pub(crate) struct Brain {
@@ -58,11 +66,27 @@ pub(crate) struct Brain {
     overseer: Arc<Overseer>,
     /// Who leases blocks of addresses.
     pub(crate) supplier: Supplier,
+    sandboxes: Arc<Sandboxes>,
+    drift: Drift,
+    changes: Option<Changes>,
+}
+
+/// How an agent looks after what is attached.
+#[derive(Debug)]
+pub(crate) struct Care {
+    /// The sandboxes of this node.
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    /// How long a pod must be gone before its sandbox is taken down unasked.
+    pub(crate) orphan_grace: Duration,
+    /// How often a sandbox is checked; zero for never.
+    pub(crate) check_interval: Duration,
+    /// Do running pods get what their annotation says now?
+    pub(crate) hot_plug: bool,
 }
 
 impl Brain {
     /// Starts to follow the cluster.
-    pub(crate) fn new(client: &Client, node: &str, pod_resources: PathBuf, overseer: Arc<Overseer>) -> Brain {
+    pub(crate) fn new(client: &Client, node: &str, pod_resources: PathBuf, care: &Care) -> Brain {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
         let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
@@ -78,8 +102,11 @@ impl Brain {
             pod_resources,
             events: Events::new(client.clone(), node),
             metrics: Metrics::new(),
-            overseer,
             supplier: Supplier::new(client.clone(), node),
+            overseer: Arc::new(Overseer::new(Arc::clone(&care.sandboxes), care.orphan_grace)),
+            sandboxes: Arc::clone(&care.sandboxes),
+            drift: Drift::new(care.check_interval),
+            changes: care.hot_plug.then(Changes::default),
         }
     }
 
@@ -101,7 +128,7 @@ impl Brain {
     ///
     /// # Errors
     /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
-    async fn plan(&self, question: &Question) -> Result<Plan, Error> {
+    pub(crate) async fn plan(&self, question: &Question, held: &[(String, IfName)]) -> Result<Plan, Error> {
         question.check()?;
         let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
         let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
@@ -124,6 +151,7 @@ impl Brain {
             disk: &question.disk(),
             devices: &devices,
             access: &access,
+            held,
         };
         let planned = plan::plan(&request);
         planned.map_err(|refusal| {
@@ -238,7 +266,7 @@ pub(crate) fn place(pod: &PodIdentity) -> Key {
 
 impl Oracle for Brain {
     async fn answer(&self, question: &Question) -> Result<Plan, Error> {
-        self.plan(question).await
+        self.plan(question, &[]).await
     }
 
     async fn supply(&self, demand: &Demand) -> Delivery {
@@ -246,9 +274,54 @@ impl Oracle for Brain {
     }
 
     fn orders(&self) -> Vec<Order> {
-        let orders = self.overseer.due(&self.pods);
+        let mut orders = self.overseer.due(&self.pods);
+        orders.extend(self.drift.due(&self.sandboxes));
         self.metrics.ordered(orders.len());
         orders
+    }
+
+    async fn errands(&self, question: &Question) -> Vec<Order> {
+        let started = Instant::now();
+        let mut pods = self.pods.changes();
+        loop {
+            let mut orders = self.orders();
+            if let Some(changes) = &self.changes {
+                let due = changes.due(self, &self.sandboxes, question).await;
+                self.metrics.ordered(due.len());
+                orders.extend(due);
+            }
+            if !orders.is_empty() || started.elapsed() >= ERRAND_MAX {
+                return orders;
+            }
+            // A pod that changed is looked at at once, everything else from time to time.
+            let _ = timeout(ERRAND_PAUSE, pods.changed()).await;
+        }
+    }
+
+    fn heard(&self, outcome: &Outcome) {
+        let Some(sandbox) = self.sandboxes.all().remove(&outcome.container) else { return };
+        let pod = &sandbox.entry.plan.pod;
+        if pod.uid != outcome.uid {
+            return;
+        }
+        let error = outcome.error.as_ref().map(ToString::to_string);
+        match outcome.of {
+            Work::Check => {
+                if self.drift.heard(outcome) {
+                    self.events.drifted(pod, error.as_deref());
+                    warn!(container = %outcome.container, error, "an attachment changed");
+                }
+                self.metrics.drifted(self.drift.count());
+            }
+            Work::Change => {
+                self.events.changed(pod, &outcome.done);
+                self.metrics.changed(if error.is_some() { "failed" } else { "changed" });
+                if let Some(error) = error {
+                    self.events.unchanged(pod, "Change", &error);
+                    warn!(container = %outcome.container, error, "a running pod could not be changed");
+                }
+            }
+        }
     }
 
     fn metrics(&self) -> Option<&Metrics> {

@@ -68,6 +68,30 @@ impl Events {
         self.tell(&PodIdentity { namespace, name, uid }, told);
     }
 
+    /// A sandbox is not as it was attached, or is again.
+    pub(crate) fn drifted(&self, pod: &PodIdentity, why: Option<&str>) {
+        let (kind, reason, note) = match why {
+            Some(why) => (EventType::Warning, "InterfaceDrifted", why),
+            None => (EventType::Normal, "InterfaceRestored", "every interface is as it was attached"),
+        };
+        self.tell(pod, Told::new(kind, reason, "Check".to_owned(), note));
+    }
+
+    /// A running pod's networks were changed as it asks.
+    pub(crate) fn changed(&self, pod: &PodIdentity, lines: &[String]) {
+        for line in lines {
+            let reason = if line.starts_with("Remove") { "RemovedInterface" } else { "AddedInterface" };
+            // The API knows an Event by reason and action: each interface has its own.
+            let action = line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+            self.tell(pod, Told::new(EventType::Normal, reason, action, line));
+        }
+    }
+
+    /// A running pod's networks could not be changed as it asks; `action` is where it ended.
+    pub(crate) fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
+        self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action.to_owned(), why));
+    }
+
     /// A sandbox was attached.
     pub(crate) fn attached(&self, entry: &Entry) {
         of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));

@@ -66,6 +66,8 @@ pub(crate) struct Metrics {
     supplies: Family<Outcome, Counter>,
     /// Requests to the API server about addresses.
     pub(crate) address_requests: Counter,
+    changes: Family<Outcome, Counter>,
+    drifted: Gauge,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Questions that wait for their turn.
     pub(crate) waiting: Gauge,
@@ -88,6 +90,8 @@ impl Metrics {
             orders: Counter::default(),
             supplies: Family::default(),
             address_requests: Counter::default(),
+            changes: Family::default(),
+            drifted: Gauge::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
             objects: Family::default(),
@@ -104,7 +108,6 @@ impl Metrics {
             "Updates of network-status, by outcome",
             metrics.published.clone(),
         );
-        registry.register("orders", "Sandboxes that were ordered to be taken down", metrics.orders.clone());
         registry.register(
             "address_demands",
             "Demands for blocks of addresses, by outcome",
@@ -112,6 +115,17 @@ impl Metrics {
         );
         let requests = metrics.address_requests.clone();
         registry.register("address_requests", "Requests to the API server about addresses", requests);
+        registry.register(
+            "orders",
+            "Orders given: sandboxes to take down, to check, to change",
+            metrics.orders.clone(),
+        );
+        registry.register("changes", "Changes of running sandboxes, by outcome", metrics.changes.clone());
+        registry.register(
+            "drifted_sandboxes",
+            "Sandboxes that are not as they were attached",
+            metrics.drifted.clone(),
+        );
         registry.register("questions_waiting", "Questions waiting for their turn", metrics.waiting.clone());
         registry.register("cache_objects", "Objects known, by kind", metrics.objects.clone());
         registry.register(
@@ -170,6 +184,16 @@ impl Metrics {
     /// A ledger's demand was answered.
     pub(crate) fn supplied(&self, outcome: &'static str) {
         self.supplies.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A running sandbox was changed, or could not be.
+    pub(crate) fn changed(&self, outcome: &'static str) {
+        self.changes.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// So many sandboxes are not as they were attached.
+    pub(crate) fn drifted(&self, count: usize) {
+        self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// What a cache holds.

@@ -67,6 +67,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         disk: &question.disk(),
         devices: &facts::devices(Path::new(POD_RESOURCES), &pod, &definitions).await?,
         access: &facts::access(&pod, policies, labels.as_ref()),
+        held: &[],
     };
     Ok(plan::plan(&request)?)
 }

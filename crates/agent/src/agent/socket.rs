@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cni::{Error, code};
 use npwg::exchange::addresses::{Delivery, Demand, Want};
-use npwg::exchange::{self, Answer, MESSAGE_MAX, Order, Question, Reply, Report};
+use npwg::exchange::{self, Answer, MESSAGE_MAX, Order, Outcome, Purpose, Question, Reply, Report};
 use npwg::plan::Plan;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -54,6 +54,12 @@ pub(crate) trait Oracle: Send + Sync + 'static {
     }
     /// What else is to be done on this node.
     fn orders(&self) -> Vec<Order>;
+    /// What is to be done by somebody who comes for nothing else; waits a while until there is something.
+    fn errands(&self, _: &Question) -> impl Future<Output = Vec<Order>> + Send {
+        async { Vec::new() }
+    }
+    /// What came of an order.
+    fn heard(&self, _: &Outcome) {}
     /// Its figures, where it has any.
     fn metrics(&self) -> Option<&Metrics>;
 }
@@ -126,7 +132,7 @@ impl<O: Oracle> Desk<O> {
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;
-                self.answer(&question, started).await
+                self.reply(&question, started).await
             }
         };
         let planned = matches!(reply.answer, Answer::Plan(_));
@@ -183,6 +189,20 @@ impl<O: Oracle> Desk<O> {
             metrics.waiting.dec();
         }
         turn
+    }
+
+    async fn reply(&self, question: &Question, started: Instant) -> Reply {
+        match &question.purpose {
+            Purpose::Plan => self.answer(question, started).await,
+            Purpose::Orders => {
+                let orders = timeout(ANSWER_MAX, self.oracle.errands(question)).await.unwrap_or_default();
+                Reply { answer: Answer::Noted, orders }
+            }
+            Purpose::Outcome(outcome) => {
+                self.oracle.heard(outcome);
+                Reply::plain(Answer::Noted)
+            }
+        }
     }
 
     async fn answer(&self, question: &Question, started: Instant) -> Reply {

@@ -167,6 +167,7 @@ fn plan(question: &Question, mut node: NodeConfiguration, wanted: Vec<Wanted>) -
         disk: &disk,
         devices: &devices,
         access: &access,
+        held: &[],
     };
     let mut plan = plan::plan(&request).map_err(Error::from)?;
     let delegates =
@@ -239,5 +240,6 @@ async fn relay(agent: &PathBuf, question: &Question, default: &Usable) -> Result
     match exchange::receive::<Reply>(&mut answer.as_slice())?.answer {
         Answer::Plan(plan) => Ok(*plan),
         Answer::Refused(error) => Err(error),
+        Answer::Noted => Err(away(&"it answered another question")),
     }
 }

@@ -59,6 +59,7 @@ impl Collection {
             disk,
             devices: &Devices::new(),
             access: &Access::open(),
+            held: &[],
         };
         plan::plan(&request).map_err(|refusal| {
             let error = Error::from(refusal);

@@ -2,7 +2,8 @@
 //!
 //! A network without a request gets `net<its place among the networks>`, as with Multus. Where that name
 //! is asked for by any element, before it or after, the next free `net<n>` beyond the last place is taken
-//! instead (M23): nobody who asked for a name loses it to a generated one.
+//! instead (M23): nobody who asked for a name loses it to a generated one. In a sandbox that is attached already,
+//! a network keeps its name.
 //!
 //! Source: the standard, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
 
@@ -18,7 +19,11 @@ use crate::refusal::{Fault, Refusal};
 const LOOPBACK: &str = "lo";
 
 /// A name for each draft, in order, and its ground; `first` is what the runtime asks for.
-pub(super) fn assign(first: &IfName, drafts: &[Draft]) -> Result<Vec<(IfName, Decision)>, Refusal> {
+pub(super) fn assign(
+    first: &IfName,
+    drafts: &[Draft],
+    held: &[(String, IfName)],
+) -> Result<Vec<(IfName, Decision)>, Refusal> {
     let mut taken: BTreeSet<String> = BTreeSet::from([LOOPBACK.to_owned()]);
     for (index, draft) in drafts.iter().enumerate() {
         let asked = draft.asked.as_ref().and_then(|asked| Some((asked, asked.element.interface.as_ref()?)));
@@ -38,6 +43,7 @@ pub(super) fn assign(first: &IfName, drafts: &[Draft]) -> Result<Vec<(IfName, De
         let fault = fault.showing(&format!("{:?}", name.as_str()));
         return Err(Refusal::failed(fault.cure("choose another name, or leave it out")));
     }
+    let kept = keep(drafts, held, &mut taken);
     let mut next = drafts.len();
     let mut names = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
@@ -45,12 +51,29 @@ pub(super) fn assign(first: &IfName, drafts: &[Draft]) -> Result<Vec<(IfName, De
         let (name, why) = match asked {
             Some(name) => (name, "asked for".to_owned()),
             None if index == 0 => (first.clone(), "asked for by the runtime (CNI_IFNAME)".to_owned()),
+            None if let Some(name) = &kept[index] => (name.clone(), "it has it already".to_owned()),
             None => generate(index, &mut next, &mut taken)?,
         };
         let decision = Decision::new("interface", &name, why);
         names.push((name, decision));
     }
     Ok(names)
+}
+
+/// The name that each draft keeps: those of a network go to its drafts in order.
+fn keep(drafts: &[Draft], held: &[(String, IfName)], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
+    let mut held: Vec<&(String, IfName)> = held.iter().collect();
+    let mut kept = Vec::with_capacity(drafts.len());
+    for draft in drafts {
+        let is_free = draft.element().is_some_and(|element| element.interface.is_none());
+        let fits =
+            |(network, name): &&(String, IfName)| *network == draft.label && !taken.contains(name.as_str());
+        let place = if is_free { held.iter().position(fits) } else { None };
+        let name = place.map(|place| held.remove(place).1.clone());
+        taken.extend(name.iter().map(ToString::to_string));
+        kept.push(name);
+    }
+    kept
 }
 
 fn generate(

@@ -81,7 +81,19 @@ pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advi
     match answer {
         Answer::Plan(plan) => Ok(Advice { plan: *plan, orders, agent }),
         Answer::Refused(error) => Err(error),
+        Answer::Noted => Err(Error::internal("the answer to a question for a plan is none")),
     }
+}
+
+/// Tells the agent what a question without an answer says.
+///
+/// # Errors
+/// There is none, or it does not listen.
+pub(super) fn tell(node: &NodeConfiguration, question: &Question) -> Result<(), Error> {
+    let step = || format!("agent {}", node.agent_socket);
+    let stream = UnixStream::connect(&node.agent_socket);
+    let mut stream = stream.map_err(|cause| Error::io(step(), cause))?;
+    ask_agent(&mut stream, question).map(|_| ()).context(step())
 }
 
 fn ask_agent(stream: &mut UnixStream, question: &Question) -> Result<Reply, Error> {

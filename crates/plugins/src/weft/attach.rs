@@ -51,7 +51,16 @@ pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) ->
 /// Refuses a plan whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
 /// the plugin of that name could remove.
 fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> {
-    for delegate in &entry.plan.delegates {
+    plugins_are_there(hands, entry, &entry.plan.delegates)
+}
+
+/// The same of some of its delegates.
+pub(super) fn plugins_are_there<'a>(
+    hands: &Delegates,
+    entry: &Entry,
+    delegates: impl IntoIterator<Item = &'a Delegate>,
+) -> Result<(), Error> {
+    for delegate in delegates {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
         readiness::plugins_are_there(hands, &network, &entry.path)
             .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
@@ -62,10 +71,18 @@ fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> 
 
 /// Refuses a plan one of whose interfaces is there already (S25): undoing it would remove what is not ours.
 fn all_names_are_free(entry: &Entry) -> Result<(), Error> {
+    names_are_free(entry, &entry.plan.delegates)
+}
+
+/// The same of some of its delegates.
+pub(super) fn names_are_free<'a>(
+    entry: &Entry,
+    delegates: impl IntoIterator<Item = &'a Delegate>,
+) -> Result<(), Error> {
     // What to say of a namespace that is not there, the plugins know.
     let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
-    for delegate in &entry.plan.delegates {
+    for delegate in delegates {
         let name = delegate.ifname.as_str();
         if net.find_link(name).or_refused()?.is_some() {
             let why = format!("interface {name:?} already exists in the container");
@@ -113,7 +130,11 @@ fn carry_out(record: &mut Record, hands: &Delegates, entry: &mut Entry) -> Resul
 }
 
 /// One network: its device, its plugins, and whether they did as asked.
-fn attach_one(hands: &Delegates, entry: &Entry, delegate: &Delegate) -> Result<(Network, Attached), Error> {
+pub(super) fn attach_one(
+    hands: &Delegates,
+    entry: &Entry,
+    delegate: &Delegate,
+) -> Result<(Network, Attached), Error> {
     if let Some(file) = &delegate.device_info {
         devices::publish(file)?;
     }
@@ -124,7 +145,7 @@ fn attach_one(hands: &Delegates, entry: &Entry, delegate: &Delegate) -> Result<(
 }
 
 /// Default routes, and the results that say what is now there; returns the places of those that changed.
-fn settle_routes(
+pub(super) fn settle_routes(
     entry: &mut Entry,
     delegates: &[Delegate],
     results: &mut [(Network, Success)],
@@ -145,7 +166,7 @@ fn settle_routes(
     Ok(changed)
 }
 
-fn statuses(plan: &Plan, results: &[(Network, Success)]) -> Vec<status::Entry> {
+pub(super) fn statuses(plan: &Plan, results: &[(Network, Success)]) -> Vec<status::Entry> {
     let outcomes: Vec<Outcome> = results
         .iter()
         .map(|(network, result)| Outcome { version: Some(network.version), result: Some(result.clone()) })

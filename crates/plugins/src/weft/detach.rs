@@ -51,7 +51,7 @@ pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry)
             }
         }
     }
-    entry.complete = false;
+    (entry.complete, entry.changing) = (false, false);
     let recorded = match errors.is_empty() {
         true => journal.remove(&entry.container_id),
         false => journal.update(entry),
@@ -60,7 +60,12 @@ pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry)
     crate::interface::collected(errors)
 }
 
-fn detach_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+pub(super) fn detach_one(
+    hands: &Delegates,
+    entry: &Entry,
+    index: usize,
+    delegate: &Delegate,
+) -> Result<(), Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     let last = last_result(entry, index, &network)?;
     let mut errors = chain::del_all(hands, &network, &parameters(entry, delegate), last.as_ref());

@@ -5,7 +5,8 @@
 //! fails left for the next time.
 //!
 //! Rules: an order names a sandbox and its pod, and an entry of another pod is left alone; where only the pod is
-//! known to be gone, a sandbox whose namespace is still there is left alone, too: its runtime will call.
+//! known to be gone, a sandbox whose namespace is still there is left alone, too: its runtime will call. What was
+//! found, or came of a change, is told to the agent.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -13,32 +14,24 @@ use std::process::{Command, Stdio};
 
 use cni::Error;
 use cni::invocation::Call;
-use cni::name::ContainerId;
+use cni::name::{ContainerId, IfName};
 use linux::Netns;
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{self, Certainty, Order};
+use npwg::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
 use npwg::journal::{DIRECTORY, Entry};
-use serde::{Deserialize, Serialize};
+use npwg::plan::{Plan, PodIdentity};
+use rustix::io::Errno;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
+use super::change::{self, Done};
 use super::journal::Journal;
 use super::lock::Lock;
-use super::{agent, detach};
+use super::{agent, check_all, detach};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 
 /// The word on the command line for it.
 pub const COMMAND: &str = "obey";
-
-/// Orders, and what they are carried out with.
-#[derive(Serialize, Deserialize)]
-struct Errand {
-    /// The meta-plugin's configuration.
-    configuration: Box<RawValue>,
-    multus: bool,
-    orders: Vec<Order>,
-}
 
 /// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
 pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
@@ -75,7 +68,11 @@ fn hand_over(configuration: &Value, flavour: Flavour, orders: &[Order]) -> Resul
 /// All failures in one; what could not be done stays in the journal.
 pub fn obey() -> Result<(), Error> {
     // The runtime may end the process group of what it called.
-    rustix::process::setsid().map_err(|cause| Error::io("leave the session", cause))?;
+    match rustix::process::setsid() {
+        // Who leads a group of its own already is in nobody else's.
+        Ok(_) | Err(Errno::PERM) => {}
+        Err(cause) => return Err(Error::io("leave the session", cause)),
+    }
     let mut stdin = io::stdin().lock();
     let Errand { configuration, multus, orders } = exchange::receive(&mut stdin)?;
     io::copy(&mut stdin.by_ref().take(1), &mut io::sink()).map_err(|cause| Error::io("wait", cause))?;
@@ -86,15 +83,73 @@ pub fn obey() -> Result<(), Error> {
     let hands = Delegates::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
     for order in &orders {
+        let mut told = None;
         let done = match order {
             Order::TakeDown { container, uid, certainty } => {
                 take_down(&journal, &hands, container, uid, *certainty)
             }
             Order::Publish { container, kubeconfig } => publish(directory, container, kubeconfig.as_deref()),
+            Order::Check { container, uid } => {
+                check(&journal, &hands, container, uid).map(|outcome| told = outcome)
+            }
+            Order::Change { plan } => alter(&journal, &hands, plan).map(|outcome| told = outcome),
         };
         errors.extend(done.err());
+        if let Some(outcome) = told {
+            let question = Question {
+                version: exchange::VERSION,
+                pod: PodIdentity::default(),
+                container: outcome.container.clone(),
+                ifname: IfName::new("eth0")?,
+                configuration: configuration.clone(),
+                multus,
+                files: Vec::new(),
+                unreadable: Vec::new(),
+                purpose: Purpose::Outcome(outcome),
+            };
+            errors.extend(agent::tell(&node, &question).err());
+        }
     }
     crate::interface::collected(errors)
+}
+
+/// Is a sandbox as it was attached? Nothing is said of one that is not whole, or is busy.
+fn check(
+    journal: &Journal,
+    hands: &Delegates,
+    container: &ContainerId,
+    uid: &str,
+) -> Result<Option<Outcome>, Error> {
+    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
+    let Some(entry) = journal.read(container)? else {
+        lock.retire();
+        return Ok(None);
+    };
+    if entry.plan.pod.uid != uid || !entry.complete || !has_namespace(&entry)? {
+        return Ok(None);
+    }
+    let (uid, done) = (uid.to_owned(), Vec::new());
+    let error = check_all(hands, &entry).err();
+    Ok(Some(Outcome { of: Work::Check, container: container.clone(), uid, done, error }))
+}
+
+/// Makes a running sandbox the one of `plan`.
+fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Outcome>, Error> {
+    let container = &plan.container;
+    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
+    let Some(entry) = journal.read(container)? else {
+        lock.retire();
+        return Ok(None);
+    };
+    let is_whole = entry.complete || entry.changing;
+    if entry.plan.pod.uid != plan.pod.uid || !is_whole || !has_namespace(&entry)? {
+        return Ok(None);
+    }
+    let Done { lines, errors } = change::change(journal, hands, &entry, plan)
+        .unwrap_or_else(|error| Done { lines: Vec::new(), errors: vec![error] });
+    let error = Error::join(errors);
+    let uid = plan.pod.uid.clone();
+    Ok(Some(Outcome { of: Work::Change, container: container.clone(), uid, done: lines, error }))
 }
 
 fn take_down(

@@ -16,7 +16,7 @@ use cni::runtime::load;
 use cni::{Context, Error};
 use npwg::configuration::{Flavour, NodeConfiguration, Place};
 use npwg::definition::Disk;
-use npwg::exchange::{self, NetworkFile, Question};
+use npwg::exchange::{self, NetworkFile, Purpose, Question};
 use npwg::manifest::{Collection, Manifest};
 use npwg::plan::{Plan, PodIdentity, Sandbox};
 
@@ -71,6 +71,7 @@ fn plan_for(
         multus: flavour == Flavour::Multus,
         files: NetworkFile::all(&disk),
         unreadable: disk.unreadable,
+        purpose: Purpose::Plan,
     };
     agent::plan(node, &question)
 }

@@ -164,6 +164,7 @@ fn entry(
         attachments,
         network_status,
         complete: true,
+        changing: false,
     })
 }
 

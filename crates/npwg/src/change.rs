@@ -1,0 +1,105 @@
+//! A sandbox that is attached and a plan that is new: what stays, what goes, what comes.
+//!
+//! Rules:
+//! - only what the pod selects changes: the default network, and what the node gives to every pod, stay as they are;
+//! - an attachment stays if network, interface and everything the pod asks of it are the same. A definition that was
+//!   edited since changes no running pod;
+//! - whose the default route is does not change: a pod that wants another one is made anew;
+//! - what goes stays in the plan, at its end, until it is gone: a DEL at any moment finds everything.
+//!
+//! Source: the standard, 4.1.2 (the annotation); it leaves changing it to implementations.
+
+use cni::error::{Error, code};
+
+use crate::journal::{Attachment, Entry, State};
+use crate::plan::{Delegate, Plan, Role, RouteWish};
+
+/// What is to be done to a sandbox.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The entry to write before anything is done: what stays and comes, in the order of the new plan, then what goes.
+    pub entry: Entry,
+    /// How many of its delegates stay or come; those behind them go.
+    pub wanted: usize,
+}
+
+impl Change {
+    /// The places of what comes.
+    pub fn added(&self) -> impl Iterator<Item = usize> + use<> {
+        let states: Vec<State> =
+            self.entry.attachments[..self.wanted].iter().map(|known| known.state).collect();
+        states.into_iter().enumerate().filter(|(_, state)| *state == State::Planned).map(|(place, _)| place)
+    }
+
+    /// The places of what goes, last first.
+    pub fn removed(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.wanted..self.entry.attachments.len()).rev()
+    }
+}
+
+/// What makes the sandbox of `entry` the one of `plan`; nothing if it is.
+///
+/// # Errors
+/// 7 the default route would change; 4 the plan is another sandbox's.
+pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
+    let old = &entry.plan;
+    if (&old.container, &old.pod.uid) != (&plan.container, &plan.pod.uid) {
+        return Err(Error::new(code::INVALID_ENVIRONMENT, "change: the plan is another sandbox's"));
+    }
+    let mut left: Vec<(&Delegate, &Attachment)> = old.delegates.iter().zip(&entry.attachments).collect();
+    let mut wanted: Vec<(Delegate, Attachment)> = Vec::new();
+    // What the pod did not select is not looked at again.
+    left.retain(|(delegate, attachment)| {
+        let stays = delegate.role != Role::Selected;
+        wanted.extend(stays.then(|| (Delegate::clone(delegate), Attachment::clone(attachment))));
+        !stays
+    });
+    for delegate in plan.selected() {
+        let same = |(known, attachment): &(&Delegate, &Attachment)| {
+            attachment.state == State::Attached && is_same(known, delegate)
+        };
+        match left.iter().position(same) {
+            Some(place) => {
+                let (known, attachment) = left.remove(place);
+                wanted.push((known.clone(), attachment.clone()));
+            }
+            None => {
+                refuse_default_route(delegate)?;
+                wanted.push((delegate.clone(), Attachment::default()));
+            }
+        }
+    }
+    left.retain(|(_, attachment)| attachment.state != State::Detached);
+    left.iter().try_for_each(|(delegate, _)| refuse_default_route(delegate))?;
+    let is_whole = wanted.iter().all(|(_, attachment)| attachment.state == State::Attached);
+    if left.is_empty() && is_whole && !entry.changing {
+        return Ok(None);
+    }
+    let count = wanted.len();
+    wanted.extend(left.into_iter().map(|(delegate, attachment)| (delegate.clone(), attachment.clone())));
+    let mut changed = Entry { complete: false, changing: true, ..entry.clone() };
+    (changed.plan.delegates, changed.attachments) = wanted.into_iter().unzip();
+    changed.plan.warnings.clone_from(&plan.warnings);
+    Ok(Some(Change { entry: changed, wanted: count }))
+}
+
+/// The same attachment: nothing the pod asks of it differs.
+fn is_same(known: &Delegate, wanted: &Delegate) -> bool {
+    known.network == wanted.network
+        && known.ifname == wanted.ifname
+        && known.runtime_config == wanted.runtime_config
+        && known.args == wanted.args
+        && known.verify == wanted.verify
+}
+
+fn refuse_default_route(delegate: &Delegate) -> Result<(), Error> {
+    if matches!(delegate.default_route, RouteWish::Untouched | RouteWish::Yield { .. }) {
+        return Ok(());
+    }
+    let Delegate { network, ifname, .. } = delegate;
+    let why = format!("change: {network} on {ifname}: the default route of a running pod stays where it is");
+    Err(Error::new(code::INVALID_CONFIG, why).details("make the pod anew"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! What becomes of a sandbox whose pod selects other networks.
+
+use serde_json::value::RawValue;
+
+use super::*;
+use crate::fixture::World;
+use crate::journal;
+
+/// The sandbox as it was attached.
+fn attached(plan: &Plan) -> Entry {
+    let done = Attachment {
+        state: State::Attached,
+        result: Some(RawValue::from_string("{}".to_owned()).unwrap()),
+        ..Attachment::default()
+    };
+    Entry {
+        version: journal::VERSION,
+        network: "weft".into(),
+        container_id: plan.container.clone(),
+        netns: "/run/netns/x".into(),
+        ifname: plan.delegates[0].ifname.clone(),
+        args: String::new(),
+        path: "/opt/cni/bin".into(),
+        attachments: vec![done; plan.delegates.len()],
+        plan: plan.clone(),
+        network_status: Vec::new(),
+        complete: true,
+        changing: false,
+    }
+}
+
+/// The plan for the annotation, in a sandbox that is attached as `entry` says.
+fn replanned(entry: &Entry, annotation: &str) -> Plan {
+    let mut world = World::new().networks(annotation);
+    world.held = entry.held();
+    world.plan()
+}
+
+fn names(entry: &Entry) -> Vec<(String, String)> {
+    entry.plan.delegates.iter().map(|d| (d.network.clone(), d.ifname.to_string())).collect()
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(network, ifname)| ((*network).to_owned(), (*ifname).to_owned())).collect()
+}
+
+#[test]
+fn nothing_changes_if_the_pod_selects_what_it_has() {
+    let entry = attached(&World::new().networks("plain,other/plain").plan());
+    assert!(between(&entry, &replanned(&entry, "plain,other/plain")).unwrap().is_none());
+    // In another order it is still the same: names stay with their networks.
+    let change = between(&entry, &replanned(&entry, "other/plain,plain")).unwrap();
+    assert!(change.is_none(), "{change:?}");
+}
+
+#[test]
+fn what_stays_keeps_its_interface_and_its_result() {
+    let entry = attached(&World::new().networks("plain,other/plain").plan());
+    let change = between(&entry, &replanned(&entry, "capable,other/plain")).unwrap().unwrap();
+    let expected =
+        [("base", "eth0"), ("home/capable", "net1"), ("other/plain", "net2"), ("home/plain", "net1")];
+    assert_eq!(names(&change.entry), pairs(&expected));
+    assert_eq!(change.added().collect::<Vec<_>>(), [1]);
+    assert_eq!(change.removed().collect::<Vec<_>>(), [3]);
+    assert!(change.entry.changing && !change.entry.complete);
+    assert!(change.entry.attachments[2].result.is_some() && change.entry.attachments[3].result.is_some());
+}
+
+#[test]
+fn a_network_selected_twice_is_two_attachments() {
+    let entry = attached(&World::new().networks("plain,plain").plan());
+    let change = between(&entry, &replanned(&entry, "plain")).unwrap().unwrap();
+    assert_eq!((change.added().count(), change.removed().collect::<Vec<_>>()), (0, vec![2]));
+    assert_eq!(names(&change.entry)[2], ("home/plain".to_owned(), "net2".to_owned()));
+}
+
+#[test]
+fn other_requests_make_another_attachment_of_the_same_name() {
+    let asks = |address: &str| format!(r#"[{{"name":"capable","ips":["{address}"]}}]"#);
+    let entry = attached(&World::new().networks(&asks("10.0.0.5/24")).plan());
+    assert!(between(&entry, &replanned(&entry, &asks("10.0.0.5/24"))).unwrap().is_none());
+    let change = between(&entry, &replanned(&entry, &asks("10.0.0.6/24"))).unwrap().unwrap();
+    let expected = [("base", "eth0"), ("home/capable", "net1"), ("home/capable", "net1")];
+    assert_eq!(names(&change.entry), pairs(&expected));
+}
+
+#[test]
+fn an_edited_definition_changes_no_running_pod() {
+    let entry = attached(&World::new().networks("plain").plan());
+    let mut world = World::new().networks("plain");
+    world.define("home/plain", r#"{"cniVersion":"1.0.0","name":"plain","type":"other"}"#);
+    world.held = entry.held();
+    assert!(between(&entry, &world.plan()).unwrap().is_none());
+}
+
+#[test]
+fn a_change_that_was_killed_is_taken_up_again() {
+    let entry = attached(&World::new().networks("plain").plan());
+    let plan = replanned(&entry, "capable");
+    let first = between(&entry, &plan).unwrap().unwrap();
+    let again = between(&first.entry, &plan).unwrap().unwrap();
+    // What was begun and what goes are both taken down before it is attached anew.
+    assert_eq!(again.removed().count(), 2);
+    assert_eq!(again.added().collect::<Vec<_>>(), [1]);
+    // All done but the last word: there is nothing to do but to say it.
+    let mut done = first.entry;
+    done.attachments[1].state = State::Attached;
+    done.attachments[2].state = State::Detached;
+    let last = between(&done, &plan).unwrap().unwrap();
+    assert_eq!((last.added().count(), last.removed().count()), (0, 0));
+}
+
+#[test]
+fn the_default_route_of_a_running_pod_stays_where_it_is() {
+    let entry = attached(&World::new().networks("plain").plan());
+    let asks = r#"[{"name":"plain"},{"name":"capable","default-route":["10.0.0.1"]}]"#;
+    let error = between(&entry, &replanned(&entry, asks)).unwrap_err();
+    assert!(error.msg.contains("home/capable on net2") && !error.details.is_empty(), "{error:?}");
+    let holder = attached(&World::new().networks(asks).plan());
+    assert!(between(&holder, &replanned(&holder, "plain")).is_err());
+}
+
+#[test]
+fn another_pods_plan_is_refused() {
+    let entry = attached(&World::new().networks("plain").plan());
+    let mut world = World::new();
+    world.pod.uid = "u-2".into();
+    assert_eq!(between(&entry, &world.plan()).unwrap_err().code, 4);
+}

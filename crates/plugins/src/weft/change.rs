@@ -1,0 +1,133 @@
+//! Changing the networks of a sandbox that runs: what goes is detached, what comes is attached.
+//!
+//! Rules:
+//! - what is to be done stands in the journal before it is done, so a DEL at any moment finds everything, and the
+//!   same order given again goes on where this one was killed;
+//! - what stays is not touched;
+//! - each network is on its own: one that cannot be attached is taken back and holds up none of the others, one that
+//!   cannot be detached stays in the journal for the next order, or the DEL.
+//!
+//! Source: what is to be done is decided by [`npwg::change`].
+
+use std::time::Instant;
+
+use cni::network::Network;
+use cni::result::Success;
+use cni::{Context, Error};
+use npwg::change::{self, Change};
+use npwg::journal::{Attachment, Entry, State};
+use npwg::plan::{Delegate, Plan};
+
+use super::journal::Journal;
+use super::{attach, detach};
+use crate::delegates::Delegates;
+
+/// What was done, a line each, and what was not.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// For people.
+    pub(super) lines: Vec<String>,
+    /// What failed.
+    pub(super) errors: Vec<Error>,
+}
+
+/// Makes the sandbox of `entry` the one of `plan`; the sandbox is locked.
+///
+/// # Errors
+/// A change that is not made at all. What fails of one that is, is in the answer.
+pub(super) fn change(
+    journal: &Journal,
+    hands: &Delegates,
+    entry: &Entry,
+    plan: &Plan,
+) -> Result<Done, Error> {
+    let mut done = Done::default();
+    let Some(change) = change::between(entry, plan)? else { return Ok(done) };
+    let (added, removed): (Vec<usize>, Vec<usize>) = (change.added().collect(), change.removed().collect());
+    let Change { mut entry, wanted } = change;
+    attach::plugins_are_there(hands, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    journal.begin(&entry)?;
+    for place in removed {
+        let delegate = entry.plan.delegates[place].clone();
+        match detach::detach_one(hands, &entry, place, &delegate) {
+            Ok(()) => {
+                entry.attachments[place].state = State::Detached;
+                done.lines.push(format!("Remove {} from {}", delegate.ifname, delegate.network));
+            }
+            Err(error) => done.errors.push(note(&mut entry, place, error, "detach")),
+        }
+        journal.update(&entry)?;
+    }
+    for place in added {
+        add(hands, &mut entry, place, &mut done);
+        journal.update(&entry)?;
+    }
+    let settled = settle(&mut entry, wanted);
+    done.errors.extend(settled.err());
+    journal.update(&entry)?;
+    Ok(done)
+}
+
+/// Attaches one network; what an attempt leaves is taken back.
+fn add(hands: &Delegates, entry: &mut Entry, place: usize, done: &mut Done) {
+    let delegate = entry.plan.delegates[place].clone();
+    let started = Instant::now();
+    let attached = attach::names_are_free(entry, [&delegate])
+        .map_err(|error| (error, false))
+        .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
+    match attached {
+        Ok((_, attached)) => {
+            let Delegate { network, ifname, .. } = &delegate;
+            let ips: Vec<String> =
+                attached.success.ips.iter().map(|ip| ip.address.addr().to_string()).collect();
+            done.lines.push(format!("Add {ifname} [{}] from {network}", ips.join(" ")));
+            entry.attachments[place] = Attachment {
+                state: State::Attached,
+                result: Some(attached.raw),
+                microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
+                failure: None,
+            };
+        }
+        Err((error, begun)) => {
+            done.errors.push(note(entry, place, error, "attach"));
+            let left = if begun { detach::detach_one(hands, entry, place, &delegate) } else { Ok(()) };
+            match left {
+                Ok(()) => entry.attachments[place].state = State::Detached,
+                Err(error) => done.errors.push(note(entry, place, error, "undo")),
+            }
+        }
+    }
+}
+
+fn note(entry: &mut Entry, place: usize, error: Error, what: &str) -> Error {
+    let Delegate { network, ifname, .. } = &entry.plan.delegates[place];
+    let error = error.context(format_args!("{what} {ifname} ({network})"));
+    entry.attachments[place].failure = Some(error.clone());
+    error
+}
+
+/// What the sandbox is now: what is not there goes from the entry, routes and status are of what is.
+fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
+    let all =
+        std::mem::take(&mut entry.plan.delegates).into_iter().zip(std::mem::take(&mut entry.attachments));
+    let (there, left): (Vec<_>, Vec<_>) = all
+        .enumerate()
+        .filter(|(_, (_, attachment))| attachment.state != State::Detached)
+        .partition(|(place, (_, attachment))| *place < wanted && attachment.state == State::Attached);
+    let count = there.len();
+    let kept = there.into_iter().chain(left).map(|(_, pair)| pair);
+    (entry.plan.delegates, entry.attachments) = kept.unzip();
+    // Whole as far as it could be: what is wanted and not there is for the next order.
+    (entry.complete, entry.changing) = (true, false);
+    let delegates = entry.plan.delegates[..count].to_vec();
+    let mut results: Vec<(Network, Success)> = Vec::with_capacity(count);
+    for (place, delegate) in delegates.iter().enumerate() {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+        let result = detach::last_result(entry, place, &network)?;
+        results.push((network, result.map(|attached| attached.success).unwrap_or_default()));
+    }
+    let settled = attach::settle_routes(entry, &delegates, &mut results).context("default route");
+    let of_these = Plan { delegates, ..entry.plan.clone() };
+    entry.network_status = attach::statuses(&of_these, &results);
+    settled.map(|_| ())
+}
