@@ -132,7 +132,12 @@ impl<O: Oracle> Desk<O> {
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;
-                self.reply(&question, started).await
+                // An order given to somebody who has gone would be lost.
+                let gone = async { stream.read_u8().await.is_err() };
+                tokio::select! {
+                    reply = self.reply(&question, started) => reply,
+                    true = gone, if question.purpose == Purpose::Orders => return Ok(()),
+                }
             }
         };
         let planned = matches!(reply.answer, Answer::Plan(_));
