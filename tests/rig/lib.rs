@@ -19,7 +19,9 @@ pub mod cri;
 pub mod installation;
 pub mod kube;
 pub mod machine;
+pub mod neutron;
 pub mod node;
+pub mod openstack;
 pub mod parts;
 pub mod proxy;
 pub mod traffic;
@@ -32,7 +34,9 @@ pub use cluster::Cluster;
 pub use containerd::Containerd;
 pub use kube::Kube;
 pub use machine::Machine;
+pub use neutron::Neutron;
 pub use node::Node;
+pub use openstack::OpenStack;
 pub use proxy::Proxy;
 
 /// Every version of the protocol there has been.
@@ -53,6 +57,7 @@ pub const NAMES: &[&str] = &[
     "ipvlan",
     "loopback",
     "macvlan",
+    "neutron",
     "portmap",
     "ptp",
     "sbr",

@@ -11,13 +11,13 @@
 //! thread does it all.
 
 mod brain;
-mod cache;
+pub(crate) mod cache;
 mod changes;
 pub(crate) mod cluster;
 mod drift;
-mod events;
+pub(crate) mod events;
 mod facts;
-mod health;
+pub(crate) mod health;
 pub(crate) mod metrics;
 pub(crate) mod once;
 mod orders;
@@ -27,6 +27,7 @@ pub(crate) mod sandboxes;
 pub(crate) mod socket;
 mod supplier;
 mod sync;
+mod vifs;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
+use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use brain::{Brain, Care};
 use publisher::Publisher;
@@ -88,6 +90,9 @@ pub(crate) struct Arguments {
     /// Give running pods the networks that their annotation selects now; `weft hands` on the node does it
     #[arg(long)]
     hot_plug: bool,
+    /// Where the controller of Neutron ports writes those of a pod
+    #[arg(long, value_enum, default_value_t = Place::Annotation)]
+    vif_store: Place,
     #[command(flatten)]
     log: Log,
 }
@@ -105,7 +110,7 @@ pub(crate) struct Log {
 
 /// Form of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people
     Text,
     /// One JSON object a line
@@ -152,6 +157,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         sync_networks,
         check_interval,
         hot_plug,
+        vif_store,
         log: _,
     } = arguments;
     let client = cluster::client(kubeconfig.as_deref()).await?;
@@ -163,6 +169,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         orphan_grace: Duration::from_secs(*orphan_grace),
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
+        vif_store: *vif_store,
     };
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));

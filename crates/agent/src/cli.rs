@@ -13,8 +13,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
-    agent, attach, check, cnitool, companion, crds, cri_proxy, demo, detach, doctor, explain, import,
-    install, lint, list, network, plan, publish,
+    agent, attach, check, cnitool, companion, controller, crds, cri_proxy, demo, detach, doctor, explain,
+    import, install, lint, list, network, plan, publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -55,6 +55,8 @@ enum Command {
     Lint(lint::Arguments),
     /// Plan for this node's pods from the Kubernetes API, and publish what came of it
     Agent(agent::Arguments),
+    /// Make the cluster's Neutron ports
+    Controller(controller::Arguments),
     /// Stand before a container runtime and give it pod networks: the CRI Network API
     CriProxy(cri_proxy::Arguments),
     /// Set, list, show and remove the networks of this node
@@ -116,6 +118,7 @@ impl Call {
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),
+            Command::Controller(arguments) => controller::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Network(arguments) => network::run(arguments),
             Command::Hands(arguments) => companion::run(arguments),

@@ -13,6 +13,7 @@ use crate::output;
 const DEFINITIONS: &[&str] = &[
     include_str!("../../../deploy/crds/ipblocks.weft.dev.yaml"),
     include_str!("../../../deploy/crds/ippools.weft.dev.yaml"),
+    include_str!("../../../deploy/crds/kuryrports.openstack.org.yaml"),
     include_str!("../../../deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"),
 ];
 

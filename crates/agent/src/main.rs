@@ -14,6 +14,7 @@ mod cli;
 mod cnitool;
 mod companion;
 mod configuration;
+mod controller;
 mod crds;
 mod cri_proxy;
 mod demo;

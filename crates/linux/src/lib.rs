@@ -17,6 +17,7 @@ mod attributes;
 pub mod conntrack;
 pub mod echo;
 pub mod error;
+pub mod ethtool;
 pub mod link;
 mod netfilter;
 pub mod netlink;

@@ -41,6 +41,8 @@ pub enum Protocol {
     Route,
     /// nf_tables and connection tracking.
     Netfilter,
+    /// Families that are found by name.
+    Generic,
 }
 
 /// A socket in the namespace in which it was opened.
@@ -99,6 +101,7 @@ impl Socket {
         let number = match protocol {
             Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
             Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+            Protocol::Generic => netlink_sys::protocols::NETLINK_GENERIC,
         };
         let failed = |error: std::io::Error| Error::io("open netlink socket", &error);
         let mut inner = netlink_sys::Socket::new(number).map_err(failed)?;

@@ -16,6 +16,7 @@ use crate::interface::host_device::HostDevice;
 use crate::interface::ipvlan::Ipvlan;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
+use crate::interface::neutron::Neutron;
 use crate::interface::ptp::Ptp;
 use crate::interface::tap::Tap;
 use crate::interface::vlan::Vlan;
@@ -39,6 +40,7 @@ pub const TABLE: &Table<'static> = &[
     ("ipvlan", &Ipvlan),
     ("loopback", &Loopback),
     ("macvlan", &Macvlan),
+    ("neutron", &Neutron),
     ("portmap", &Portmap),
     ("ptp", &Ptp),
     ("sbr", &Sbr),

@@ -13,6 +13,7 @@ pub mod ipvlan;
 pub mod loopback;
 pub mod macvlan;
 pub mod masquerade;
+pub mod neutron;
 pub mod parent;
 pub mod ptp;
 pub mod single;

@@ -26,6 +26,7 @@ pub mod interface;
 pub mod inventory;
 pub mod ipam;
 pub mod iptables;
+pub mod ovsdb;
 pub mod weft;
 
 use std::ffi::OsString;

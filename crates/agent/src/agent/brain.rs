@@ -34,14 +34,21 @@ use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject,
 use super::drift::Drift;
 use super::events::Events;
 use super::facts;
+use super::health::Told;
 use super::metrics::Metrics;
 use super::orders::Overseer;
 use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
 use super::supplier::Supplier;
+use super::vifs;
+use crate::controller::store::{self, Place};
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
+/// How long the Neutron ports of a pod are waited for: shorter than an answer may take.
+const PORTS_MAX: Duration = Duration::from_secs(20);
+/// How often a KuryrPort is looked at.
+const KURYR_PORT_POLL: Duration = Duration::from_millis(300);
 /// How long a pod is waited for that the kubelet has heard of and we have not.
 const LAG_MAX: Duration = Duration::from_millis(500);
 
@@ -69,6 +76,7 @@ pub(crate) struct Brain {
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
     changes: Option<Changes>,
+    vif_store: Place,
 }
 
 /// How an agent looks after what is attached.
@@ -82,6 +90,8 @@ pub(crate) struct Care {
     pub(crate) check_interval: Duration,
     /// Do running pods get what their annotation says now?
     pub(crate) hot_plug: bool,
+    /// Where the controller of Neutron ports writes.
+    pub(crate) vif_store: Place,
 }
 
 impl Brain {
@@ -107,21 +117,8 @@ impl Brain {
             sandboxes: Arc::clone(&care.sandboxes),
             drift: Drift::new(care.check_interval),
             changes: care.hot_plug.then(Changes::default),
+            vif_store: care.vif_store,
         }
-    }
-
-    /// What must be there before questions can be answered.
-    pub(crate) fn waits_for(&self) -> Vec<&'static str> {
-        let pods = (!self.pods.is_synced()).then(|| self.pods.what());
-        let definitions = (!self.definitions.is_synced()).then(|| self.definitions.what());
-        pods.into_iter().chain(definitions).collect()
-    }
-
-    /// The figures, as a page.
-    pub(crate) fn page(&self) -> String {
-        self.metrics.cache(self.pods.what(), self.pods.count(), self.pods.age());
-        self.metrics.cache(self.definitions.what(), self.definitions.count(), self.definitions.age());
-        self.metrics.page()
     }
 
     /// The plan for a sandbox.
@@ -139,25 +136,65 @@ impl Brain {
         }
         let pod = self.pod(&node, &question.pod).await?;
         let wanted = plan::wanted(&pod, &node);
-        let definitions = self.definitions(&wanted).await;
+        let mut definitions = self.definitions(&wanted).await;
+        let neutron = vifs::complete(&mut definitions);
         let devices = facts::devices(&self.pod_resources, &pod, &definitions).await?;
         let access = self.access(&pod, &definitions).await;
         let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
-        let request = Request {
-            pod: &pod,
-            sandbox: &sandbox,
-            node: &node,
-            definitions: &definitions,
-            disk: &question.disk(),
-            devices: &devices,
-            access: &access,
-            held,
+        let disk = question.disk();
+        // What is lent to the planner is not kept while ports are waited for.
+        let planned = {
+            let request = Request {
+                pod: &pod,
+                sandbox: &sandbox,
+                node: &node,
+                definitions: &definitions,
+                disk: &disk,
+                devices: &devices,
+                access: &access,
+                held,
+            };
+            plan::plan(&request)
         };
-        let planned = plan::plan(&request);
-        planned.map_err(|refusal| {
+        let mut plan = planned.map_err(|refusal| {
             self.events.refused(&pod, &refusal);
             self.explained(refusal)
-        })
+        })?;
+        let wanted = vifs::wanted(&plan, &neutron, held)?;
+        self.ports(&pod, &mut plan, &wanted).await?;
+        Ok(plan)
+    }
+
+    /// Puts the Neutron ports into a plan that wants some, once they are written.
+    async fn ports(&self, pod: &Pod, plan: &mut Plan, wanted: &[(usize, String)]) -> Result<(), Error> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let place: Key = (pod.namespace.clone(), pod.name.clone());
+        let deadline = Instant::now() + PORTS_MAX;
+        let mut changes = self.pods.changes();
+        loop {
+            changes.mark_unchanged();
+            // As it is now: the annotation comes while we wait.
+            let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
+            let now = now.as_deref().unwrap_or(pod);
+            let state = store::read(self.vif_store, &self.client, now).await;
+            let state = state.map_err(|why| Error::new(code::TRY_AGAIN_LATER, why))?;
+            if let Some(state) = &state
+                && vifs::put(plan, wanted, state)?
+            {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(vifs::missing(wanted, state.as_ref()));
+            }
+            let pause = match self.vif_store {
+                Place::Annotation => left,
+                Place::Kuryrport => left.min(KURYR_PORT_POLL),
+            };
+            let _ = timeout(pause, changes.changed()).await;
+        }
     }
 
     /// A refusal may be due to what we have not heard of.
@@ -256,6 +293,21 @@ impl Brain {
         });
         let _ = timeout(ASK_MAX, self.namespaces.synced()).await;
         self.namespaces.find(&(String::new(), namespace.to_owned()))
+    }
+}
+
+impl Told for Brain {
+    /// What must be there before questions can be answered.
+    fn waits_for(&self) -> Vec<&'static str> {
+        let pods = (!self.pods.is_synced()).then(|| self.pods.what());
+        let definitions = (!self.definitions.is_synced()).then(|| self.definitions.what());
+        pods.into_iter().chain(definitions).collect()
+    }
+
+    fn page(&self) -> String {
+        self.metrics.cache(self.pods.what(), self.pods.count(), self.pods.age());
+        self.metrics.cache(self.definitions.what(), self.definitions.count(), self.definitions.age());
+        self.metrics.page()
     }
 }
 

@@ -197,6 +197,8 @@ macro_rules! resource {
     };
 }
 
+pub(crate) use resource;
+
 resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
 resource!(NodeObject, ClusterResourceScope, "Node", "nodes", "");
 resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");

@@ -92,6 +92,13 @@ impl Events {
         self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action.to_owned(), why));
     }
 
+    /// A pod cannot have what it wants of Neutron.
+    pub(crate) fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
+        let Pod { namespace, name, uid, .. } = pod.clone();
+        let told = Told::new(EventType::Warning, reason, "AllocatePorts".to_owned(), why);
+        self.tell(&PodIdentity { namespace, name, uid }, told);
+    }
+
     /// A sandbox was attached.
     pub(crate) fn attached(&self, entry: &Entry) {
         of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));

@@ -16,13 +16,20 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tracing::warn;
 
-use super::brain::Brain;
 use crate::failure::Failure;
 
 /// How long a client may take for its headers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 64;
+
+/// Who is asked.
+pub(crate) trait Told: Send + Sync + 'static {
+    /// Its figures.
+    fn page(&self) -> String;
+    /// What it still waits for; nothing if it is ready.
+    fn waits_for(&self) -> Vec<&'static str>;
+}
 
 /// Opens the address.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -32,7 +39,7 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// Answers for ever.
-pub(crate) async fn serve(listener: TcpListener, brain: Arc<Brain>) {
+pub(crate) async fn serve(listener: TcpListener, brain: Arc<impl Told>) {
     let room = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
@@ -48,7 +55,7 @@ pub(crate) async fn serve(listener: TcpListener, brain: Arc<Brain>) {
         let brain = Arc::clone(&brain);
         tokio::spawn(async move {
             let answer = service_fn(move |request| {
-                let answered = answer(&request, &brain);
+                let answered = answer(&request, &*brain);
                 async move { Ok::<_, Infallible>(answered) }
             });
             let mut server = http1::Builder::new();
@@ -60,7 +67,7 @@ pub(crate) async fn serve(listener: TcpListener, brain: Arc<Brain>) {
     }
 }
 
-fn answer(request: &Request<Incoming>, brain: &Brain) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, brain: &impl Told) -> Response<Full<Bytes>> {
     let (status, text) = match request.uri().path() {
         "/metrics" => (StatusCode::OK, brain.page()),
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),

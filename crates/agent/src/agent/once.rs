@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cni::{Error, code};
 use kube::{Api, Client};
@@ -14,8 +15,14 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
-use super::{POD_RESOURCES, facts, runtime};
+use super::{POD_RESOURCES, facts, runtime, vifs};
+use crate::controller::store::{self, Place};
 use crate::failure::Failure;
+
+/// How long the Neutron ports of a pod are waited for.
+const PORTS_MAX: Duration = Duration::from_secs(20);
+/// How often it is looked for them.
+const PORTS_POLL: Duration = Duration::from_millis(250);
 
 /// The plan for a sandbox, and what is to be done once it is attached.
 ///
@@ -52,6 +59,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         let asked = asked.map_err(|why| Error::new(code::TRY_AGAIN_LATER, format!("{reference}: {why}")))?;
         definitions.extend(asked.map(|asked| (reference, asked)));
     }
+    let neutron = vifs::complete(&mut definitions);
     let policies = facts::policies(&definitions);
     let labels = match facts::ask_for_namespace_labels(&policies) {
         // Not to know them admits nobody.
@@ -69,7 +77,30 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         access: &facts::access(&pod, policies, labels.as_ref()),
         held: &[],
     };
-    Ok(plan::plan(&request)?)
+    let mut plan = plan::plan(&request)?;
+    let wanted = vifs::wanted(&plan, &neutron, &[])?;
+    let deadline = Instant::now() + PORTS_MAX;
+    let mut now = pod.clone();
+    while !wanted.is_empty() {
+        // Nobody tells us whether it is a KuryrPort: the annotation comes first.
+        let annotated = store::of_annotation(&now).map_err(|why| Error::new(code::TRY_AGAIN_LATER, why))?;
+        let state = match annotated {
+            Some(state) => Some(state),
+            None => store::read(Place::Kuryrport, &client, &now).await.ok().flatten(),
+        };
+        if let Some(state) = &state
+            && vifs::put(&mut plan, &wanted, state)?
+        {
+            break;
+        }
+        if Instant::now() >= deadline {
+            return Err(vifs::missing(&wanted, state.as_ref()));
+        }
+        tokio::time::sleep(PORTS_POLL).await;
+        let asked = ask(Api::<PodObject>::namespaced(client.clone(), &pod.namespace), &pod.name).await;
+        now = asked.ok().flatten().filter(|now| now.uid == pod.uid).unwrap_or(now);
+    }
+    Ok(plan)
 }
 
 async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> Result<Pod, Error> {

@@ -45,6 +45,7 @@ pub const PLUGINS: &[Row] = &[
     ("ipvlan", &["master", "mode", "mtu", "linkInContainer"]),
     ("loopback", &[]),
     ("macvlan", &["master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen"]),
+    ("neutron", &["ovsdb", "master", "txChecksum", "timeout", "vif"]),
     (
         "portmap",
         &[

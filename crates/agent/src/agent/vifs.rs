@@ -1,0 +1,197 @@
+//! The Neutron ports of a pod, put into its plan.
+//!
+//! ```text
+//!   plan (delegates of type neutron, without a port) ─► PodState (annotation, KuryrPort) ─► plan with `vif`
+//! ```
+//!
+//! Rules: the plan that goes to the hands, and so the journal, holds the whole description of each port: nothing is
+//! looked up on the node. Further ports are numbered as the controller does, in the order of the selection, those alone
+//! whose definition has `openstack.org/kuryr-config`. A definition that has it and names no plugin of type neutron, as
+//! Kuryr's do, is one of a network of that type.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cni::name::IfName;
+use cni::{Error, code};
+use neutron::pod_state::{DEFAULT, PodState};
+use neutron::vif::{Kind, Vif};
+use npwg::metadata::{Definition, NetworkReference, SpecConfig};
+use npwg::plan::{Plan, Role};
+use serde_json::{Value, json};
+
+use crate::controller::wish::KURYR_CONFIG;
+
+/// The plugin.
+const PLUGIN: &str = "neutron";
+/// How further ports are named.
+const PREFIX: &str = "eth";
+
+/// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
+pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
+    let mut networks = BTreeSet::new();
+    for (reference, definition) in definitions {
+        if !definition.annotations.contains_key(KURYR_CONFIG) {
+            continue;
+        }
+        networks.insert(reference.to_string());
+        let has_plugin = match &definition.config {
+            SpecConfig::Text(text) => {
+                let read: Value = serde_json::from_str(text).unwrap_or_default();
+                plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
+            }
+            _ => false,
+        };
+        if !has_plugin {
+            let config = json!({ "cniVersion": "1.0.0", "name": definition.name, "type": PLUGIN });
+            definition.config = SpecConfig::Text(config.to_string());
+        }
+    }
+    networks
+}
+
+fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
+    let list = config["plugins"].as_array().into_iter().flatten();
+    list.chain(std::iter::once(config))
+}
+
+/// The ports that a plan waits for: the delegate's index, and Kuryr's name of the port. What a running pod holds already
+/// waits for none.
+///
+/// # Errors
+/// A running pod is to get one: ports are numbered in the order of the selection, and one that changes has another.
+pub(crate) fn wanted(
+    plan: &Plan,
+    networks: &BTreeSet<String>,
+    held: &[(String, IfName)],
+) -> Result<Vec<(usize, String)>, Error> {
+    let mut number = 0;
+    let mut wanted = Vec::new();
+    for (index, delegate) in plan.delegates.iter().enumerate() {
+        let selected = delegate.role == Role::Selected && networks.contains(&delegate.network);
+        number += usize::from(selected);
+        let config: Value = serde_json::from_str(&delegate.config).unwrap_or_default();
+        let Some(plugin) = plugins(&config).find(|plugin| plugin["type"] == PLUGIN) else { continue };
+        let is_held =
+            |(network, ifname): &(String, IfName)| *network == delegate.network && *ifname == delegate.ifname;
+        // One that somebody wrote down by hand stays.
+        if !plugin["vif"].is_null() || held.iter().any(is_held) {
+            continue;
+        }
+        match delegate.role {
+            _ if !held.is_empty() && selected => {
+                let why = format!("network {}: a running pod gets no port of Neutron", delegate.network);
+                return Err(Error::config(why).details("create the pod anew"));
+            }
+            Role::Default => wanted.push((index, DEFAULT.to_owned())),
+            _ if selected => wanted.push((index, format!("{PREFIX}{number}"))),
+            _ => {}
+        }
+    }
+    Ok(wanted)
+}
+
+/// Puts the ports into the plan; false if one of them is not there yet.
+///
+/// # Errors
+/// A port that nobody here can plug in.
+pub(crate) fn put(plan: &mut Plan, wanted: &[(usize, String)], state: &PodState) -> Result<bool, Error> {
+    if wanted.iter().any(|(_, name)| state.vif(name).is_none()) {
+        return Ok(false);
+    }
+    for (index, name) in wanted {
+        let (Some(vif), Some(delegate)) = (state.vif(name), plan.delegates.get_mut(*index)) else { continue };
+        let described = describe(vif, delegate.role)
+            .map_err(|why| Error::config(format!("port {} ({name}): {why}", vif.id)))?;
+        let mut config: Value = serde_json::from_str(&delegate.config)
+            .map_err(|cause| Error::internal(format!("{}: {cause}", delegate.network)))?;
+        let list = match config.get_mut("plugins").and_then(Value::as_array_mut) {
+            Some(list) => list.iter_mut().find(|plugin| plugin["type"] == PLUGIN),
+            None => Some(&mut config),
+        };
+        if let Some(plugin) = list {
+            plugin["vif"] = described;
+        }
+        delegate.config = config.to_string();
+    }
+    Ok(true)
+}
+
+/// Why a plan cannot be made yet.
+pub(crate) fn missing(wanted: &[(usize, String)], state: Option<&PodState>) -> Error {
+    let lacks = |name: &&str| state.is_none_or(|state| state.vif(name).is_none());
+    let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).filter(lacks).collect();
+    let why = format!("no Neutron port for {} has been written yet", names.join(", "));
+    Error::new(code::TRY_AGAIN_LATER, why)
+        .details("`weft controller --neutron` makes them; an Event of the pod says why it has not")
+}
+
+/// A port, in the words of the plugin.
+fn describe(vif: &Vif, role: Role) -> Result<Value, String> {
+    let (kind, bridge, vlan) = match &vif.kind {
+        Kind::OpenVSwitch { bridge } => ("ovs", Some(bridge), None),
+        Kind::Bridge { .. } => ("bridge", vif.network.bridge.as_ref(), None),
+        Kind::VlanNested { vlan_id } => ("vlan", None, Some(vlan_id)),
+        Kind::MacvlanNested => ("macvlan", None, None),
+        Kind::Foreign { name, .. } => {
+            return Err(format!("{name} cannot be plugged in by the plugin neutron"));
+        }
+    };
+    let (mut ips, mut routes, mut servers) = (Vec::new(), Vec::new(), Vec::new());
+    for subnet in &vif.network.subnets {
+        for ip in &subnet.ips {
+            ips.push(
+                json!({ "address": format!("{ip}/{}", subnet.cidr.prefix_len()), "gateway": subnet.gateway }),
+            );
+        }
+        routes.extend(subnet.routes.iter().map(|route| json!({ "dst": route.cidr, "gw": route.gateway })));
+        if let Some(gateway) = subnet.gateway.filter(|_| role == Role::Default && !subnet.ips.is_empty()) {
+            let all = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+            routes.push(json!({ "dst": all, "gw": gateway }));
+        }
+        servers.extend(subnet.dns.iter().map(ToString::to_string));
+    }
+    Ok(json!({
+        "id": vif.id, "mac": vif.address, "kind": kind, "bridge": bridge.cloned().unwrap_or_default(),
+        "vlanId": vlan.copied().unwrap_or_default(), "mtu": vif.network.mtu.unwrap_or_default(),
+        "result": { "ips": ips, "routes": routes, "dns": { "nameservers": servers } },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(name: &str, annotated: bool, config: &str) -> (NetworkReference, Definition) {
+        let annotations = annotated.then(|| (KURYR_CONFIG.to_owned(), "{}".to_owned())).into_iter().collect();
+        let config = if config.is_empty() { SpecConfig::Absent } else { SpecConfig::Text(config.to_owned()) };
+        let definition = Definition { namespace: "n".into(), name: name.into(), annotations, config };
+        (definition.reference(), definition)
+    }
+
+    #[test]
+    fn kuryrs_definitions_become_networks_of_the_plugin_and_others_stay() {
+        let own = r#"{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"neutron","timeout":5}]}"#;
+        let mut definitions = BTreeMap::from([
+            definition("bare", true, ""),
+            definition("own", true, own),
+            definition("other", false, r#"{"type":"bridge"}"#),
+        ]);
+        let networks = complete(&mut definitions);
+        assert_eq!(networks.into_iter().collect::<Vec<_>>(), ["n/bare", "n/own"]);
+        let config = |name: &str| definitions[&NetworkReference::new("n", name)].config.clone();
+        assert!(matches!(config("bare"), SpecConfig::Text(text) if text.contains(r#""type":"neutron""#)));
+        assert_eq!(config("own"), SpecConfig::Text(own.to_owned()));
+        assert_eq!(config("other"), SpecConfig::Text(r#"{"type":"bridge"}"#.to_owned()));
+    }
+
+    #[test]
+    fn a_port_without_a_gateway_gets_no_default_route_and_a_further_one_none_either() {
+        let golden = include_str!("../../../neutron/testdata/podstate-nochanges.json");
+        let state = PodState::from_annotation(golden).unwrap();
+        let routes =
+            |name: &str, role| describe(state.vif(name).unwrap(), role).unwrap()["result"]["routes"].clone();
+        assert_eq!(routes("eth0", Role::Default), json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]));
+        assert_eq!(routes("eth1", Role::Selected), json!([{ "dst": "203.0.113.0/24", "gw": "192.0.2.254" }]));
+        assert_eq!(routes("eth2", Role::Default), json!([]));
+    }
+}

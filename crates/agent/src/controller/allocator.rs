@@ -1,0 +1,383 @@
+//! Ports for wishes: found where there is one already, else made.
+//!
+//! Rules: a port is made with its tags and its owner (the pod's uid, the interface's name) in it, or is tagged before it
+//! is used; what was made for a pod and is not known here, because we were ended or an answer was lost, is found by
+//! these and taken up again. A binding that failed leaves no port.
+//!
+//! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use neutron::pod_state::PodState;
+use neutron::port::{AddressPair, BINDING_FAILED, DEVICE_OWNER, FixedIp, Network, NewPort, Port, Subnet};
+use neutron::trunk::Allowed;
+use neutron::vif::{Kind, Plugging, Vif};
+use neutron::{Client, Error};
+use tokio::sync::OnceCell;
+use tracing::info;
+
+use super::pools::{Key, Pools};
+use super::settings::{Driver, Rules};
+use super::subject::Subject;
+use super::wish::Wish;
+
+/// The beginning of the tag that says which interface of its pod a port is.
+const ATTACHMENT: &str = "weft-attachment=";
+/// The extension by which a port is tagged as it is made.
+const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
+/// How long a subnet is known: longer than a burst of pods, shorter than somebody waits who has changed it.
+const SUBNET_AGE: Duration = Duration::from_secs(300);
+
+/// Makes ports.
+#[derive(Debug)]
+pub(crate) struct Allocator {
+    pub(crate) neutron: Client,
+    pub(crate) rules: Rules,
+    pub(crate) pools: Pools,
+    subnets: Mutex<HashMap<String, Known>>,
+    extensions: OnceCell<Vec<String>>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    subnet: Subnet,
+    network: Network,
+    at: Instant,
+}
+
+/// Why a pod has not what it wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// For an Event.
+    pub(crate) reason: &'static str,
+    /// For people.
+    pub(crate) why: String,
+    /// Is it worth being tried again as it is?
+    pub(crate) passes: bool,
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        let reason = match () {
+            () if error.is_over_quota() => "NeutronQuota",
+            () if error.status().is_none() => "NeutronUnreachable",
+            () => "NeutronRefused",
+        };
+        Trouble { reason, passes: error.passes(), why: error.to_string() }
+    }
+}
+
+impl Trouble {
+    pub(crate) fn new(reason: &'static str, why: impl Into<String>) -> Trouble {
+        Trouble { reason, why: why.into(), passes: false }
+    }
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    pub(crate) fn new(neutron: Client, rules: Rules) -> Allocator {
+        let pools = Pools::new(rules.pool);
+        let (subnets, extensions) = (Mutex::new(HashMap::new()), OnceCell::new());
+        Allocator { neutron, rules, pools, subnets, extensions }
+    }
+
+    /// A subnet and its network.
+    async fn subnet(&self, id: &str) -> Result<(Subnet, Network), Error> {
+        let known = self.subnets.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
+        if let Some(Known { subnet, network, .. }) = known.filter(|known| known.at.elapsed() < SUBNET_AGE) {
+            return Ok((subnet, network));
+        }
+        let subnet = self.neutron.subnet(id).await?;
+        let network = self.neutron.network(&subnet.network_id).await?;
+        let known = Known { subnet: subnet.clone(), network: network.clone(), at: Instant::now() };
+        self.subnets.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), known);
+        Ok((subnet, network))
+    }
+
+    async fn tags_at_once(&self) -> Result<bool, Error> {
+        let known = self.extensions.get_or_try_init(|| self.neutron.extensions()).await?;
+        Ok(known.iter().any(|alias| alias == TAGS_AT_ONCE))
+    }
+
+    /// All that a pod wants, beside what it has. `found` are ports that may have been made for it before.
+    ///
+    /// What was made is put into `state` at once: whoever tries again goes on from there.
+    pub(crate) async fn fulfil(
+        &self,
+        subject: &Subject,
+        wishes: &[Wish],
+        found: &[Port],
+        state: &mut PodState,
+    ) -> Result<(), Trouble> {
+        for wish in wishes.iter().filter(|wish| state.vif(&wish.name).is_none()).collect::<Vec<_>>() {
+            let (subnet, network) = self.subnet(&wish.subnet).await.map_err(Trouble::from)?;
+            let port = self.port(subject, wish, &subnet, found).await?;
+            let how = self.plugging(subject, wish, &port).await;
+            let vif = how.and_then(|how| {
+                Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
+                    reason: "PortNotBound",
+                    why: format!(
+                        "port {} is bound as {binding:?} on host {:?}: is there an agent of Neutron under that name?",
+                        port.id, port.host_id
+                    ),
+                    passes: true,
+                })
+            });
+            match vif {
+                Ok(mut vif) => {
+                    // Kuryr's nested macvlan has nobody who would say that it works.
+                    vif.active |= matches!(vif.kind, Kind::MacvlanNested);
+                    state.insert(&wish.name, vif);
+                }
+                Err(trouble) => {
+                    // What cannot be used is not kept; a failure of this leaves it to the next look at all ports.
+                    let _ = self.neutron.delete_port(&port.id).await;
+                    return Err(trouble);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The port for one wish.
+    async fn port(
+        &self,
+        subject: &Subject,
+        wish: &Wish,
+        subnet: &Subnet,
+        found: &[Port],
+    ) -> Result<Port, Trouble> {
+        let tag = format!("{ATTACHMENT}{}", wish.name);
+        if let Some(port) = found.iter().find(|port| port.tags.contains(&tag)) {
+            info!(port = port.id, pod = subject.pod.name, interface = wish.name, "taken up again");
+            return Ok(port.clone());
+        }
+        let pooled = self.rules.pool.enabled
+            && wish.driver == Driver::NeutronVif
+            && wish.addresses.is_empty()
+            && wish.mac.is_none();
+        if pooled {
+            let key = Key {
+                host: subject.pod.node_name.clone(),
+                subnet: subnet.id.clone(),
+                groups: self.groups(&self.rules.pod_security_groups),
+            };
+            return self
+                .pools
+                .take(&key, |count| self.fill(&key, subnet, count))
+                .await
+                .map_err(Trouble::from);
+        }
+        let new = self.new_port(subject, wish, subnet, tag);
+        self.create(vec![new]).await?.pop().ok_or_else(|| Trouble::new("NeutronRefused", "no port came back"))
+    }
+
+    /// Makes ports for a pool.
+    async fn fill(&self, key: &Key, subnet: &Subnet, count: usize) -> Result<Vec<Port>, Error> {
+        let one = NewPort {
+            network_id: subnet.network_id.clone(),
+            fixed_ips: vec![FixedIp { subnet_id: subnet.id.clone(), ip_address: None }],
+            host_id: Some(key.host.clone()),
+            ..self.bare()
+        };
+        self.create(vec![one; count]).await
+    }
+
+    /// Makes ports, each of them tagged when it is returned.
+    async fn create(&self, mut ports: Vec<NewPort>) -> Result<Vec<Port>, Error> {
+        let mut tags = Vec::new();
+        if !self.tags_at_once().await? {
+            tags = ports.iter_mut().map(|port| std::mem::take(&mut port.tags)).collect();
+        }
+        let mut made = match ports.as_slice() {
+            [one] => vec![self.neutron.create_port(one).await?],
+            many => self.neutron.create_ports(many).await?,
+        };
+        for (port, tags) in made.iter_mut().zip(tags) {
+            if let Err(error) = self.neutron.tag_port(&port.id, &tags).await {
+                // Without its tags nobody would know whose it is.
+                let _ = self.neutron.delete_port(&port.id).await;
+                return Err(error);
+            }
+            port.tags = tags;
+        }
+        // A bulk's answer may come before the binding.
+        for port in made.iter_mut().filter(|port| port.vif_type == "unbound" && !port.host_id.is_empty()) {
+            *port = self.neutron.port(&port.id).await?;
+        }
+        Ok(made)
+    }
+
+    /// Security groups as pools know them: where none are named all ports have the project's own.
+    fn groups(&self, groups: &[String]) -> Vec<String> {
+        let mut groups = if self.rules.pod_security_groups.is_empty() { Vec::new() } else { groups.to_vec() };
+        groups.sort();
+        groups
+    }
+
+    /// Learns of a port of a pool that is there after a restart; false if it is one too many.
+    pub(crate) fn learn(&self, port: &Port, is_taken: bool) -> bool {
+        self.pools.learn(port, self.groups(&port.security_groups), is_taken)
+    }
+
+    /// Fills the pools that run low.
+    pub(crate) async fn top_up(&self) -> Result<(), Error> {
+        for (key, count) in self.pools.low() {
+            let (subnet, _) = self.subnet(&key.subnet).await?;
+            self.pools.top_up(&key, count, |count| self.fill(&key, &subnet, count)).await?;
+        }
+        Ok(())
+    }
+
+    /// What all ports of ours have.
+    fn bare(&self) -> NewPort {
+        let Rules { project, pod_security_groups, .. } = &self.rules;
+        NewPort {
+            project_id: Some(project.clone()).filter(|project| !project.is_empty()),
+            device_owner: DEVICE_OWNER,
+            admin_state_up: true,
+            security_groups: Some(pod_security_groups.clone()).filter(|groups| !groups.is_empty()),
+            tags: std::iter::once(self.rules.cluster_tag()).chain(self.rules.resource_tags.clone()).collect(),
+            ..NewPort::default()
+        }
+    }
+
+    fn new_port(&self, subject: &Subject, wish: &Wish, subnet: &Subnet, tag: String) -> NewPort {
+        let pod = &subject.pod;
+        let asked = wish.addresses.iter().filter(|address| subnet.cidr.contains(*address));
+        let mut fixed_ips: Vec<FixedIp> = asked
+            .map(|address| FixedIp { subnet_id: subnet.id.clone(), ip_address: Some(*address) })
+            .collect();
+        // One outside of the subnet is for Neutron to refuse, by name.
+        let outside = wish.addresses.iter().filter(|address| !subnet.cidr.contains(*address));
+        fixed_ips.extend(
+            outside.map(|address| FixedIp { subnet_id: subnet.id.clone(), ip_address: Some(*address) }),
+        );
+        if fixed_ips.is_empty() {
+            fixed_ips.push(FixedIp { subnet_id: subnet.id.clone(), ip_address: None });
+        }
+        let mut port = NewPort {
+            network_id: subnet.network_id.clone(),
+            fixed_ips,
+            device_id: pod.uid.clone(),
+            host_id: (wish.driver != Driver::NestedVlan).then(|| pod.node_name.clone()),
+            mac_address: wish.mac.clone(),
+            ..self.bare()
+        };
+        port.tags.push(tag);
+        if self.rules.port_debug {
+            port.name = format!("{}/{}", pod.namespace, pod.name).chars().take(255).collect();
+        }
+        port
+    }
+
+    /// How a port is plugged in; for a nested one the node's own port is changed.
+    async fn plugging(&self, subject: &Subject, wish: &Wish, port: &Port) -> Result<Plugging, Trouble> {
+        if wish.driver == Driver::NeutronVif {
+            if port.vif_type == BINDING_FAILED {
+                let why =
+                    format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
+                return Err(Trouble { reason: "PortNotBound", why, passes: true });
+            }
+            return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
+        }
+        let Some(host) = subject.host else {
+            let why = format!("driverType {}: the node's address is not known yet", wish.driver);
+            return Err(Trouble { reason: "NodeUnknown", why, passes: true });
+        };
+        let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await?;
+        if wish.driver == Driver::NestedMacvlan {
+            self.neutron.allow(&node.id, &pairs(port), Allowed::Yes).await?;
+            return Ok(Plugging::Macvlan);
+        }
+        let Some(trunk) = &node.trunk_details else {
+            let why = format!("driverType nested-vlan: the node's port {} is no trunk's parent", node.id);
+            return Err(Trouble::new("NodeNotTrunk", why));
+        };
+        Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
+    }
+
+    /// Gives a port up: back into its pool, or away.
+    pub(crate) async fn release(&self, vif: &Vif, host: Option<std::net::IpAddr>) -> Result<(), Error> {
+        match (&vif.kind, host) {
+            (Kind::VlanNested { .. }, Some(host)) => {
+                let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await;
+                if let Some(trunk) = node.ok().and_then(|node| node.trunk_details) {
+                    self.neutron.unnest(&trunk.trunk_id, &vif.id).await?;
+                }
+            }
+            (Kind::MacvlanNested, Some(host)) => {
+                if let Ok(node) = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await {
+                    let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
+                    let pairs: Vec<AddressPair> =
+                        ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
+                    self.neutron.allow(&node.id, &pairs, Allowed::No).await?;
+                }
+            }
+            _ => {}
+        }
+        if self.pools.give_back(&vif.id) {
+            return Ok(());
+        }
+        self.neutron.delete_port(&vif.id).await
+    }
+
+    /// All ports of this cluster's pods.
+    pub(crate) async fn all(&self) -> Result<Vec<Port>, Error> {
+        let tag = self.rules.cluster_tag();
+        let fields = [
+            "id",
+            "device_id",
+            "device_owner",
+            "tags",
+            "status",
+            "mac_address",
+            "network_id",
+            "fixed_ips",
+            "security_groups",
+            "binding:host_id",
+            "binding:vif_type",
+            "binding:vif_details",
+        ];
+        let query: Vec<(&str, &str)> =
+            [("tags", tag.as_str())].into_iter().chain(fields.map(|field| ("fields", field))).collect();
+        let all = self.neutron.ports(&query).await?;
+        // A subport's owner is its trunk.
+        Ok(all.into_iter().filter(|port| is_ours(&port.device_owner)).collect())
+    }
+
+    /// The ports that were made for a pod, whoever made them.
+    pub(crate) async fn of_pod(&self, uid: &str) -> Result<Vec<Port>, Error> {
+        let tag = self.rules.cluster_tag();
+        self.neutron.ports(&[("device_id", uid), ("tags", &tag)]).await
+    }
+
+    /// Which of these ports are ACTIVE, in as few requests as there is room for in an address.
+    pub(crate) async fn active(&self, ids: &[String]) -> Result<BTreeMap<String, bool>, Error> {
+        let mut seen = BTreeMap::new();
+        for part in ids.chunks(100) {
+            let mut query: Vec<(&str, &str)> = part.iter().map(|id| ("id", id.as_str())).collect();
+            query.extend([("fields", "id"), ("fields", "status")]);
+            for port in self.neutron.ports(&query).await? {
+                seen.insert(port.id, port.status == neutron::port::ACTIVE);
+            }
+        }
+        Ok(seen)
+    }
+}
+
+fn is_ours(owner: &str) -> bool {
+    owner == DEVICE_OWNER || owner == "trunk:subport"
+}
+
+/// What the node's port speaks for.
+fn pairs(port: &Port) -> Vec<AddressPair> {
+    let one = |ip: &FixedIp| {
+        let mac_address = Some(port.mac_address.clone());
+        ip.ip_address.map(|address| AddressPair { ip_address: address.to_string(), mac_address })
+    };
+    port.fixed_ips.iter().filter_map(one).collect()
+}

@@ -1,0 +1,168 @@
+//! Ports that wait for pods, by where they can be used: node, subnet, security groups.
+//!
+//! Rules: a pool that runs low is filled in one request for as many as it lacks, by one at a time; who finds it empty waits
+//! for that one and takes of what comes. A port that comes back waits again, unless there are enough. What waits is
+//! known by its tags after a restart.
+//!
+//! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use neutron::Error;
+use neutron::port::{BINDING_FAILED, Port};
+use tracing::debug;
+
+use super::settings::Pool;
+
+/// Where a port can be used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    /// The node.
+    pub(crate) host: String,
+    /// The subnet's id.
+    pub(crate) subnet: String,
+    /// Security groups.
+    pub(crate) groups: Vec<String>,
+}
+
+/// All pools.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    settings: Pool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: BTreeMap<Key, VecDeque<Port>>,
+    /// Those that a pod has.
+    taken: BTreeMap<String, (Key, Port)>,
+    filling: BTreeMap<Key, Arc<tokio::sync::Mutex<()>>>,
+}
+
+// === impl Pools ===
+
+impl Pools {
+    pub(crate) fn new(settings: Pool) -> Pools {
+        Pools { settings, state: Mutex::new(State::default()) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A map is never left half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self, key: &Key) -> Option<Port> {
+        let mut state = self.state();
+        let port = state.waiting.get_mut(key)?.pop_front()?;
+        state.taken.insert(port.id.clone(), (key.clone(), port.clone()));
+        Some(port)
+    }
+
+    /// A port of a pool; `fill` makes as many as it is told.
+    pub(crate) async fn take<F>(&self, key: &Key, fill: impl Fn(usize) -> F) -> Result<Port, Error>
+    where
+        F: Future<Output = Result<Vec<Port>, Error>>,
+    {
+        loop {
+            if let Some(port) = self.pop(key) {
+                return Ok(port);
+            }
+            let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
+            let _turn = turn.lock().await;
+            if self.state().waiting.get(key).is_none_or(VecDeque::is_empty) {
+                let made = fill(self.settings.batch.max(self.settings.min).max(1)).await?;
+                self.put(key, made)?;
+            }
+        }
+    }
+
+    /// Puts ports in that were made for a pool; one that could not be bound is an error for whoever asked.
+    fn put(&self, key: &Key, made: Vec<Port>) -> Result<(), Error> {
+        let bound = |port: &Port| port.vif_type != BINDING_FAILED && port.vif_type != "unbound";
+        if let Some(port) = made.iter().find(|port| !bound(port)) {
+            let why = format!("port {} cannot be bound on host {:?}", port.id, key.host);
+            // The next look at all ports finds what is left of them, and removes it.
+            return Err(Error::configuration("pool", why));
+        }
+        let mut state = self.state();
+        let waiting = state.waiting.entry(key.clone()).or_default();
+        // A look at all ports may have been faster.
+        let known: Vec<String> = waiting.iter().map(|port| port.id.clone()).collect();
+        waiting.extend(made.into_iter().filter(|port| !known.contains(&port.id)));
+        Ok(())
+    }
+
+    /// The pools that run low, and how many they lack.
+    pub(crate) fn low(&self) -> Vec<(Key, usize)> {
+        let Pool { enabled, min, batch, .. } = self.settings;
+        let state = self.state();
+        let lacks = |(key, ports): (&Key, &VecDeque<Port>)| {
+            (enabled && ports.len() < min).then(|| (key.clone(), batch.max(min - ports.len())))
+        };
+        state.waiting.iter().filter_map(lacks).collect()
+    }
+
+    /// Fills a pool that runs low, unless somebody does.
+    pub(crate) async fn top_up<F>(
+        &self,
+        key: &Key,
+        count: usize,
+        fill: impl FnOnce(usize) -> F,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = Result<Vec<Port>, Error>>,
+    {
+        let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
+        let Ok(_turn) = turn.try_lock() else { return Ok(()) };
+        debug!(?key, count, "a pool runs low");
+        let made = fill(count).await?;
+        self.put(key, made)
+    }
+
+    /// Takes a port back that came from a pool; false if it is to be removed.
+    pub(crate) fn give_back(&self, id: &str) -> bool {
+        let mut state = self.state();
+        let Some((key, port)) = state.taken.remove(id) else { return false };
+        let waiting = state.waiting.entry(key).or_default();
+        let room = self.settings.enabled && (self.settings.max == 0 || waiting.len() < self.settings.max);
+        if room && !waiting.iter().any(|known| known.id == port.id) {
+            waiting.push_back(port);
+        }
+        room
+    }
+
+    /// Learns of a port that is there after a restart: it waits, or a pod has it.
+    pub(crate) fn learn(&self, port: &Port, groups: Vec<String>, is_taken: bool) -> bool {
+        let Some(ip) = port.fixed_ips.first().filter(|_| self.settings.enabled) else { return false };
+        let mut state = self.state();
+        let known = state.taken.contains_key(&port.id)
+            || state.waiting.values().flatten().any(|known| known.id == port.id);
+        if known {
+            return true;
+        }
+        let key = Key { host: port.host_id.clone(), subnet: ip.subnet_id.clone(), groups };
+        if is_taken {
+            state.taken.insert(port.id.clone(), (key, port.clone()));
+            return true;
+        }
+        let waiting = state.waiting.entry(key).or_default();
+        let room = self.settings.max == 0 || waiting.len() < self.settings.max;
+        if room {
+            waiting.push_back(port.clone());
+        }
+        room
+    }
+
+    /// Does it wait in a pool?
+    pub(crate) fn has(&self, id: &str) -> bool {
+        let state = self.state();
+        state.taken.contains_key(id) || state.waiting.values().flatten().any(|port| port.id == id)
+    }
+
+    /// How many wait.
+    pub(crate) fn count(&self) -> usize {
+        self.state().waiting.values().map(VecDeque::len).sum()
+    }
+}

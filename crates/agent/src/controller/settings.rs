@@ -1,0 +1,291 @@
+//! What the controller of Neutron ports is told: our own YAML, or a `kuryr.conf` as it is.
+//!
+//! Rules: an unknown key is refused by name; names of drivers are Kuryr's; what is not said is as Kuryr has it.
+//!
+//! Source: Kuryr-Kubernetes `config.py` (2023.1), sections `kubernetes`, `neutron_defaults`, `vif_pool`,
+//! `pod_vif_nested`; the specification's `enabled_vif_drivers`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use neutron::clouds;
+use serde::Deserialize;
+
+use super::kuryr_conf::KuryrConf;
+use crate::failure::Failure;
+
+/// Largest file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// The driver that reads the standard's annotation.
+pub(crate) const NPWG: &str = "npwg_multiple_interfaces";
+/// The names under which further networks may be had.
+const MULTI_DRIVERS: [&str; 2] = ["noop", NPWG];
+
+/// What there is to be told.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Settings {
+    /// The cloud.
+    pub(crate) cloud: neutron::settings::Settings,
+    /// How the rest is done.
+    pub(crate) rules: Rules,
+}
+
+/// How ports are made.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct Rules {
+    /// Where further networks of a pod come from: `npwg_multiple_interfaces`, `noop`.
+    pub(crate) enabled_vif_drivers: Vec<String>,
+    /// Has every pod a port as its default interface, in `podSubnet`?
+    pub(crate) default_network: bool,
+    /// The subnet of a port that names none.
+    pub(crate) pod_subnet: String,
+    /// The same for one driver.
+    pub(crate) subnet_mapping: BTreeMap<String, String>,
+    /// How a port is plugged in that does not say.
+    pub(crate) pod_vif_driver: Driver,
+    /// Whose ports they are; the token's project if empty.
+    pub(crate) project: String,
+    /// Their security groups; the project's default one if empty.
+    pub(crate) pod_security_groups: Vec<String>,
+    /// The bridge of the switch, where a binding names none.
+    pub(crate) ovs_bridge: String,
+    /// Further tags of each port.
+    pub(crate) resource_tags: Vec<String>,
+    /// Tells the ports of this cluster from those of another one in the same project.
+    pub(crate) cluster: String,
+    /// Are ports named `namespace/pod`?
+    pub(crate) port_debug: bool,
+    /// How further interfaces are numbered: `eth1`…
+    pub(crate) additional_ifname_prefix: String,
+    /// Where nodes have their own ports, for nested ones.
+    pub(crate) worker_nodes_subnets: Vec<String>,
+    /// Ports that wait for pods.
+    pub(crate) pool: Pool,
+}
+
+/// Ports that wait for pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct Pool {
+    /// Are there any?
+    pub(crate) enabled: bool,
+    /// Fewer than these are filled up.
+    pub(crate) min: usize,
+    /// More than these are not kept; 0: no limit.
+    pub(crate) max: usize,
+    /// So many are made at a time.
+    pub(crate) batch: usize,
+}
+
+/// How a port is plugged in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Driver {
+    /// Into the node's switch.
+    #[default]
+    NeutronVif,
+    /// As a VLAN of the node's own port.
+    NestedVlan,
+    /// Beside the node's own address.
+    NestedMacvlan,
+}
+
+impl Driver {
+    const ALL: [(&'static str, Driver); 3] = [
+        ("neutron-vif", Driver::NeutronVif),
+        ("nested-vlan", Driver::NestedVlan),
+        ("nested-macvlan", Driver::NestedMacvlan),
+    ];
+
+    /// By its name.
+    ///
+    /// # Errors
+    /// It is none, with the list of those there are.
+    pub(crate) fn named(name: &str) -> Result<Driver, String> {
+        let found = Driver::ALL.iter().find(|(known, _)| *known == name);
+        found.map(|(_, driver)| *driver).ok_or_else(|| {
+            let known: Vec<&str> = Driver::ALL.iter().map(|(known, _)| *known).collect();
+            format!("{name:?} is not one of {}", known.join(", "))
+        })
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = Driver::ALL.iter().find(|(_, driver)| driver == self);
+        to.write_str(found.map_or("", |(name, _)| name))
+    }
+}
+
+impl TryFrom<String> for Driver {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Driver, String> {
+        Driver::named(&name)
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool { enabled: false, min: 5, max: 0, batch: 10 }
+    }
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            enabled_vif_drivers: vec![NPWG.to_owned()],
+            default_network: false,
+            pod_subnet: String::new(),
+            subnet_mapping: BTreeMap::new(),
+            pod_vif_driver: Driver::NeutronVif,
+            project: String::new(),
+            pod_security_groups: Vec::new(),
+            ovs_bridge: "br-int".to_owned(),
+            resource_tags: Vec::new(),
+            cluster: "kubernetes".to_owned(),
+            port_debug: false,
+            additional_ifname_prefix: "eth".to_owned(),
+            worker_nodes_subnets: Vec::new(),
+            pool: Pool::default(),
+        }
+    }
+}
+
+/// Our own file: the rules, and which cloud.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct File {
+    cloud: Option<Cloud>,
+    neutron: Rules,
+}
+
+/// A cloud of a `clouds.yaml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cloud {
+    name: String,
+    #[serde(default)]
+    file: Option<PathBuf>,
+}
+
+impl Rules {
+    /// What cannot be seen from the form of a key alone.
+    pub(crate) fn check(self) -> Result<Rules, String> {
+        let known = |name: &&String| !MULTI_DRIVERS.contains(&name.as_str());
+        if let Some(name) = self.enabled_vif_drivers.iter().find(known) {
+            return Err(format!("enabled_vif_drivers: {name:?} is not one of {}", MULTI_DRIVERS.join(", ")));
+        }
+        for driver in self.subnet_mapping.keys() {
+            Driver::named(driver).map_err(|why| format!("subnet_mapping: {why}"))?;
+        }
+        if self.default_network && self.pod_subnet.is_empty() {
+            return Err("pod_subnet is missing: it is where the default interface of every pod is".to_owned());
+        }
+        if self.pool.enabled && !(1..=1000).contains(&self.pool.batch) {
+            return Err(format!("ports_pool_batch: {} is not within 1..=1000", self.pool.batch));
+        }
+        let prefix = &self.additional_ifname_prefix;
+        if prefix.is_empty() || prefix.len() > 10 || !prefix.bytes().all(|byte| byte.is_ascii_lowercase()) {
+            return Err(format!("additional_ifname_prefix: {prefix:?} is not one to ten small letters"));
+        }
+        // A tag has at most 60 characters.
+        if self.cluster.is_empty() || self.cluster.len() > 40 || self.cluster.contains(',') {
+            return Err(format!(
+                "cluster: {:?} is not one to forty characters without a comma",
+                self.cluster
+            ));
+        }
+        Ok(self)
+    }
+
+    /// Are further networks had at all?
+    pub(crate) fn reads_annotation(&self) -> bool {
+        self.enabled_vif_drivers.iter().any(|name| name == NPWG)
+    }
+
+    /// The tag that all ports of this cluster have.
+    pub(crate) fn cluster_tag(&self) -> String {
+        format!("weft-cluster={}", self.cluster)
+    }
+}
+
+/// Reads both files that there may be; a `kuryr.conf` comes first, and ours is laid over nothing of it.
+pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settings, Failure> {
+    let environment = |name: &str| std::env::var(name).ok();
+    match (config, kuryr) {
+        (Some(_), Some(_)) => Err(Failure::new("--config and --kuryr-conf: only one of them can be")
+            .exit(crate::failure::Exit::Usage)),
+        (None, Some(path)) => KuryrConf::parse(&text(path)?)
+            .and_then(|conf| conf.settings())
+            .map_err(|why| Failure::new(format!("{}: {why}", path.display()))),
+        (Some(path), None) => {
+            let failed = |why: String| Failure::new(format!("{}: {why}", path.display()));
+            let File { cloud, neutron: rules } =
+                serde_saphyr::from_str(&text(path)?).map_err(|cause| failed(cause.to_string()))?;
+            let cloud = match cloud {
+                None => clouds::from_environment(environment),
+                Some(Cloud { name, file }) => {
+                    let file = file.or_else(|| environment("OS_CLIENT_CONFIG_FILE").map(PathBuf::from));
+                    let file = file.unwrap_or_else(|| PathBuf::from(clouds::PLACES[1]));
+                    clouds::from_file(&file, &name)
+                }
+            };
+            Ok(Settings { cloud: cloud.map_err(cloud_failure)?, rules: rules.check().map_err(failed)? })
+        }
+        (None, None) => {
+            let cloud = clouds::from_environment(environment).map_err(cloud_failure)?;
+            Ok(Settings { cloud, rules: Rules::default() })
+        }
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "what map_err hands over")]
+fn cloud_failure(error: neutron::Error) -> Failure {
+    Failure::new(error.to_string())
+        .next("set OS_CLOUD or OS_AUTH_URL and its companions, or name a cloud in --config")
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    let failed = |cause: &dyn fmt::Display| Failure::new(format!("{}: {cause}", path.display()));
+    let length = std::fs::metadata(path).map_err(|cause| failed(&cause))?.len();
+    if length > FILE_MAX {
+        return Err(failed(&format!("larger than {FILE_MAX} bytes")));
+    }
+    std::fs::read_to_string(path).map_err(|cause| failed(&cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_file_says_the_same_as_kuryrs() {
+        let ours = "neutron:\n  enabledVifDrivers: [npwg_multiple_interfaces]\n  podSubnet: s1\n  defaultNetwork: true\n  \
+                    podSecurityGroups: [a, b]\n  project: p1\n  subnetMapping: {nested-vlan: s2}\n  \
+                    podVifDriver: nested-vlan\n  pool: {enabled: true, min: 3}\n";
+        let File { neutron: rules, .. } = serde_saphyr::from_str(ours).unwrap();
+        let theirs = "[kubernetes]\nmulti_vif_drivers = npwg_multiple_interfaces\npod_vif_driver = nested-vlan\n\
+                      vif_pool_driver = neutron\n[neutron_defaults]\npod_subnet = s1\nproject = p1\n\
+                      pod_security_groups = a,b\nsubnet_mapping = nested-vlan:s2\n[vif_pool]\nports_pool_min = 3\n\
+                      [neutron]\nauth_type = none\nendpoint_override = http://n:9696\n";
+        let conf = KuryrConf::parse(theirs).unwrap().settings().unwrap();
+        assert_eq!(rules.check().unwrap(), conf.rules);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        let refused = |text: &str| serde_saphyr::from_str::<File>(text).unwrap_err().to_string();
+        assert!(refused("neutron: {podSubnets: x}").contains("podSubnets"));
+        assert!(
+            refused("neutron: {podVifDriver: sriov}").contains("neutron-vif, nested-vlan, nested-macvlan")
+        );
+        let wrong = Rules { enabled_vif_drivers: vec!["sriov".into()], ..Rules::default() };
+        assert!(wrong.check().unwrap_err().contains("noop, npwg_multiple_interfaces"));
+        assert!(
+            Rules { default_network: true, ..Rules::default() }.check().unwrap_err().contains("pod_subnet")
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! A pod as the controller looks at it, and the resources it writes.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use npwg::metadata::Pod;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::agent::cluster::{PodObject, Reduced, resource};
+
+/// A pod with what its node says of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Subject {
+    /// The pod.
+    pub(crate) pod: Pod,
+    /// Has it ended, and needs no network any more?
+    pub(crate) ended: bool,
+    /// Has it not begun yet?
+    pub(crate) pending: bool,
+    /// Its node's address.
+    pub(crate) host: Option<IpAddr>,
+}
+
+/// A pod as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct SubjectObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    phase: String,
+    #[serde(rename = "hostIP")]
+    host_ip: String,
+}
+
+/// A KuryrPort, as Kuryr has them since Victoria.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct KuryrPort {
+    /// `openstack.org/v1`.
+    #[serde(rename = "apiVersion")]
+    pub(crate) api_version: String,
+    /// `KuryrPort`.
+    pub(crate) kind: String,
+    /// Its metadata.
+    pub(crate) metadata: ObjectMeta,
+    /// Whose it is.
+    pub(crate) spec: Value,
+    /// `vifs`.
+    pub(crate) status: Value,
+}
+
+impl Reduced for SubjectObject {
+    type Form = Subject;
+
+    fn reduce(self) -> Subject {
+        let SubjectObject { metadata, spec, status: Status { phase, host_ip } } = self;
+        // The same reader as the agent's: one that fails leaves a pod that wants nothing.
+        let object = serde_json::json!({ "metadata": metadata, "spec": spec });
+        let pod = serde_json::from_value::<PodObject>(object).map(Reduced::reduce).unwrap_or_default();
+        Subject {
+            pod,
+            ended: matches!(phase.as_str(), "Succeeded" | "Failed"),
+            pending: matches!(phase.as_str(), "" | "Pending"),
+            host: host_ip.parse().ok(),
+        }
+    }
+}
+
+resource!(SubjectObject, NamespaceResourceScope, "Pod", "pods", "");
+resource!(KuryrPort, NamespaceResourceScope, "KuryrPort", "kuryrports", "openstack.org");

@@ -1,0 +1,65 @@
+//! A link's offloads, by ethtool's netlink.
+//!
+//! Rules: only what is asked for changes; a kernel before 5.6 has no such family, and says so.
+//!
+//! Source: kernel `Documentation/networking/ethtool-netlink.rst`, `include/uapi/linux/ethtool_netlink.h`,
+//! `genetlink.h`.
+
+use rustix::io::Errno;
+
+use crate::attributes::{Attributes, find};
+use crate::error::Error;
+use crate::netfilter::Message;
+use crate::netlink::{Protocol, Request, Socket};
+
+/// `GENL_ID_CTRL`
+const CONTROL: u16 = 16;
+/// `CTRL_CMD_GETFAMILY`
+const FIND_FAMILY: u8 = 3;
+/// `CTRL_ATTR_FAMILY_ID`, `CTRL_ATTR_FAMILY_NAME`
+const FAMILY_ID: u16 = 1;
+const FAMILY_NAME: u16 = 2;
+
+/// `ETHTOOL_MSG_FEATURES_SET`
+const SET_FEATURES: u8 = 12;
+/// `ETHTOOL_A_FEATURES_HEADER`, `ETHTOOL_A_FEATURES_WANTED`
+const HEADER: u16 = 1;
+const WANTED: u16 = 3;
+/// `ETHTOOL_A_HEADER_DEV_NAME`
+const DEVICE_NAME: u16 = 2;
+/// `ETHTOOL_A_BITSET_BITS`, `ETHTOOL_A_BITSET_BITS_BIT`, `ETHTOOL_A_BITSET_BIT_NAME`
+const BITS: u16 = 3;
+const BIT: u16 = 1;
+const BIT_NAME: u16 = 2;
+
+/// Has a link of this thread's namespace make its checksums itself, and with them all that builds on their being
+/// left to hardware. `ethtool -K NAME tx off`
+pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
+    let operation = || format!("turn off checksum offload of {name}");
+    let mut socket = Socket::open(Protocol::Generic)?;
+    let mut ask = Attributes::new();
+    ask.text(FAMILY_NAME, "ethtool");
+    // Both headers are four bytes, the command where netfilter has the family.
+    let message = Message { kind: CONTROL, family: FIND_FAMILY, resource: 0, attributes: ask };
+    let answers =
+        socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))?;
+    let family = answers.iter().find_map(|answer| find(answer.attributes.as_bytes(), FAMILY_ID));
+    let Some(kind) = family.and_then(|id| Some(u16::from_ne_bytes(id.try_into().ok()?))) else {
+        return Err(Error::kernel(operation(), Errno::OPNOTSUPP));
+    };
+    let mut set = Attributes::new();
+    set.nested(HEADER, |header| {
+        header.text(DEVICE_NAME, name);
+    });
+    // A bit that is named and has no value is to be off.
+    set.nested(WANTED, |wanted| {
+        wanted.nested(BITS, |bits| {
+            bits.nested(BIT, |bit| {
+                bit.text(BIT_NAME, "tx-checksum-ip-generic");
+            });
+        });
+    });
+    let message = Message { kind, family: SET_FEATURES, resource: 0, attributes: set };
+    socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))?;
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Neutron's API.
+//!
+//! Rules: a token that has expired is renewed once for a request, however many find out at a time; nothing else is tried
+//! again here: who asked knows whether it is worth it. Requests are counted.
+//!
+//! Source: OpenStack Networking API v2.0.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hyper::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+use tracing::debug;
+
+use crate::error::{Error, Why};
+use crate::http::{Answer, Http};
+use crate::port::{Network, NewPort, Port, Subnet};
+use crate::session::Session;
+use crate::settings::Settings;
+
+/// Largest page of a list, in objects.
+const PAGE: usize = 1000;
+
+/// Speaks to one cloud's Neutron.
+#[derive(Debug)]
+pub struct Client {
+    http: Http,
+    settings: Settings,
+    session: Mutex<Option<Session>>,
+    requests: AtomicU64,
+}
+
+/// What of an answer is asked for, and which: `[("tags", "a,b"), ("fields", "id")]`.
+pub type Query<'a> = &'a [(&'a str, &'a str)];
+
+// === impl Client ===
+
+impl Client {
+    /// One that has not spoken to anybody yet.
+    ///
+    /// # Errors
+    /// The bundle of authorities cannot be used.
+    pub fn new(settings: Settings) -> Result<Client, Error> {
+        let http = Http::new(settings.ca_bundle.as_deref(), settings.patience)?;
+        Ok(Client { http, settings, session: Mutex::new(None), requests: AtomicU64::new(0) })
+    }
+
+    /// How many requests Neutron was sent.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// The session; a new one if there is none, or the one there is has this number and is not good any more.
+    async fn session(&self, expired: Option<u64>) -> Result<Session, Error> {
+        let mut held = self.session.lock().await;
+        match &*held {
+            Some(session) if expired != Some(session.number) => Ok(session.clone()),
+            known => {
+                let number = known.as_ref().map_or(1, |known| known.number + 1);
+                let session = Session::open(&self.http, &self.settings, number).await?;
+                *held = Some(session.clone());
+                Ok(session)
+            }
+        }
+    }
+
+    /// One request to Neutron.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        revision: Option<u64>,
+    ) -> Result<Value, Error> {
+        let what = format!("{method} {}", path.split('?').next().unwrap_or_default());
+        let condition = revision.map(|number| format!("revision_number={number}"));
+        let mut session = self.session(None).await?;
+        let mut renewed = false;
+        loop {
+            let mut headers = Vec::new();
+            headers.extend(session.token.as_deref().map(|token| ("X-Auth-Token", token)));
+            headers.extend(condition.as_deref().map(|condition| ("If-Match", condition)));
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            let address = format!("{}{path}", session.endpoint);
+            let answer = self.http.call(&method, &address, &headers, body).await?;
+            debug!(%method, path, status = answer.status.as_u16(), "neutron");
+            if answer.status.as_u16() == 401 && session.token.is_some() && !renewed {
+                session = self.session(Some(session.number)).await?;
+                renewed = true;
+                continue;
+            }
+            return match answer.status.is_success() {
+                true => Ok(answer.body),
+                false => Err(refusal(&what, &answer)),
+            };
+        }
+    }
+
+    async fn show<T: DeserializeOwned>(&self, path: &str, key: &str) -> Result<T, Error> {
+        let answer = self.call(Method::GET, path, None, None).await?;
+        read(&format!("GET {path}"), answer, key)
+    }
+
+    /// A subnet.
+    pub async fn subnet(&self, id: &str) -> Result<Subnet, Error> {
+        self.show(&format!("/v2.0/subnets/{}", word(id)), "subnet").await
+    }
+
+    /// A network.
+    pub async fn network(&self, id: &str) -> Result<Network, Error> {
+        self.show(&format!("/v2.0/networks/{}", word(id)), "network").await
+    }
+
+    /// A port.
+    pub async fn port(&self, id: &str) -> Result<Port, Error> {
+        self.show(&format!("/v2.0/ports/{}", word(id)), "port").await
+    }
+
+    /// All ports that a query selects, however many pages it takes.
+    pub async fn ports(&self, query: Query<'_>) -> Result<Vec<Port>, Error> {
+        let mut all: Vec<Port> = Vec::new();
+        loop {
+            let mut path = format!("/v2.0/ports?limit={PAGE}&sort_key=id&sort_dir=asc");
+            if let Some(last) = all.last() {
+                path.push_str(&format!("&marker={}", word(&last.id)));
+            }
+            for (key, value) in query {
+                path.push_str(&format!("&{key}={}", word(value)));
+            }
+            let page: Vec<Port> = self.show(&path, "ports").await?;
+            let last = page.len() < PAGE;
+            all.extend(page);
+            if last {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Makes a port.
+    pub async fn create_port(&self, port: &NewPort) -> Result<Port, Error> {
+        let answer = self.call(Method::POST, "/v2.0/ports", Some(&json!({ "port": port })), None).await?;
+        read("POST /v2.0/ports", answer, "port")
+    }
+
+    /// Makes several ports in one request: all of them or none.
+    pub async fn create_ports(&self, ports: &[NewPort]) -> Result<Vec<Port>, Error> {
+        let answer = self.call(Method::POST, "/v2.0/ports", Some(&json!({ "ports": ports })), None).await?;
+        read("POST /v2.0/ports", answer, "ports")
+    }
+
+    /// Changes a port; with a revision, only if it is still of that one.
+    pub async fn update_port(&self, id: &str, change: &Value, revision: Option<u64>) -> Result<Port, Error> {
+        let path = format!("/v2.0/ports/{}", word(id));
+        let answer = self.call(Method::PUT, &path, Some(&json!({ "port": change })), revision).await?;
+        read(&format!("PUT {path}"), answer, "port")
+    }
+
+    /// Removes a port; one that is not there is removed already.
+    pub async fn delete_port(&self, id: &str) -> Result<(), Error> {
+        match self.call(Method::DELETE, &format!("/v2.0/ports/{}", word(id)), None, None).await {
+            Err(error) if !error.is_absent() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces the tags of a port.
+    pub async fn tag_port(&self, id: &str, tags: &[String]) -> Result<(), Error> {
+        let path = format!("/v2.0/ports/{}/tags", word(id));
+        self.call(Method::PUT, &path, Some(&json!({ "tags": tags })), None).await.map(drop)
+    }
+
+    /// The extensions this cloud has, by alias.
+    pub async fn extensions(&self) -> Result<Vec<String>, Error> {
+        let all: Vec<Value> = self.show("/v2.0/extensions?fields=alias", "extensions").await?;
+        Ok(all.iter().filter_map(|one| one["alias"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Changes a trunk: `add_subports`, `remove_subports`.
+    pub(crate) async fn change_trunk(
+        &self,
+        id: &str,
+        action: &str,
+        subports: &Value,
+    ) -> Result<Value, Error> {
+        let path = format!("/v2.0/trunks/{}/{action}", word(id));
+        self.call(Method::PUT, &path, Some(&json!({ "sub_ports": subports })), None).await
+    }
+
+    /// A trunk's subports.
+    pub(crate) async fn subports(&self, id: &str) -> Result<Vec<Value>, Error> {
+        let trunk: Value = self.show(&format!("/v2.0/trunks/{}", word(id)), "trunk").await?;
+        Ok(trunk["sub_ports"].as_array().cloned().unwrap_or_default())
+    }
+}
+
+/// A value within an address.
+fn word(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+fn read<T: DeserializeOwned>(what: &str, mut answer: Value, key: &str) -> Result<T, Error> {
+    let part = answer.get_mut(key).map(Value::take).unwrap_or_default();
+    serde_json::from_value(part).map_err(|cause| Error::new(what, Why::Unreadable(format!("{key}: {cause}"))))
+}
+
+/// What a server that says no says.
+pub(crate) fn refusal(what: &str, answer: &Answer) -> Error {
+    let Answer { status, headers, body } = answer;
+    let fault = &body["NeutronError"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let message = [&fault["message"], &body["error"]["message"], &body["message"], fault, body]
+        .into_iter()
+        .find_map(Value::as_str)
+        .unwrap_or_default()
+        .to_owned();
+    let why = match status.as_u16() {
+        401 => Why::Unauthorized(message),
+        status => Why::Refused {
+            status,
+            kind: text(&fault["type"]),
+            message,
+            request: headers
+                .get("x-openstack-request-id")
+                .and_then(|id| id.to_str().ok())
+                .unwrap_or_default()
+                .to_owned(),
+        },
+    };
+    Error::new(what, why)
+}

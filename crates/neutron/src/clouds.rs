@@ -1,0 +1,261 @@
+//! `clouds.yaml` and the `OS_*` variables, as OpenStack's own clients take them.
+//!
+//! Rules: a variable wins over the file; `secure.yaml` beside the file is laid over it; what would turn the checking of
+//! certificates off is refused by name; how we identify ourselves is named by `auth_type`, or seen from what is given.
+//!
+//! Source: openstacksdk "Configuration"; keystoneauth plugins `password`, `v3applicationcredential`, `token`, `none`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+use crate::settings::{Auth, Credential, Domain, Name, PATIENCE, Secret, Settings};
+
+/// Where the file is looked for unless `OS_CLIENT_CONFIG_FILE` says.
+pub const PLACES: [&str; 2] = ["clouds.yaml", "/etc/openstack/clouds.yaml"];
+/// Largest file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+
+/// Flat words, as `OS_*` without the prefix and keystoneauth's sections have them: `auth_url`, `username`…
+pub type Words = BTreeMap<String, String>;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Clouds {
+    clouds: BTreeMap<String, Map<String, Value>>,
+}
+
+/// The settings that the environment gives: `OS_CLOUD` of a file, else the other variables alone.
+///
+/// # Errors
+/// What is missing or not understood.
+pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, Error> {
+    let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let mut words = Words::new();
+    if let Some(cloud) = given("OS_CLOUD") {
+        let named = given("OS_CLIENT_CONFIG_FILE").map(PathBuf::from);
+        let found = named.or_else(|| PLACES.iter().map(PathBuf::from).find(|path| path.exists()));
+        let Some(path) = found else {
+            let why = format!("OS_CLOUD is {cloud:?}, but neither {} is there", PLACES.join(" nor "));
+            return Err(Error::configuration("clouds.yaml", why));
+        };
+        words = read_file(&path, &cloud)?;
+    }
+    for key in KEYS {
+        if let Some(value) = given(&format!("OS_{}", key.to_uppercase())) {
+            words.insert((*key).to_owned(), value);
+        }
+    }
+    from_words("the environment", &words)
+}
+
+/// The settings of one cloud of a file.
+///
+/// # Errors
+/// The file cannot be read, or has no such cloud.
+pub fn from_file(path: &Path, cloud: &str) -> Result<Settings, Error> {
+    from_words(&path.display().to_string(), &read_file(path, cloud)?)
+}
+
+fn read_file(path: &Path, cloud: &str) -> Result<Words, Error> {
+    let what = path.display().to_string();
+    let mut clouds = parse(path)?.clouds;
+    let Some(mut found) = clouds.remove(cloud) else {
+        let known: Vec<String> = clouds.into_keys().collect();
+        return Err(Error::configuration(
+            what,
+            format!("no cloud {cloud:?}; there are: {}", known.join(", ")),
+        ));
+    };
+    let secure = path.with_file_name("secure.yaml");
+    if secure.exists() {
+        for (key, value) in parse(&secure)?.clouds.remove(cloud).unwrap_or_default() {
+            match (found.get_mut(&key), value) {
+                (Some(Value::Object(known)), Value::Object(more)) => known.extend(more),
+                (_, value) => drop(found.insert(key, value)),
+            }
+        }
+    }
+    flatten(&what, &found)
+}
+
+fn parse(path: &Path) -> Result<Clouds, Error> {
+    let failed = |cause: String| Error::configuration(path.display().to_string(), cause);
+    let length = std::fs::metadata(path).map_err(|cause| failed(cause.to_string()))?.len();
+    if length > FILE_MAX {
+        return Err(failed(format!("larger than {FILE_MAX} bytes")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
+    // Without its quotation of the place: a secret may stand there.
+    serde_saphyr::from_str(&text)
+        .map_err(|cause| failed(format!("not a list of clouds{}", place(&cause.to_string()))))
+}
+
+/// `line 3 column 5` of a parser's message.
+fn place(message: &str) -> String {
+    let words: Vec<&str> = message.split(|letter: char| !letter.is_alphanumeric()).collect();
+    let number = words.windows(2).find(|pair| pair[0] == "line" && pair[1].parse::<u32>().is_ok());
+    number.map(|pair| format!(", line {}", pair[1])).unwrap_or_default()
+}
+
+/// One cloud's keys, those of `auth` among them.
+fn flatten(what: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
+    let mut words = Words::new();
+    let auth = cloud.get("auth").and_then(Value::as_object).into_iter().flatten();
+    let own = cloud.iter().filter(|(key, _)| *key != "auth");
+    for (key, value) in own.chain(auth) {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            Value::Bool(flag) => flag.to_string(),
+            _ => continue,
+        };
+        words.insert(key.clone(), text);
+    }
+    if words.get("verify").is_some_and(|verify| verify == "false") {
+        let why = "verify: certificates are always checked; name the authority by cacert";
+        return Err(Error::configuration(what, why));
+    }
+    Ok(words)
+}
+
+/// What is read of the environment, without `OS_` and in small letters.
+const KEYS: &[&str] = &[
+    "auth_type",
+    "auth_url",
+    "username",
+    "user_id",
+    "password",
+    "project_name",
+    "project_id",
+    "tenant_name",
+    "user_domain_name",
+    "user_domain_id",
+    "project_domain_name",
+    "project_domain_id",
+    "default_domain",
+    "application_credential_id",
+    "application_credential_name",
+    "application_credential_secret",
+    "token",
+    "region_name",
+    "interface",
+    "endpoint_type",
+    "endpoint",
+    "network_endpoint_override",
+    "cacert",
+    "api_timeout",
+];
+
+/// The settings in flat words: of a cloud, of the environment, of keystoneauth's section in an `.conf`.
+///
+/// # Errors
+/// What is missing or not understood; `what` names where the words stand.
+pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
+    let word =
+        |keys: &[&str]| keys.iter().find_map(|key| words.get(*key).filter(|text| !text.is_empty()).cloned());
+    let failed = |why: String| Error::configuration(what, why);
+    let endpoint = word(&["network_endpoint_override", "endpoint_override", "endpoint"]);
+    let auth = auth(what, &word, endpoint.is_some())?;
+    if auth == Auth::None && endpoint.is_none() {
+        return Err(failed(
+            "auth_type none: endpoint is missing: there is no catalog to find Neutron in".to_owned(),
+        ));
+    }
+    let interface =
+        word(&["interface", "endpoint_type", "valid_interfaces"]).unwrap_or_else(|| "public".to_owned());
+    let interface = interface.split(',').next().unwrap_or_default().trim().trim_end_matches("URL").to_owned();
+    if !["public", "internal", "admin"].contains(&interface.as_str()) {
+        return Err(failed(format!("interface: {interface:?} is not one of public, internal, admin")));
+    }
+    let patience = match word(&["api_timeout", "timeout"]) {
+        None => PATIENCE,
+        Some(text) => match text.parse::<u64>() {
+            Ok(seconds @ 1..=3600) => Duration::from_secs(seconds),
+            _ => return Err(failed(format!("api_timeout: {text:?} is not within 1..=3600 seconds"))),
+        },
+    };
+    Ok(Settings {
+        auth,
+        region: word(&["region_name"]),
+        interface,
+        endpoint,
+        ca_bundle: word(&["cacert", "cafile"]).map(PathBuf::from),
+        patience,
+    })
+}
+
+/// How we identify ourselves, where it is not said.
+fn seen(word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool) -> &'static str {
+    let has = |key: &str| word(&[key]).is_some();
+    match () {
+        () if has("application_credential_secret") => "v3applicationcredential",
+        () if has("password") => "password",
+        () if has("token") => "token",
+        () if has_endpoint && !has("auth_url") => "none",
+        () => "password",
+    }
+}
+
+fn auth(what: &str, word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool) -> Result<Auth, Error> {
+    let failed = |why: String| Error::configuration(what, why);
+    let needed = |key: &str| word(&[key]).ok_or_else(|| failed(format!("{key} is missing")));
+    let domain = |of: &str| {
+        word(&[&format!("{of}_domain_id")])
+            .map(Domain::Id)
+            .or_else(|| word(&[&format!("{of}_domain_name"), "default_domain"]).map(Domain::Name))
+            .unwrap_or_else(|| Domain::Id("default".to_owned()))
+    };
+    let user = || {
+        let by_id = word(&["user_id"]).map(Name::Id);
+        by_id.or_else(|| word(&["username"]).map(|name| Name::InDomain(name, domain("user"))))
+    };
+    let project = || {
+        let by_id = word(&["project_id", "tenant_id"]).map(Name::Id);
+        let by_name = || word(&["project_name", "tenant_name"]);
+        by_id.or_else(|| by_name().map(|name| Name::InDomain(name, domain("project"))))
+    };
+    let auth_url = || needed("auth_url").map(|url| url.trim_end_matches('/').to_owned());
+    let kind = word(&["auth_type"]).unwrap_or_else(|| seen(word, has_endpoint).to_owned());
+    match kind.as_str() {
+        "none" | "noauth" => Ok(Auth::None),
+        "password" | "v3password" => Ok(Auth::Password {
+            auth_url: auth_url()?,
+            user: user().ok_or_else(|| failed("username is missing".to_owned()))?,
+            password: Secret(needed("password")?),
+            project: project(),
+        }),
+        "v3applicationcredential" => {
+            let by_id = word(&["application_credential_id"]).map(Credential::Id);
+            let credential = match by_id {
+                Some(credential) => credential,
+                None => {
+                    let name = needed("application_credential_name")?;
+                    let user = user().ok_or_else(|| {
+                        failed(
+                            "application_credential_name: username is missing: it is unique for a user"
+                                .to_owned(),
+                        )
+                    })?;
+                    Credential::Named(name, user)
+                }
+            };
+            let secret = Secret(needed("application_credential_secret")?);
+            Ok(Auth::ApplicationCredential { auth_url: auth_url()?, credential, secret })
+        }
+        "token" | "v3token" => {
+            Ok(Auth::Token { auth_url: auth_url()?, token: Secret(needed("token")?), project: project() })
+        }
+        other => {
+            let known = "password, v3applicationcredential, token, none";
+            Err(failed(format!("auth_type: {other:?} is not one of {known}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

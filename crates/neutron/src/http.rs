@@ -1,0 +1,147 @@
+//! JSON over HTTP/1.1, with TLS that is verified.
+//!
+//! Rules: an answer is at most [`ANSWER_MAX`] bytes and takes at most the patience given; redirects are not followed;
+//! certificates are checked against the machine's authorities, or against those of a bundle alone.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, USER_AGENT};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::error::{Error, Why};
+
+/// Largest answer, in bytes: ten thousand ports.
+const ANSWER_MAX: usize = 32 << 20;
+/// How long a connection may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// How long an idle connection is kept.
+const IDLE_MAX: Duration = Duration::from_secs(20);
+
+/// Speaks to servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Http {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    patience: Duration,
+}
+
+/// What a server said.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Value,
+}
+
+impl Http {
+    /// A client that trusts the authorities of a bundle, or else the machine's.
+    pub(crate) fn new(bundle: Option<&Path>, patience: Duration) -> Result<Http, Error> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_connect_timeout(Some(CONNECT_MAX));
+        connector.set_nodelay(true);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls(bundle)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
+        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_MAX).build(connector);
+        Ok(Http { client, patience })
+    }
+
+    /// One request.
+    pub(crate) async fn call(
+        &self,
+        method: &Method,
+        uri: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<Answer, Error> {
+        let what = || format!("{method} {uri}");
+        let unreachable = |why: String| Error::new(what(), Why::Unreachable(why));
+        let address: Uri =
+            uri.parse().map_err(|_| Error::configuration(what(), "this is not the address of a server"))?;
+        let mut request = Request::builder().method(method).uri(address).header(ACCEPT, "application/json");
+        request = request.header(USER_AGENT, concat!("weft/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let bytes = body.map(Value::to_string).unwrap_or_default();
+        let request = request.body(Full::new(Bytes::from(bytes)));
+        let request = request.map_err(|cause| Error::configuration(what(), cause.to_string()))?;
+        let answered = async {
+            let response = self.client.request(request).await.map_err(|cause| unreachable(chain(&cause)))?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, ANSWER_MAX).collect().await;
+            let body = body.map_err(|cause| unreachable(format!("the answer breaks off: {cause}")))?;
+            Ok((head, body.to_bytes()))
+        };
+        let answered = timeout(self.patience, answered).await;
+        let (head, bytes) = answered
+            .map_err(|_| unreachable(format!("no answer within {} s", self.patience.as_secs())))??;
+        let body = match bytes.is_empty() {
+            true => Value::Null,
+            false => match serde_json::from_slice(&bytes) {
+                Ok(body) => body,
+                // What a proxy says of a server that is away is for people.
+                Err(_) if !head.status.is_success() => {
+                    Value::String(String::from_utf8_lossy(&bytes).chars().take(200).collect())
+                }
+                Err(cause) => return Err(Error::new(what(), Why::Unreadable(cause.to_string()))),
+            },
+        };
+        Ok(Answer { status: head.status, headers: head.headers, body })
+    }
+}
+
+/// An error and what is behind it: the first alone says «client error (Connect)».
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        words.push_str(": ");
+        words.push_str(&error.to_string());
+        cause = error.source();
+    }
+    words
+}
+
+fn tls(bundle: Option<&Path>) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    match bundle {
+        Some(path) => {
+            let what = || format!("CA bundle {}", path.display());
+            let failed = |cause: String| Error::configuration(what(), cause);
+            let certificates =
+                CertificateDer::pem_file_iter(path).map_err(|cause| failed(cause.to_string()))?;
+            for certificate in certificates {
+                let certificate = certificate.map_err(|cause| failed(cause.to_string()))?;
+                roots.add(certificate).map_err(|cause| failed(cause.to_string()))?;
+            }
+            if roots.is_empty() {
+                return Err(failed("it holds no certificate".to_owned()));
+            }
+        }
+        // None is no error yet: plain HTTP needs none, and TLS says so itself.
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|cause| Error::configuration("TLS", cause.to_string()))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}

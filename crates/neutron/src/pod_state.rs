@@ -1,0 +1,119 @@
+//! All VIFs of a pod, in the two forms in which Kuryr keeps them: the annotation `openstack.org/kuryr-vif`, and
+//! `status.vifs` of a KuryrPort.
+//!
+//! Rules: the annotation of Queens (one bare VIF) is read, too; a pod whose default network is somebody else's has no
+//! default VIF, and the field is left out.
+//!
+//! Source: Kuryr-Kubernetes `objects/vif.py` (train) `PodState`; `controller/handlers/kuryrport.py` (2023.1).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::primitive::{Data, object, open};
+use crate::vif::Vif;
+
+/// The name of a pod's default interface.
+pub const DEFAULT: &str = "eth0";
+
+/// All VIFs of a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodState {
+    /// Of the default network, where that is Neutron's.
+    pub default: Option<Vif>,
+    /// The others, by the name that Kuryr gives an interface: `eth1`, `eth2`…
+    pub additional: BTreeMap<String, Vif>,
+}
+
+impl PodState {
+    /// Every VIF and its name.
+    pub fn vifs(&self) -> impl Iterator<Item = (&str, &Vif)> {
+        let default = self.default.iter().map(|vif| (DEFAULT, vif));
+        default.chain(self.additional.iter().map(|(name, vif)| (name.as_str(), vif)))
+    }
+
+    /// Every VIF, to be changed.
+    pub fn vifs_mut(&mut self) -> impl Iterator<Item = &mut Vif> {
+        self.default.iter_mut().chain(self.additional.values_mut())
+    }
+
+    /// The VIF of this name.
+    pub fn vif(&self, name: &str) -> Option<&Vif> {
+        self.vifs().find(|(known, _)| *known == name).map(|(_, vif)| vif)
+    }
+
+    /// Puts one in.
+    pub fn insert(&mut self, name: &str, vif: Vif) {
+        match name {
+            DEFAULT => self.default = Some(vif),
+            _ => drop(self.additional.insert(name.to_owned(), vif)),
+        }
+    }
+
+    /// Is every one of them ACTIVE?
+    pub fn is_active(&self) -> bool {
+        self.vifs().all(|(_, vif)| vif.active)
+    }
+
+    /// As the annotation's object.
+    pub fn to_primitive(&self) -> Value {
+        let PodState { default, additional } = self;
+        let additional: Map<String, Value> =
+            additional.iter().map(|(name, vif)| (name.clone(), vif.to_primitive())).collect();
+        let mut data = Data::from_iter([("additional_vifs".to_owned(), Value::Object(additional))]);
+        if let Some(default) = default {
+            data.insert("default_vif".to_owned(), default.to_primitive());
+        }
+        object("PodState", "1.0", data)
+    }
+
+    /// As the annotation's text.
+    pub fn to_annotation(&self) -> String {
+        self.to_primitive().to_string()
+    }
+
+    /// Reads the annotation.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_annotation(text: &str) -> Result<PodState, String> {
+        let value: Value = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+        let state = open(&value).ok_or("not an object of os_vif")?;
+        if state.name != "PodState" {
+            return Ok(PodState { default: Some(Vif::from_primitive(&value)?), ..PodState::default() });
+        }
+        let default = state.data.get("default_vif").filter(|value| !value.is_null());
+        let mut read =
+            PodState { default: default.map(Vif::from_primitive).transpose()?, additional: BTreeMap::new() };
+        for (name, value) in
+            state.data.get("additional_vifs").and_then(Value::as_object).into_iter().flatten()
+        {
+            read.additional.insert(name.clone(), Vif::from_primitive(value)?);
+        }
+        Ok(read)
+    }
+
+    /// As `status.vifs` of a KuryrPort.
+    pub fn to_vifs(&self) -> Value {
+        let one = |(name, vif): (&str, &Vif)| {
+            (name.to_owned(), json!({ "default": name == DEFAULT, "vif": vif.to_primitive() }))
+        };
+        Value::Object(self.vifs().map(one).collect())
+    }
+
+    /// Reads `status.vifs` of a KuryrPort.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_vifs(vifs: &Value) -> Result<PodState, String> {
+        let mut read = PodState::default();
+        for (name, entry) in vifs.as_object().into_iter().flatten() {
+            let vif = Vif::from_primitive(entry.get("vif").unwrap_or(&Value::Null))?;
+            match entry.get("default").and_then(Value::as_bool) {
+                Some(true) => read.default = Some(vif),
+                _ => drop(read.additional.insert(name.clone(), vif)),
+            }
+        }
+        Ok(read)
+    }
+}

@@ -1,0 +1,116 @@
+//! A token and Neutron's address, from Keystone.
+//!
+//! Source: OpenStack Identity API v3, "Password", "Token" and "Application credential" authentication, "catalog".
+
+use hyper::Method;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Why};
+use crate::http::Http;
+use crate::settings::{Auth, Credential, Domain, Name, Settings};
+
+/// What a request is sent with.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    /// Nothing where nobody asks.
+    pub(crate) token: Option<String>,
+    /// Neutron's address, without `/v2.0` and without a slash at its end.
+    pub(crate) endpoint: String,
+    /// Which of our sessions it is: who finds it expired says so of this one.
+    pub(crate) number: u64,
+}
+
+impl Session {
+    /// Logs in.
+    pub(crate) async fn open(http: &Http, settings: &Settings, number: u64) -> Result<Session, Error> {
+        let fixed = settings.endpoint.as_deref().map(root);
+        let Some((auth_url, body)) = request(&settings.auth) else {
+            let missing = || Error::configuration("auth_type none", "endpoint is missing");
+            return Ok(Session { token: None, endpoint: fixed.ok_or_else(missing)?, number });
+        };
+        let base = match auth_url.ends_with("/v3") {
+            true => auth_url.to_owned(),
+            false => format!("{auth_url}/v3"),
+        };
+        let address = format!("{base}/auth/tokens");
+        let what = format!("POST {address}");
+        let answer = http.call(&Method::POST, &address, &[], Some(&body)).await?;
+        if !answer.status.is_success() {
+            return Err(crate::client::refusal(&what, &answer));
+        }
+        let token = answer.headers.get("x-subject-token").and_then(|token| token.to_str().ok());
+        let unreadable = |why: &str| Error::new(what.clone(), Why::Unreadable(why.to_owned()));
+        let token = token.ok_or_else(|| unreadable("there is no X-Subject-Token"))?.to_owned();
+        let endpoint = match fixed {
+            Some(endpoint) => endpoint,
+            None => find(&answer.body["token"]["catalog"], settings)?,
+        };
+        Ok(Session { token: Some(token), endpoint, number })
+    }
+}
+
+/// Keystone's address and what is said to it.
+fn request(auth: &Auth) -> Option<(&str, Value)> {
+    let (auth_url, identity, project) = match auth {
+        Auth::None => return None,
+        Auth::Password { auth_url, user, password, project } => {
+            let mut user = named(user);
+            user["password"] = json!(password.0);
+            (auth_url, json!({ "methods": ["password"], "password": { "user": user } }), project.as_ref())
+        }
+        Auth::ApplicationCredential { auth_url, credential, secret } => {
+            let mut own = json!({ "secret": secret.0 });
+            match credential {
+                Credential::Id(id) => own["id"] = json!(id),
+                Credential::Named(name, user) => {
+                    own["name"] = json!(name);
+                    own["user"] = named(user);
+                }
+            }
+            // It has a project of its own: a scope is refused.
+            (auth_url, json!({ "methods": ["application_credential"], "application_credential": own }), None)
+        }
+        Auth::Token { auth_url, token, project } => {
+            (auth_url, json!({ "methods": ["token"], "token": { "id": token.0 } }), project.as_ref())
+        }
+    };
+    let mut body = json!({ "auth": { "identity": identity } });
+    if let Some(project) = project {
+        body["auth"]["scope"] = json!({ "project": named(project) });
+    }
+    Some((auth_url, body))
+}
+
+fn named(name: &Name) -> Value {
+    match name {
+        Name::Id(id) => json!({ "id": id }),
+        Name::InDomain(name, Domain::Id(id)) => json!({ "name": name, "domain": { "id": id } }),
+        Name::InDomain(name, Domain::Name(domain)) => json!({ "name": name, "domain": { "name": domain } }),
+    }
+}
+
+/// Neutron's address in a catalog.
+fn find(catalog: &Value, settings: &Settings) -> Result<String, Error> {
+    let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut seen = Vec::new();
+    for service in all(catalog).iter().filter(|service| service["type"] == "network") {
+        for endpoint in all(&service["endpoints"]) {
+            let text = |key: &str| endpoint[key].as_str().unwrap_or_default();
+            let region = if text("region_id").is_empty() { text("region") } else { text("region_id") };
+            let fits = settings.region.as_deref().is_none_or(|wanted| wanted == region);
+            if fits && text("interface") == settings.interface {
+                return Ok(root(text("url")));
+            }
+            seen.push(format!("{region}/{}", text("interface")));
+        }
+    }
+    let wanted = format!("{}/{}", settings.region.as_deref().unwrap_or("any region"), settings.interface);
+    let why = format!("no network service at {wanted}; there are: {}", seen.join(", "));
+    Err(Error::configuration("catalog", why))
+}
+
+/// An address as requests go on from it.
+fn root(address: &str) -> String {
+    let address = address.trim_end_matches('/');
+    address.strip_suffix("/v2.0").unwrap_or(address).to_owned()
+}

@@ -1,0 +1,133 @@
+//! What is nested in a node's own port: VLANs of its trunk, and addresses that may come from it.
+//!
+//! Rules: a VLAN's id is chosen among those that are free, and another one when somebody was faster; a change of a
+//! port's addresses is made against the revision that was read.
+//!
+//! Source: Networking API v2.0, "Trunk networking"; Kuryr-Kubernetes `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::port::{AddressPair, Port};
+
+/// How often a race is run again.
+const TRIES: usize = 5;
+/// The VLANs there are.
+const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
+
+impl Client {
+    /// The node's own port, by its address in one of these subnets.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn node_port(&self, address: IpAddr, subnets: &[String]) -> Result<Port, Error> {
+        let query = format!("ip_address={address}");
+        let found = self.ports(&[("fixed_ips", &query)]).await?;
+        let on = |port: &Port| {
+            port.fixed_ips.iter().any(|ip| {
+                ip.ip_address == Some(address) && (subnets.is_empty() || subnets.contains(&ip.subnet_id))
+            })
+        };
+        found.into_iter().find(on).ok_or_else(|| {
+            let why = format!("no port has the node's address {address} in worker_nodes_subnets");
+            Error::configuration("nested", why)
+        })
+    }
+
+    /// Makes a port a subport of a trunk; its VLAN.
+    ///
+    /// # Errors
+    /// All VLANs are taken, or somebody was faster too often.
+    pub async fn nest(&self, trunk: &str, port: &str) -> Result<u16, Error> {
+        let mut tries = 0;
+        loop {
+            let taken = self.subports(trunk).await?;
+            if let Some(known) = taken.iter().find(|one| one["port_id"] == port)
+                && let Some(id) = known["segmentation_id"].as_u64().and_then(|id| u16::try_from(id).ok())
+            {
+                return Ok(id);
+            }
+            let taken: BTreeSet<u64> =
+                taken.iter().filter_map(|one| one["segmentation_id"].as_u64()).collect();
+            let Some(id) = free_vlan(&taken, port) else {
+                return Err(Error::configuration(format!("trunk {trunk}"), "all 4094 VLANs are taken"));
+            };
+            let subport = json!([{ "port_id": port, "segmentation_type": "vlan", "segmentation_id": id }]);
+            match self.change_trunk(trunk, "add_subports", &subport).await {
+                Ok(_) => return Ok(id),
+                Err(error) if error.status() == Some(409) && tries < TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes a subport out of its trunk; one that is in none is out already.
+    pub async fn unnest(&self, trunk: &str, port: &str) -> Result<(), Error> {
+        match self.change_trunk(trunk, "remove_subports", &json!([{ "port_id": port }])).await {
+            Err(error) if error.is_absent() => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// Lets a node's port speak for these addresses beside its own, or no longer.
+    ///
+    /// # Errors
+    /// Somebody else was changing it all the time.
+    pub async fn allow(&self, node_port: &str, pair: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
+        let mut tries = 0;
+        loop {
+            let port = self.port(node_port).await?;
+            let mut pairs = port.allowed_address_pairs.clone();
+            let is_one = |known: &AddressPair| pair.iter().any(|one| one.ip_address == known.ip_address);
+            pairs.retain(|known| !is_one(known));
+            if allowed == Allowed::Yes {
+                pairs.extend(pair.iter().cloned());
+            }
+            if pairs == port.allowed_address_pairs {
+                return Ok(());
+            }
+            let change: Value = json!({ "allowed_address_pairs": pairs });
+            match self.update_port(node_port, &change, Some(port.revision_number)).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_outdated() && tries < TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Whether a port may speak for an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// From now on.
+    Yes,
+    /// No longer.
+    No,
+}
+
+/// A VLAN nobody has: where the search begins depends on the port, so that two who search at a time rarely meet.
+fn free_vlan(taken: &BTreeSet<u64>, port: &str) -> Option<u16> {
+    let count = VLANS.end() - VLANS.start() + 1;
+    let hash = port.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    let first = u16::try_from(hash % u32::from(count)).unwrap_or_default();
+    let all = VLANS.map(|id| (id - VLANS.start() + first) % count + VLANS.start());
+    all.into_iter().find(|id| !taken.contains(&u64::from(*id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_vlan_is_given_before_there_is_none() {
+        let mut taken = BTreeSet::new();
+        while let Some(id) = free_vlan(&taken, "some-port") {
+            assert!(VLANS.contains(&id) && taken.insert(u64::from(id)), "{id}");
+        }
+        assert_eq!(taken.len(), 4094);
+    }
+}

@@ -1,0 +1,377 @@
+//! `neutron`: a port of OpenStack Networking as the container's interface.
+//!
+//! ```text
+//!   ovs      container ── veth ── tap…   ─ port of br-int (iface-id = the port)
+//!   bridge   container ── veth ── tap…   ─ qbr…   ─ qvb…   ── qvo…   ─ port of br-int
+//!   vlan     container: VLAN of the node's own interface       macvlan   container: macvlan on it
+//! ```
+//!
+//! Rules:
+//! - which port it is says `vif`, which the agent puts into the configuration once the controller has made the port: it
+//!   is in the journal, and nothing is waited for here but the switch;
+//! - a failed ADD leaves neither link nor port of the switch; the addresses come on when the port works, so that they
+//!   are announced where somebody hears it;
+//! - DEL goes by marks alone. With the switch away the links go, and the port is taken out by the next call that finds
+//!   the switch there: a port whose link is gone is nobody's;
+//! - an interface gets no default route unless `vif` says so.
+//!
+//! Source: os_vif `vif_plug_ovs`; Kuryr-Kubernetes `cni/binding/{bridge,nested}.py`.
+
+use std::time::Duration;
+
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invoke::Invoke;
+use cni::plugin::Plugin;
+use cni::result::Success;
+use cni::version::Version;
+use cni::{Context, Error};
+use linux::link::Link;
+use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer};
+use linux::{Kind, Netns, Rtnl, Undo, ethtool};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::failure::OrRefused;
+use crate::fingerprint::{ALIAS_MAX, Mark};
+use crate::interface::inspection::{compare_addressing, expect_kind, find_inside};
+use crate::interface::parent::{LinkNamespace, Parent, remove_unnamed};
+use crate::interface::single::{self, Source};
+use crate::interface::{self, expect_no_link};
+use crate::ovsdb::{Ovsdb, Plug, SOCKET};
+
+/// The plugin.
+pub struct Neutron;
+
+const NAME: &str = "neutron";
+/// Longest name of an interface that is made of a port's id, in bytes.
+const NAME_LENGTH: usize = 14;
+/// How long the switch may take, in seconds.
+const PATIENCE: u64 = 60;
+
+/// The configuration as written.
+#[derive(Debug, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Conf {
+    /// Where Open vSwitch's database is.
+    ovsdb: String,
+    /// The node's interface that nested ports are on; absent: that of the default route.
+    master: String,
+    /// `auto`, `on`, `off`.
+    tx_checksum: String,
+    /// How long the switch may take, in seconds.
+    timeout: u64,
+    vif: Option<VifConf>,
+}
+
+impl Default for Conf {
+    fn default() -> Conf {
+        let text = |text: &str| text.to_owned();
+        Conf {
+            ovsdb: text(SOCKET),
+            master: text(""),
+            tx_checksum: text("auto"),
+            timeout: PATIENCE,
+            vif: None,
+        }
+    }
+}
+
+/// The port as the agent describes it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct VifConf {
+    id: String,
+    mac: String,
+    kind: String,
+    bridge: String,
+    vlan_id: u16,
+    mtu: u32,
+    /// Addresses, routes and DNS, in the form of a result.
+    result: Value,
+}
+
+/// A network, checked.
+#[derive(Debug)]
+struct Network {
+    ovsdb: String,
+    master: Option<String>,
+    tx_checksum: Option<bool>,
+    patience: Duration,
+    vif: Option<Vif>,
+}
+
+/// A port, checked.
+#[derive(Debug)]
+struct Vif {
+    id: String,
+    mac: Vec<u8>,
+    mac_text: String,
+    how: How,
+    mtu: Option<u32>,
+    given: Success,
+}
+
+/// How it is plugged in.
+#[derive(Debug)]
+enum How {
+    Switch { bridge: String, hybrid: bool },
+    Vlan(u16),
+    Macvlan,
+}
+
+impl Network {
+    fn read(call: &Call) -> Result<Network, Error> {
+        let Conf { ovsdb, master, tx_checksum, timeout, vif } = call.config.decode()?;
+        if !master.is_empty() {
+            interface::check_name("master", &master)?;
+        }
+        let tx_checksum = match tx_checksum.as_str() {
+            "auto" => None,
+            "on" => Some(true),
+            "off" => Some(false),
+            other => return Err(Error::key("txChecksum", format!("{other:?}"), "not one of auto, on, off")),
+        };
+        if !(1..=600).contains(&timeout) {
+            return Err(Error::key("timeout", timeout, "not within 1..=600 seconds"));
+        }
+        Ok(Network {
+            ovsdb,
+            master: (!master.is_empty()).then_some(master),
+            tx_checksum,
+            patience: Duration::from_secs(timeout),
+            vif: vif.map(|vif| vif.check().context("vif")).transpose()?,
+        })
+    }
+
+    fn vif(&self) -> Result<&Vif, Error> {
+        self.vif.as_ref().ok_or_else(|| {
+            Error::config("vif: missing: it is put in by `weft agent`, once `weft controller --neutron` has made the port")
+        })
+    }
+}
+
+impl VifConf {
+    fn check(self) -> Result<Vif, Error> {
+        let VifConf { id, mac: mac_text, kind, bridge, vlan_id, mtu, result } = self;
+        let is_id = id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        if !is_id {
+            return Err(Error::key("id", format!("{id:?}"), "not the id of a port"));
+        }
+        let mac = interface::ethernet_address("mac", &mac_text)?;
+        let how = match kind.as_str() {
+            "ovs" | "bridge" => {
+                interface::check_name("bridge", &bridge)?;
+                How::Switch { bridge, hybrid: kind == "bridge" }
+            }
+            "vlan" if (1..=4094).contains(&vlan_id) => How::Vlan(vlan_id),
+            "vlan" => return Err(Error::key("vlanId", vlan_id, "not within 1..=4094")),
+            "macvlan" => How::Macvlan,
+            other => {
+                return Err(Error::key(
+                    "kind",
+                    format!("{other:?}"),
+                    "not one of ovs, bridge, vlan, macvlan",
+                ));
+            }
+        };
+        let (_, given) = Success::from_value(&result, Version::V1_0_0).context("result")?;
+        let mac = mac.ok_or_else(|| Error::config("mac: missing"))?;
+        Ok(Vif { id, mac, mac_text, how, mtu: interface::check_mtu(mtu)?, given })
+    }
+}
+
+impl Vif {
+    /// A name on the host, with as much of the port's id as there is room for.
+    fn named(&self, prefix: &str) -> String {
+        let mut name = format!("{prefix}{}", self.id);
+        name.truncate(NAME_LENGTH);
+        name
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin for Neutron {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
+        let network = Network::read(&request.call)?;
+        let vif = network.vif()?;
+        let netns = interface::open_netns(&request.netns)?;
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let name = request.who.ifname.as_str();
+        let mut undo = Undo::new();
+        let link = match &vif.how {
+            How::Switch { bridge, hybrid } => {
+                let mut switch = Ovsdb::connect(&network.ovsdb)?;
+                expect_no_link(&mut netns.rtnl().or_refused()?, name)?;
+                let text = mark.text(ALIAS_MAX);
+                let (mark, ovsdb) = (&mark, &network.ovsdb);
+                undo.push(move || drop(take_out(ovsdb, mark)));
+                let device = make_links(vif, &netns, name, &text, *hybrid)?;
+                let plug = Plug { bridge, device: &device, port: &vif.id, mac: &vif.mac_text, mark: &text };
+                let found = switch.plug(&plug)?;
+                if !network.tx_checksum.unwrap_or(!found.in_user_space) {
+                    netns.run(|| ethtool::disable_tx_checksum(name)).or_refused()?.or_refused()?;
+                }
+                switch.wait(&device, found, network.patience)?;
+                netns.rtnl().or_refused()?.link(name).or_refused()?
+            }
+            nested => {
+                let inside = &netns;
+                let link = nest(&network, vif, nested, &netns, &mark, name)?;
+                undo.push(move || interface::remove_inside(inside, name));
+                link
+            }
+        };
+        single::equip(request, Source::Given(vif.given.clone()), &netns, &link, undo)
+    }
+
+    fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
+        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        let ovsdb = Network::read(&request.call).map_or_else(|_| SOCKET.to_owned(), |network| network.ovsdb);
+        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        interface::detach(&mark, request, delegates, || {
+            interface::collected(
+                [take_out(&ovsdb, &mark), remove_unnamed(request.netns.as_deref(), &mark)]
+                    .into_iter()
+                    .filter_map(Result::err)
+                    .collect(),
+            )
+        })
+    }
+
+    fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        let result = request.call.config.require_prev_result()?;
+        let netns = interface::open_netns(&request.netns)?;
+        let mut inside = find_inside(request, &result, &netns)?;
+        let kind = match network.vif()?.how {
+            How::Switch { .. } => "veth",
+            How::Vlan(_) => "vlan",
+            How::Macvlan => "macvlan",
+        };
+        expect_kind(&inside.link, kind)?;
+        compare_addressing(&mut inside, &result)?;
+        if kind != "veth" {
+            return Ok(());
+        }
+        let mark = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
+        let own = Ovsdb::connect(&network.ovsdb)?.own()?;
+        match own.iter().find(|found| found.mark == mark) {
+            Some(found) if found.error.is_empty() => Ok(()),
+            Some(found) => Err(Error::internal(format!("Open vSwitch: {}: {}", found.device, found.error))),
+            None => Err(Error::internal(format!(
+                "interface {}: its port is not in Open vSwitch",
+                inside.link.name
+            ))),
+        }
+    }
+
+    fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        interface::sweep(NAME, request)?;
+        let Some(valid) = request.valid()? else { return Ok(()) };
+        let name = request.call.config.name.as_str();
+        let keep: Vec<String> =
+            valid.iter().map(|one| Mark::of_valid(NAME, name, one).text(ALIAS_MAX)).collect();
+        let links = Rtnl::open().or_refused()?.links().or_refused()?;
+        unplug(&network.ovsdb, &links, |text| {
+            let of_network = |mark: Mark| mark.is_of(NAME, name, text.len(), ALIAS_MAX);
+            !keep.iter().any(|kept| kept == text) && Mark::read(text).is_some_and(of_network)
+        })
+    }
+
+    fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
+        let network = Network::read(&request.call)?;
+        // A node whose ports are nested has no switch.
+        match network.master {
+            Some(_) => Ok(()),
+            None => Ovsdb::connect(&network.ovsdb).map(drop),
+        }
+    }
+}
+
+/// Makes the links of a port of the switch, and says which of them is to be put in.
+///
+/// Whatever has their names is of an earlier attachment of the same port: it goes.
+fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -> Result<String, Error> {
+    let mut host = Rtnl::open().or_refused()?;
+    let device = vif.named("tap");
+    let mut make = |name: &str, kind: NewKind<'_>, master: Option<u32>| {
+        let link = NewLink {
+            mtu: vif.mtu,
+            master,
+            up: true,
+            alias: Some(alias),
+            no_link_local: true,
+            ..NewLink::new(name, kind)
+        };
+        let mut made = host.add_link(&link);
+        if made.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
+            && let Some(leftover) = host.find_link(name).or_refused()?
+        {
+            linux::error::absent_is_fine(host.delete_link(leftover.index, name)).or_refused()?;
+            made = host.add_link(&link);
+        }
+        made.or_refused()?;
+        host.link(name).or_refused()
+    };
+    let inside = Peer { name, mtu: vif.mtu, mac: Some(&vif.mac), netns: Some(netns) };
+    if !hybrid {
+        make(&device, NewKind::Veth(inside), None)?;
+        return Ok(device);
+    }
+    let bridge = make(&vif.named("qbr"), NewKind::Bridge { vlan_filtering: false }, None)?.index;
+    make(&device, NewKind::Veth(inside), Some(bridge))?;
+    let (outer, inner) = (vif.named("qvo"), vif.named("qvb"));
+    let peer = Peer { name: &outer, mtu: vif.mtu, mac: None, netns: None };
+    make(&inner, NewKind::Veth(peer), Some(bridge))?;
+    let outer_link = host.link(&outer).or_refused()?;
+    host.set_up(outer_link.index, &outer).or_refused()?;
+    Ok(outer)
+}
+
+/// Makes the interface of a nested port.
+fn nest(
+    network: &Network,
+    vif: &Vif,
+    how: &How,
+    netns: &Netns,
+    mark: &Mark,
+    name: &str,
+) -> Result<Link, Error> {
+    let mut parent = Parent::find(network.master.as_deref(), LinkNamespace::Host, netns)?;
+    let index = parent.link.index;
+    let kind = match how {
+        How::Vlan(id) => NewKind::Vlan { parent: index, id: *id },
+        _ => NewKind::Macvlan { parent: index, mode: MacvlanMode::Bridge, broadcast_queue_length: None },
+    };
+    let mtu = parent.check_mtu(vif.mtu)?;
+    let link = NewLink { mtu, mac: Some(&vif.mac), ..NewLink::new(name, kind) };
+    parent.create_child(&link, netns, mark)
+}
+
+/// Takes the attachment's port out of the switch, and removes its links on the host.
+fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
+    let text = mark.text(ALIAS_MAX);
+    let mut host = Rtnl::open().or_refused()?;
+    let links = host.links().or_refused()?;
+    let mut errors: Vec<Error> = unplug(ovsdb, &links, |mark| mark == text).err().into_iter().collect();
+    for link in links.iter().filter(|link| link.alias == text) {
+        let gone = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
+        errors.extend(gone.or_refused().err());
+    }
+    interface::collected(errors)
+}
+
+/// Takes those of our ports out of the switch that are meant by their mark, and those whose link is gone: a port is
+/// put in after its link was made. With the switch away the next call does it.
+fn unplug(ovsdb: &str, links: &[Link], is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let Ok(mut switch) = Ovsdb::connect(ovsdb) else { return Ok(()) };
+    let mut own = switch.own()?;
+    own.retain(|found| is_meant(&found.mark) || !links.iter().any(|link| link.name == found.device));
+    switch.unplug(&own.into_iter().map(|found| found.device).collect::<Vec<_>>())
+}

@@ -1,0 +1,226 @@
+//! A real Neutron on a machine of the test's own, with OVN and Open vSwitch in user space; see `lanes/neutron/prepare`.
+//!
+//! ```text
+//!   machine (chassis node-1) ── underlay ── node-2      Neutron :9696, Keystone :5000, on the machine's loopback
+//! ```
+//!
+//! The first chassis is the machine itself, another one a network namespace of its name. The oracle is `curl`, and
+//! `ovs-vsctl` of the chassis.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::workspace;
+
+use crate::machine::Machine;
+use crate::parts::{parts, text};
+
+/// Where it answers.
+pub const NEUTRON: &str = "http://127.0.0.1:9696";
+/// Where Keystone does.
+pub const KEYSTONE: &str = "http://127.0.0.1:5000";
+/// Everything of it.
+const DIRECTORY: &str = "/run/neutron";
+
+/// What of it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Neutron with OVN; nobody asks who one is.
+    Open,
+    /// The same, and Keystone asks.
+    Keystone,
+    /// Neutron with its own mechanism drivers for tests, without any switch.
+    Api,
+}
+
+/// A Neutron.
+#[derive(Debug)]
+pub struct Neutron {
+    machine: Arc<Machine>,
+    mode: Mode,
+}
+
+/// A network with one subnet.
+#[derive(Clone, Debug)]
+pub struct Subnet {
+    /// The network's id.
+    pub network: String,
+    /// The subnet's id.
+    pub id: String,
+}
+
+// === impl Neutron ===
+
+impl Neutron {
+    /// Starts one; nothing, and the test is skipped, if the lane was not made ready.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: impl Into<Arc<Machine>>, mode: Mode, chassis: &[&str]) -> Option<Neutron> {
+        Neutron::with_tokens_of(machine, mode, chassis, 3600)
+    }
+
+    /// The same, where a token is good for so many seconds.
+    #[must_use]
+    #[track_caller]
+    pub fn with_tokens_of(
+        machine: impl Into<Arc<Machine>>,
+        mode: Mode,
+        chassis: &[&str],
+        seconds: u32,
+    ) -> Option<Neutron> {
+        let parts: PathBuf = parts("neutron")?;
+        let machine = machine.into();
+        let word = match mode {
+            Mode::Open => "noauth",
+            Mode::Keystone => "keystone",
+            Mode::Api => "test",
+        };
+        let stack = workspace().join("lanes/neutron/stack");
+        let template = parts.join("template");
+        machine.run(["mkdir", "-p", DIRECTORY]);
+        // Its processes stay, and would hold our pipe.
+        let script = "\"$0\" start \"$1\" \"$2\" >/run/neutron.log 2>&1 </dev/null || { cat /run/neutron.log; exit 1; }";
+        let stack = machine
+            .command("sh")
+            .args(["-c", script, text(&stack), DIRECTORY, text(&template)])
+            .env("AUTH", word)
+            .env("CHASSIS", chassis.join(" "))
+            .env("TOKEN_TTL", seconds.to_string())
+            .deadline(crate::machine::PATIENCE * 3);
+        stack.finish().success();
+        Some(Neutron { machine, mode })
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    /// The file of clouds of a Keystone.
+    #[must_use]
+    pub fn clouds(&self) -> String {
+        format!("{DIRECTORY}/clouds.yaml")
+    }
+
+    /// The socket of a chassis's Open vSwitch.
+    #[must_use]
+    pub fn ovsdb(&self, chassis: &str) -> String {
+        format!("{DIRECTORY}/ovn/{chassis}/db.sock")
+    }
+
+    /// What `ovs-vsctl` says of a chassis.
+    #[track_caller]
+    pub fn ovs(&self, chassis: &str, words: &[&str]) -> String {
+        let database = format!("--db=unix:{}", self.ovsdb(chassis));
+        let mut line = vec!["ovs-vsctl", "--timeout=10", &database];
+        line.extend(words);
+        self.machine.run(line)
+    }
+
+    /// The ports of a chassis's `br-int` that are links of pods.
+    #[must_use]
+    #[track_caller]
+    pub fn plugged(&self, chassis: &str) -> Vec<String> {
+        let all = self.ovs(chassis, &["list-ports", "br-int"]);
+        let of_pods = |name: &&str| ["tap", "qvo"].iter().any(|start| name.starts_with(start));
+        all.lines().filter(of_pods).map(str::to_owned).collect()
+    }
+
+    /// One request to Neutron, as its administrator; status and answer.
+    #[must_use]
+    #[track_caller]
+    pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let address = format!("{NEUTRON}/v2.0/{path}");
+        let mut words = vec!["-s", "-X", method, "-w", "\n%{http_code}", &address];
+        let (header, content);
+        if self.mode == Mode::Keystone {
+            header = format!("X-Auth-Token: {}", self.token());
+            words.extend(["-H", &header]);
+        }
+        if let Some(body) = body {
+            content = body.to_string();
+            words.extend(["-H", "Content-Type: application/json", "-d", &content]);
+        }
+        let answer = self.machine.run(["curl"].into_iter().chain(words));
+        let (body, status) = answer.rsplit_once('\n').expect("a status");
+        (status.parse().expect("a status"), serde_json::from_str(body).unwrap_or(Value::Null))
+    }
+
+    /// The same, which must succeed.
+    #[must_use]
+    #[track_caller]
+    pub fn api(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let (status, answer) = self.ask(method, path, body);
+        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
+        answer
+    }
+
+    /// A token of the administrator.
+    #[track_caller]
+    fn token(&self) -> String {
+        let domain = json!({ "id": "default" });
+        let body = json!({ "auth": {
+            "identity": { "methods": ["password"],
+                "password": { "user": { "name": "admin", "domain": domain, "password": "secret" } } },
+            "scope": { "project": { "name": "admin", "domain": domain } } } });
+        let address = format!("{KEYSTONE}/v3/auth/tokens");
+        let words = ["curl", "-s", "-i", "-H", "Content-Type: application/json", "-d"];
+        let answer = self.machine.run(words.into_iter().chain([body.to_string().as_str(), &address]));
+        let token = answer.lines().find_map(|line| line.strip_prefix("X-Subject-Token: "));
+        token.unwrap_or_else(|| panic!("no token: {answer}")).trim().to_owned()
+    }
+
+    /// Makes a network with a subnet of these words beside its prefix.
+    #[must_use]
+    #[track_caller]
+    pub fn subnet(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
+        let network = json!({ "network": { "name": name } });
+        let network = self.api("POST", "networks", Some(&network))["network"]["id"].clone();
+        let mut subnet = crate::with(&json!({ "cidr": cidr, "ip_version": 4 }), words);
+        subnet["network_id"] = network.clone();
+        let subnet = self.api("POST", "subnets", Some(&json!({ "subnet": subnet })));
+        let text = |value: &Value| value.as_str().expect("an id").to_owned();
+        Subnet { network: text(&network), id: text(&subnet["subnet"]["id"]) }
+    }
+
+    /// The ports that a query selects.
+    #[must_use]
+    #[track_caller]
+    pub fn ports(&self, query: &str) -> Vec<Value> {
+        let answer = self.api("GET", &format!("ports?{query}"), None);
+        answer["ports"].as_array().expect("a list").clone()
+    }
+
+    /// The ports that were made for pods.
+    #[must_use]
+    #[track_caller]
+    pub fn pod_ports(&self) -> Vec<Value> {
+        self.ports("device_owner=compute:kuryr")
+    }
+
+    /// A port.
+    #[must_use]
+    #[track_caller]
+    pub fn port(&self, id: &str) -> Value {
+        self.api("GET", &format!("ports/{id}"), None)["port"].clone()
+    }
+
+    /// What its server logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.machine.read(format!("{DIRECTORY}/neutron/server.log")).unwrap_or_default()
+    }
+
+    /// Sends its server a signal: `STOP`, `CONT`, `KILL`.
+    #[track_caller]
+    pub fn signal(&self, signal: &str) {
+        let id = self.machine.read(format!("{DIRECTORY}/neutron/pid")).expect("it was started");
+        let script = "for one in $1 $(pgrep -P \"$1\"); do kill -s \"$0\" \"$one\"; done";
+        self.machine.run(["sh", "-c", script, signal, id.trim()]);
+    }
+}

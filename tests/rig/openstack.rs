@@ -1,0 +1,303 @@
+//! A cluster on OpenStack: a real API server, a real Neutron, controllers with the rights that are shipped, and an agent
+//! for each node.
+//!
+//! ```text
+//!   kube-apiserver ◄── weft controller --neutron ──► Neutron ──► OVN ──► node-1 (the machine), node-2
+//!         ▲
+//!         └── weft agent of each node ◄── weft-cni, called as a runtime does
+//! ```
+//!
+//! A node is a chassis of OVN: its name is that of a network namespace, and `/run/openvswitch` is its switch's.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::{Attachment, Host, Pod, workspace};
+
+use crate::kube::{Accounts, Kube};
+use crate::machine::{CONFIGURATIONS, Machine, until};
+use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
+use crate::parts::text;
+
+/// The namespace of the pods.
+pub const NAMESPACE: &str = "blue";
+/// The annotation that selects networks.
+pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// The annotation of a definition that makes it Neutron's.
+pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
+/// The annotation in which the controller writes.
+pub const VIF: &str = "openstack.org/kuryr-vif";
+/// The first node: the machine itself.
+pub const FIRST: &str = "node-1";
+
+/// A cluster on OpenStack.
+#[derive(Debug)]
+pub struct OpenStack {
+    /// The machine all of it is on.
+    pub machine: Arc<Machine>,
+    /// The cluster.
+    pub kube: Kube,
+    /// The cloud.
+    pub neutron: Neutron,
+    rights: String,
+}
+
+// === impl OpenStack ===
+
+impl OpenStack {
+    /// Starts one whose nodes are these; nothing, and the test is skipped, if the lane was not made ready.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
+        let machine = Arc::new(Machine::new(host, "node"));
+        let name = std::thread::current().name().unwrap_or("test").to_owned();
+        let (cloud, cluster) = std::thread::scope(|scope| {
+            let cloud = std::thread::Builder::new().name(name);
+            let cloud = cloud.spawn_scoped(scope, || Neutron::new(Arc::clone(&machine), mode, nodes));
+            let cluster = Kube::new(Arc::clone(&machine), Accounts::Absent);
+            (cloud.expect("a thread").join().expect("a cloud"), cluster)
+        });
+        let (kube, neutron) = (cluster?, cloud?);
+        let file =
+            |path: &str| std::fs::read_to_string(workspace().join(path)).expect("a file of the project");
+        kube.apply(&file("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"));
+        kube.apply(&file("deploy/crds/kuryrports.openstack.org.yaml"));
+        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        kube.apply(&file("deploy/base/rbac.yaml"));
+        kube.apply(&file("deploy/neutron/rbac.yaml"));
+        kube.kubectl(["create", "namespace", NAMESPACE]);
+        kube.kubectl(["create", "namespace", "red"]);
+        crate::install(&machine);
+        machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
+        machine.run(["ln", "-s", "/run/neutron/ovn/node-1", "/run/openvswitch"]);
+        let rights = kube.service_account("kube-system", "weft-neutron");
+        Some(OpenStack { machine, kube, neutron, rights })
+    }
+
+    /// Starts a controller of this name; `rules` are what its file says of ports, beside which cloud.
+    #[track_caller]
+    pub fn start_controller(&self, name: &str, rules: &Value, words: &[&str]) {
+        let path = format!("{CONFIGURATIONS}/{name}.yaml");
+        self.machine.write(&path, json!({ "neutron": rules }).to_string());
+        let endpoint = format!("OS_ENDPOINT={NEUTRON}");
+        self.start_controller_as(
+            name,
+            &["OS_AUTH_TYPE=none", &endpoint],
+            &[&["--config", path.as_str()], words].concat(),
+        );
+    }
+
+    /// The same with this environment and these words alone.
+    #[track_caller]
+    pub fn start_controller_as(&self, name: &str, environment: &[&str], words: &[&str]) {
+        let weft = testkit::binary("weft");
+        let port = format!("127.0.0.1:{}", page_of(name));
+        let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"];
+        let fixed = [
+            text(&weft),
+            "controller",
+            "--neutron",
+            "--kubeconfig",
+            &self.rights,
+            "--identity",
+            name,
+            "--listen",
+            &port,
+            "--log",
+            "debug,hyper=info,hyper_util=info,kube=info,tower=info",
+        ];
+        let line = bare.iter().chain(environment).chain(&fixed).chain(words).copied();
+        self.machine.start(name, line);
+    }
+
+    /// A figure of a controller, by its whole line up to the value.
+    #[must_use]
+    pub fn figure(&self, name: &str, line: &str) -> Option<u64> {
+        let address = format!("http://127.0.0.1:{}/metrics", page_of(name));
+        let page = self.machine.attempt(["curl", "-s", &address]).stdout;
+        page.lines().find_map(|found| found.strip_prefix(line))?.trim().parse().ok()
+    }
+
+    /// Waits until a controller leads and has seen all there is.
+    #[track_caller]
+    pub fn wait_until_leading(&self, name: &str) {
+        self.machine
+            .wait(name, "leads", || (self.figure(name, "weft_neutron_leads ") == Some(1)).then_some(()));
+    }
+
+    /// Starts the agent of a node.
+    #[track_caller]
+    pub fn start_agent(&self, node: &str, words: &[&str]) {
+        let weft = testkit::binary("weft");
+        let rights = self.kube.service_account("kube-system", "weft-agent");
+        let (socket, port) = (socket_of(node), format!("127.0.0.1:{}", page_of(node)));
+        let fixed = [
+            text(&weft),
+            "agent",
+            "--node-name",
+            node,
+            "--kubeconfig",
+            &rights,
+            "--socket",
+            &socket,
+            "--listen",
+            &port,
+            "--log",
+            "debug,hyper=info,hyper_util=info,kube=info,tower=info",
+        ];
+        let service = format!("agent-{node}");
+        self.machine.start(&service, fixed.iter().chain(words).copied());
+        let address = format!("http://{port}/readyz");
+        self.machine.wait(&service, "is ready", || {
+            (self.machine.attempt(["curl", "-s", &address]).stdout == "ok\n").then_some(())
+        });
+    }
+
+    /// A definition as Kuryr's users have them: without any configuration.
+    #[track_caller]
+    pub fn definition(&self, name: &str, kuryr_config: &Value) {
+        self.definition_in(NAMESPACE, name, &json!({ KURYR_CONFIG: kuryr_config.to_string() }));
+    }
+
+    /// The same with any annotations, in any namespace.
+    #[track_caller]
+    pub fn definition_in(&self, namespace: &str, name: &str, annotations: &Value) {
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": namespace, "annotations": annotations },
+        });
+        self.kube.apply(&definition.to_string());
+    }
+
+    /// A subnet, and a definition of the same name for it.
+    #[must_use]
+    #[track_caller]
+    pub fn network(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
+        let subnet = self.neutron.subnet(name, cidr, words);
+        self.definition(name, &json!({ "subnetId": subnet.id }));
+        subnet
+    }
+
+    /// A pod of a node that selects these networks; its uid.
+    #[track_caller]
+    pub fn pod(&self, node: &str, name: &str, networks: &str) -> String {
+        self.kube.attempt(["create", "-f", "-"], &manifest(node, name, networks).to_string()).success();
+        self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
+    }
+
+    /// Many pods of a node.
+    #[track_caller]
+    pub fn pods(&self, node: &str, names: &[String], networks: &str) {
+        let items: Vec<Value> = names.iter().map(|name| manifest(node, name, networks)).collect();
+        self.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string());
+    }
+
+    /// Removes a pod at once, as if its kubelet had ended it.
+    #[track_caller]
+    pub fn delete_pod(&self, name: &str) {
+        self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
+    }
+
+    /// An annotation of a pod.
+    #[must_use]
+    #[track_caller]
+    pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
+        let pod = self.kube.json(["pod", "-n", NAMESPACE, name]);
+        pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
+    }
+
+    /// What the real os_vif reads of a pod's annotation: a VIF each, by name.
+    #[must_use]
+    #[track_caller]
+    pub fn vifs(&self, name: &str) -> Option<Vec<Value>> {
+        self.annotation(name, VIF).map(|text| self.read_by_os_vif(&text))
+    }
+
+    /// What the real os_vif reads.
+    #[must_use]
+    #[track_caller]
+    pub fn read_by_os_vif(&self, document: &str) -> Vec<Value> {
+        let reader = workspace().join("lanes/neutron/check-annotation");
+        let read = self.machine.command(text(&reader)).stdin(document).finish().success().stdout;
+        read.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// Waits for a pod's VIFs.
+    #[must_use]
+    #[track_caller]
+    pub fn wait_for_vifs(&self, name: &str) -> Vec<Value> {
+        let text = until(&format!("ports of {name}"), || self.annotation(name, VIF));
+        self.read_by_os_vif(&text)
+    }
+
+    /// The Events of a pod, as `REASON note`.
+    #[must_use]
+    #[track_caller]
+    pub fn events(&self, name: &str) -> Vec<String> {
+        let events = self.kube.json(["events.events.k8s.io", "-n", NAMESPACE]);
+        let of_pod = events["items"].as_array().expect("a list").iter();
+        let of_pod = of_pod.filter(|event| event["regarding"]["name"] == name);
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        of_pod.map(|event| format!("{} {}", word(&event["reason"]), word(&event["note"]))).collect()
+    }
+
+    /// Waits for an Event of a pod that has all these words.
+    #[track_caller]
+    pub fn wait_for_event(&self, name: &str, words: &[&str]) -> String {
+        until(&format!("an Event of {name} with {words:?}"), || {
+            self.events(name).into_iter().find(|event| words.iter().all(|word| event.contains(word)))
+        })
+    }
+
+    /// What a kubelet's runtime on `node` says about the sandbox `pod` of the pod `name` with this uid.
+    #[must_use]
+    pub fn attachment(&self, node: &str, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
+        let mut attachment = self.machine.attachment("weft", pod, "eth0");
+        let id = pod.container_id();
+        attachment.args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={id};K8S_POD_UID={uid}"
+        );
+        if node != FIRST {
+            let script = format!("mount --bind /run/neutron/ovn/{node} /run/openvswitch && exec \"$@\"");
+            let words = [
+                "nsenter",
+                &format!("--net=/run/netns/{node}"),
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                &script,
+                "sh",
+            ];
+            attachment.through = words.iter().map(|word| (*word).to_owned()).collect();
+        }
+        attachment
+    }
+}
+
+/// The meta-plugin's configuration on a node.
+#[must_use]
+pub fn configuration(node: &str, default: &Value) -> Value {
+    json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default], "agentSocket": socket_of(node) })
+}
+
+fn socket_of(node: &str) -> String {
+    format!("/run/weft/{node}.sock")
+}
+
+/// Where somebody's pages are: a port of its own.
+fn page_of(name: &str) -> u16 {
+    10_000 + name.bytes().fold(0, |sum: u16, byte| (sum * 7 + u16::from(byte)) % 5000)
+}
+
+fn manifest(node: &str, name: &str, networks: &str) -> Value {
+    let annotations = if networks.is_empty() { json!({}) } else { json!({ NETWORKS: networks }) };
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations },
+        "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
+    })
+}
