@@ -54,6 +54,7 @@ neutron: ## a real Neutron with ML2/OVN
 
 bench: build ## side by side with the peers in PEERS=DIR, by ratio
 	@benches/run $(PEERS)
+	@benches/cri-proxy
 
 clean: ## remove what was built
 	cargo clean

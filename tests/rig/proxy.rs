@@ -48,6 +48,24 @@ impl Proxy {
         Some(Proxy::with_networks_on(node))
     }
 
+    /// The same, which logs as in production: for benches.
+    #[must_use]
+    #[track_caller]
+    pub fn quiet(host: Host) -> Option<Proxy> {
+        let mut proxy = Proxy::with_networks(host)?;
+        proxy.relaunch(&["--log", "info"]);
+        Some(proxy)
+    }
+
+    /// The memory that it has, in kilobytes.
+    #[must_use]
+    #[track_caller]
+    pub fn resident(&self) -> u64 {
+        let script = format!("grep VmRSS /proc/$(cat /run/services/{SERVICE}.pid)/status");
+        let line = self.node.run(["sh", "-c", &script]);
+        line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
+    }
+
     /// The same on a runtime that reads [`RUNTIME_NETWORKS`] and has its plugins.
     #[must_use]
     #[track_caller]
@@ -187,8 +205,9 @@ impl Proxy {
     #[track_caller]
     pub fn launch_under(&self, program: &[&str]) {
         let weft = testkit::binary("weft");
-        let words = [text(&weft), "cri-proxy", "--runtime", containerd::SOCKET, "--log", "debug,h2=info"];
-        let words = words.into_iter().chain(self.words.iter().copied());
+        let words = [text(&weft), "cri-proxy", "--runtime", containerd::SOCKET];
+        let log: &[&str] = if self.words.contains(&"--log") { &[] } else { &["--log", "debug,h2=info"] };
+        let words = words.into_iter().chain(log.iter().copied()).chain(self.words.iter().copied());
         self.node.start(SERVICE, program.iter().copied().chain(words));
     }
 

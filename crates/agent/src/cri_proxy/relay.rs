@@ -44,15 +44,20 @@ impl HttpBody for Relayed {
         if self.ended {
             return Poll::Ready(None);
         }
-        Pin::new(&mut self.inner).poll_frame(context).map(|polled| match polled {
-            Some(Err(cause)) => {
-                self.ended = true;
-                let status = Status::unavailable(format!("the runtime went away: {}", with_sources(&cause)));
-                Some(Ok(Frame::trailers(trailers(&status))))
-            }
-            Some(Ok(frame)) => Some(Ok(frame)),
-            None => None,
-        })
+        loop {
+            let polled = std::task::ready!(Pin::new(&mut self.inner).poll_frame(context));
+            return Poll::Ready(match polled {
+                // They say nothing, and HTTP/2 takes only so many of them on a connection.
+                Some(Ok(frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
+                Some(Ok(frame)) => Some(Ok(frame)),
+                Some(Err(cause)) => {
+                    self.ended = true;
+                    let why = format!("the runtime went away: {}", with_sources(&cause));
+                    Some(Ok(Frame::trailers(trailers(&Status::unavailable(why)))))
+                }
+                None => None,
+            });
+        }
     }
 
     fn is_end_stream(&self) -> bool {

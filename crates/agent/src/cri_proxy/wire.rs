@@ -150,7 +150,69 @@ fn is_entry(content: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// A message: fields with random content, messages in messages, and here and there the entry that is to go.
+    #[derive(Clone, Debug)]
+    enum Part {
+        Other(u32, Vec<u8>),
+        Number(u32, u64),
+        Inner(u32, Vec<Part>),
+        Ours(u32),
+    }
+
+    const KEY: &str = "weft.dev/attachments";
+
+    fn part() -> impl Strategy<Value = Part> {
+        let number = 1u32..1_000_000;
+        let leaf = prop_oneof![
+            (number.clone(), prop::collection::vec(any::<u8>(), 0..40))
+                .prop_map(|(n, bytes)| Part::Other(n, bytes)),
+            (number.clone(), any::<u64>()).prop_map(|(n, value)| Part::Number(n, value)),
+            number.prop_map(Part::Ours),
+        ];
+        leaf.prop_recursive(4, 40, 6, move |inner| {
+            (1u32..1_000_000, prop::collection::vec(inner, 0..6)).prop_map(|(n, parts)| Part::Inner(n, parts))
+        })
+    }
+
+    /// The bytes; without ours if `keep` says so.
+    fn bytes(parts: &[Part], keep: &dyn Fn(&Part) -> bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        for part in parts.iter().filter(|part| keep(part)) {
+            match part {
+                Part::Other(number, content) => push(&mut out, *number, content),
+                Part::Number(number, value) => {
+                    push_varint(&mut out, u64::from(*number) << 3);
+                    push_varint(&mut out, *value);
+                }
+                Part::Inner(number, parts) => push(&mut out, *number, &bytes(parts, keep)),
+                Part::Ours(number) => push(&mut out, *number, &entry(KEY, "[{}]")),
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn our_entry_goes_from_any_message_and_every_other_byte_stays(parts in prop::collection::vec(part(), 0..8)) {
+            let (with, without) = (bytes(&parts, &|_| true), bytes(&parts, &|part| !matches!(part, Part::Ours(_))));
+            let stripped = without_entry(&with, KEY).unwrap_or_else(|| with.clone());
+            prop_assert_eq!(stripped, without);
+        }
+
+        #[test]
+        fn random_bytes_are_survived(message in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = without_entry(&message, KEY);
+            prop_assert_eq!(edit(&message, |_| None), None);
+            if let Some(records) = records(&message) {
+                let again: Vec<u8> = records.iter().flat_map(|record| record.whole.to_vec()).collect();
+                prop_assert_eq!(again, message);
+            }
+        }
+    }
 
     fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();

@@ -1,0 +1,202 @@
+//! `weft cri-proxy` beside the runtime alone: the same calls to both, by turns, in one run.
+//!
+//! ```text
+//!   client ── weft cri-proxy ── containerd        client ── containerd
+//! ```
+//!
+//! Usage: `benches/cri-proxy`, which builds the programs it times; figures are medians unless they say otherwise.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a bench prints its figures, and fails by panicking"
+)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use rig::Proxy;
+use rig::proxy::{SOCKET, bridge};
+use testkit::{Feature, host};
+use tokio::net::UnixStream;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
+
+const VERSION: &str = "/runtime.v1.RuntimeService/Version";
+const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
+const CALLS: usize = 3000;
+const CLIENTS: usize = 32;
+const PODS: usize = 20;
+const NETWORKS: usize = 1000;
+
+/// Whatever comes back, its size.
+#[derive(Clone, PartialEq, Message)]
+struct Nothing {}
+
+#[derive(Clone, PartialEq, Message)]
+struct Listed {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    networks: Vec<Vec<u8>>,
+}
+
+fn main() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(proxy) = Proxy::quiet(host) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (through, alone) = (proxy.reach(SOCKET), proxy.reach(rig::containerd::SOCKET));
+    println!("| what | through the proxy | runtime alone | difference | goal |\n|---|---|---|---|---|");
+    runtime.block_on(forwarded(&through, &alone));
+    runtime.block_on(parallel(&through, &alone));
+    println!("| memory of the proxy after that | {} MB | | | ≤ 15 MB |", proxy.resident() / 1000);
+    sandboxes(&proxy);
+    listed(&proxy, &runtime);
+    println!("| memory of the proxy at the end | {} MB | | | |", proxy.resident() / 1000);
+}
+
+async fn connect(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket: PathBuf = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.expect("a connection")
+}
+
+async fn call<A: Message + Default + 'static>(channel: &Channel, path: &'static str) -> A {
+    let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(64 << 20);
+    client.ready().await.expect("a connection");
+    let codec: ProstCodec<Nothing, A> = ProstCodec::default();
+    let path = PathAndQuery::from_static(path);
+    client.unary(tonic::Request::new(Nothing {}), path, codec).await.expect("an answer").into_inner()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+async fn forwarded(through: &Path, alone: &Path) {
+    let channels = [connect(through).await, connect(alone).await];
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..CALLS {
+        for (channel, times) in channels.iter().zip(&mut times) {
+            let started = Instant::now();
+            call::<Nothing>(channel, VERSION).await;
+            times.push(started.elapsed());
+        }
+    }
+    let [ours, theirs] = times.map(median).map(milliseconds);
+    println!(
+        "| Version, one after the other | {ours:.3} ms | {theirs:.3} ms | {:.3} ms | ≤ 0.2 ms |",
+        ours - theirs
+    );
+}
+
+/// Calls a second of many clients, each with a connection of its own.
+async fn throughput(socket: &Path) -> f64 {
+    let count = Arc::new(AtomicUsize::new(0));
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(connect(socket).await);
+    }
+    let started = Instant::now();
+    let tasks = clients.into_iter().map(|channel| {
+        let count = Arc::clone(&count);
+        async move {
+            while started.elapsed() < Duration::from_secs(2) {
+                call::<Nothing>(&channel, VERSION).await;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    let tasks: Vec<_> =
+        tasks.map(|task| Box::pin(task) as std::pin::Pin<Box<dyn Future<Output = ()>>>).collect();
+    join(tasks).await;
+    count.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64()
+}
+
+async fn join(tasks: Vec<std::pin::Pin<Box<dyn Future<Output = ()>>>>) {
+    let set = tokio::task::LocalSet::new();
+    for task in tasks {
+        set.spawn_local(task);
+    }
+    set.await;
+}
+
+async fn parallel(through: &Path, alone: &Path) {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        ours.push(throughput(through).await);
+        theirs.push(throughput(alone).await);
+    }
+    let best = |rates: &[f64]| rates.iter().copied().fold(0.0, f64::max);
+    let (ours, theirs) = (best(&ours), best(&theirs));
+    let lost = (1.0 - ours / theirs) * 100.0;
+    println!(
+        "| Version, {CLIENTS} clients, best of 3 | {ours:.0}/s | {theirs:.0}/s | {lost:.0} % lost | ≤ 5 % |"
+    );
+}
+
+/// What making a sandbox takes: through the proxy with the network named, and by the runtime with the default one.
+fn sandboxes(proxy: &Proxy) {
+    proxy.write(
+        format!("{}/10-red.conflist", rig::containerd::NETWORKS),
+        rig::cluster::bridge("red", 1).to_string(),
+    );
+    proxy.set(&bridge("red", 1));
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    for number in 0..PODS {
+        let named = proxy.pod_on(&format!("named-{number}"), &[("", "red")]);
+        let default = proxy.node().pod(&format!("default-{number}"), &[]);
+        for (index, times) in times.iter_mut().enumerate() {
+            let (cri, pod) = match index {
+                0 => (proxy.cri(), &default),
+                1 => (proxy.node().cri(), &default),
+                _ => (proxy.cri(), &named),
+            };
+            let started = Instant::now();
+            let id = cri.run_pod_sandbox(pod).expect("a pod");
+            times.push(started.elapsed());
+            proxy.remove(&id);
+        }
+    }
+    let [ours, theirs, named] = times.map(median).map(milliseconds);
+    let share = |ours: f64| (ours / theirs - 1.0) * 100.0;
+    println!(
+        "| RunPodSandbox, nothing asked for | {ours:.1} ms | {theirs:.1} ms | {:.1} % | ≤ 3 % |",
+        share(ours)
+    );
+    println!(
+        "| RunPodSandbox, one network asked for | {named:.1} ms | {theirs:.1} ms | {:.1} % | ≤ 3 % |",
+        share(named)
+    );
+}
+
+fn listed(proxy: &Proxy, runtime: &tokio::runtime::Runtime) {
+    let networks: Vec<String> =
+        (0..NETWORKS).map(|number| bridge(&format!("n{number}"), 3).to_string()).collect();
+    proxy.network(&["set", "-f", "-"], &networks.join("\n---\n")).success();
+    let times = runtime.block_on(async {
+        let channel = connect(&proxy.reach(SOCKET)).await;
+        let mut times = Vec::new();
+        for _ in 0..20 {
+            let started = Instant::now();
+            let found: Listed = call(&channel, LIST).await;
+            times.push(started.elapsed());
+            assert!(found.networks.len() >= NETWORKS, "{} networks", found.networks.len());
+        }
+        times
+    });
+    println!("| ListPodNetwork, {NETWORKS} networks | {:.1} ms | | | ≤ 20 ms |", milliseconds(median(times)));
+}
