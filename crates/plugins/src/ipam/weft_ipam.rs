@@ -16,6 +16,7 @@ mod agent;
 pub mod settings;
 pub mod store;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -40,6 +41,8 @@ pub struct WeftIpam(pub &'static str);
 /// Fewer free addresses than this, and the agent is told that more will be needed. A block of 256 is enough for the
 /// 250 pods of a full node without another.
 const LOW: u64 = 4;
+/// Most addresses of one attachment that are looked for when its configuration cannot be read.
+const SETS_MAX: usize = 16;
 /// How long a block is idle before it is given back, in milliseconds.
 const IDLE: u64 = 600_000;
 /// Questions of one ADD: one for what the node was leased before, one for something new, one for bad luck.
@@ -70,8 +73,14 @@ impl Plugin for WeftIpam {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let settings = Settings::read(&request.call, None)?;
-        take_back(&settings, &request.call, &request.who)
+        // With ranges that have become wrong, the address is in one of the ledgers that are there.
+        let settings = Settings::read(&request.call, None).ok();
+        if let Some(settings) = &settings
+            && take_back(settings, &request.call, &request.who)?
+        {
+            return Ok(());
+        }
+        take_back_anywhere(&request.call, &request.who)
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -282,12 +291,42 @@ enum Demanded {
     Always,
 }
 
-fn take_back(settings: &Settings, call: &Call, who: &Attachment) -> Result<(), Error> {
-    let network = call.config.name.as_str();
-    let marks: Vec<u64> = (0..settings.sets.len()).map(|index| mark(network, who, index)).collect();
+/// Gives back what an attachment holds; was there anything?
+fn take_back(settings: &Settings, call: &Call, who: &Attachment) -> Result<bool, Error> {
+    let marks = marks(call, who, settings.sets.len());
+    let found = Cell::new(false);
     each_pool(settings, |store, pool| {
-        release(settings, store, pool, Demanded::IfNeeded, |_, mark| marks.contains(&mark))
-    })
+        release(settings, store, pool, Demanded::IfNeeded, |_, mark| {
+            let own = marks.contains(&mark);
+            found.set(found.get() || own);
+            own
+        })
+    })?;
+    Ok(found.get())
+}
+
+/// The same in every ledger; the cluster hears of it with a later call.
+fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
+    let directory = settings::directory(call)?;
+    let marks = marks(call, who, SETS_MAX);
+    let mut errors = Vec::new();
+    let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        match Store::find(&directory, &name) {
+            Ok(Some(mut store)) => {
+                for (_, edits) in turn::take_back(&mut store.ledger, now(), |_, mark| marks.contains(&mark)) {
+                    errors.extend(store.write(&edits).err());
+                }
+            }
+            Ok(None) => {}
+            Err(error) => errors.push(error),
+        }
+    }
+    Error::join(errors).map_or(Ok(()), Err)
+}
+
+fn marks(call: &Call, who: &Attachment, sets: usize) -> Vec<u64> {
+    (0..sets).map(|index| mark(call.config.name.as_str(), who, index)).collect()
 }
 
 /// Does it for every ledger there is; failures are collected.

@@ -447,6 +447,12 @@ fn fixed(written: Vec<AddressConf>) -> Result<Vec<IpConfig>, Error> {
     written.into_iter().enumerate().map(read).collect()
 }
 
+/// Where ledgers are kept; nothing else of the configuration is read.
+pub fn directory(call: &Call) -> Result<PathBuf, Error> {
+    let key = call.config.value().get("ipam").and_then(|ipam| ipam.get("dataDir"));
+    absolute("ipam.dataDir", key.and_then(|value| value.as_str()).unwrap_or_default(), DATA_DIRECTORY)
+}
+
 fn absolute(key: &str, text: &str, otherwise: &str) -> Result<PathBuf, Error> {
     match text {
         "" => Ok(PathBuf::from(otherwise)),

@@ -1,0 +1,462 @@
+//! `weft-ipam` on one host, as a runtime runs it: answers, ledgers, and what is left when things go wrong.
+//!
+//! ```text
+//!   Host  /var/lib/weft/ipam/POOL/{ledger, owners}
+//!    └─ Pod a   (its namespace is only a path here: no interface is made)
+//! ```
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use rig::addresses::given;
+use rig::{VERSIONS, assert_refused, in_version};
+use serde_json::{Value, json};
+use testkit::{Attachment, Feature, Host, Pod, binary, require};
+
+/// Where the pool of [`small`] is kept.
+const PLACE: &str = "/var/lib/weft/ipam/10.1.2.0-29";
+
+/// A host with the plugin, and a pod.
+fn world() -> (Host, Pod) {
+    let host = Host::new();
+    host.install(&binary("weft-cni"), &["weft-ipam", "whereabouts"]);
+    let pod = host.pod("a");
+    (host, pod)
+}
+
+fn config(ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam["type"] = json!("weft-ipam");
+    ipam["store"] = json!("file");
+    json!({ "cniVersion": "1.1.0", "name": "net", "type": "ipvlan", "ipam": ipam })
+}
+
+/// Six addresses, no rest.
+fn small() -> Value {
+    config(&json!({ "range": "10.1.2.0/29", "quarantine": 0 }))
+}
+
+/// The attachment of another container.
+fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
+    let mut attachment = host.attachment("weft-ipam", pod, "eth0");
+    attachment.container_id = id.to_owned();
+    attachment
+}
+
+#[track_caller]
+fn add(host: &Host, pod: &Pod, id: &str, conf: &Value) -> String {
+    given(container(host, pod, id).add(conf)).join(" ")
+}
+
+// === the fixed set ===
+
+#[test]
+fn an_address_is_added_checked_and_deleted() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = config(&json!({
+        "range": "10.1.2.0/24", "gateway": "10.1.2.1", "exclude": ["10.1.2.2/31", "10.1.2.4"],
+        "ipRanges": [{ "range": "fd00:1::/64", "range_start": "fd00:1::10" }],
+        "addresses": [{ "address": "192.0.2.7/24", "gateway": "192.0.2.1" }],
+        "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "10.9.0.0/16", "gw": "10.1.2.9" }],
+        "dns": { "nameservers": ["192.0.2.53"] },
+    }));
+    let attachment = container(&host, &pod, "c1");
+    let result = attachment.add(&conf).success().json();
+    let expected = json!({
+        "cniVersion": "1.1.0",
+        "ips": [
+            { "address": "10.1.2.5/24", "gateway": "10.1.2.1" },
+            { "address": "fd00:1::10/64" },
+            { "address": "192.0.2.7/24", "gateway": "192.0.2.1" },
+        ],
+        "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "10.9.0.0/16", "gw": "10.1.2.9" }],
+        "dns": { "nameservers": ["192.0.2.53"] },
+    });
+    assert_eq!(result, expected);
+    attachment.check(&conf).success();
+    let mut wrong = conf.clone();
+    wrong["prevResult"] = json!({ "cniVersion": "1.1.0", "ips": [{ "address": "10.1.2.99/24" }] });
+    assert_refused("another address", &attachment.check(&wrong), 999, &["holds 10.1.2.5", "prevResult"]);
+    attachment.del(&conf).success();
+    assert_refused(
+        "deleted",
+        &attachment.check(&conf),
+        999,
+        &["holds no address for eth0 in pool 10.1.2.0-24"],
+    );
+    let mode = host.run([
+        "stat",
+        "-c",
+        "%a",
+        "/var/lib/weft/ipam/10.1.2.0-24/ledger",
+        "/var/lib/weft/ipam/10.1.2.0-24",
+    ]);
+    assert_eq!(mode, "600\n700\n");
+}
+
+#[test]
+fn a_second_add_gives_the_same_and_a_second_del_is_none() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let attachment = container(&host, &pod, "c1");
+    assert_refused("nothing yet", &attachment.check(&small()), 999, &["holds no address"]);
+    attachment.del(&small()).success();
+    let first = add(&host, &pod, "c1", &small());
+    assert_eq!(add(&host, &pod, "c1", &small()), first);
+    let other = add(&host, &pod, "c2", &small());
+    assert_ne!(first, other);
+    for _ in 0..2 {
+        attachment.del(&small()).success();
+    }
+    container(&host, &pod, "c2").check(&small()).success();
+    let mut gone = container(&host, &pod, "c2");
+    gone.netns = String::new();
+    gone.del(&small()).success();
+}
+
+#[test]
+fn every_version_gets_its_answer() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    for (at, version) in VERSIONS.iter().enumerate() {
+        let conf = in_version(&config(&json!({ "range": "10.3.0.0/24" })), version);
+        let ips = add(&host, &pod, &format!("c{at}"), &conf);
+        assert_eq!(ips, format!("10.3.0.{}", at + 1), "{version}");
+        container(&host, &pod, &format!("c{at}")).del(&conf).success();
+    }
+}
+
+#[test]
+fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let cases = [
+        (json!({ "range": "192.168.2.225-192.168.2.230/28" }), "192.168.2.225"),
+        (
+            json!({ "range": "192.168.2.225/28", "range_start": "192.168.2.229", "range_end": "192.168.2.230" }),
+            "192.168.2.229",
+        ),
+        (
+            json!({ "range": "192.168.3.0/24", "exclude": ["192.168.3.0/30"], "gateway": "192.168.3.254", "log_file": "/tmp/x", "log_level": "debug",
+            "kubernetes": { "kubeconfig": "/etc/x" }, "enable_overlapping_ranges": true, "leader_lease_duration": 1500 }),
+            "192.168.3.4",
+        ),
+        (json!({ "network_name": "blue", "range": "192.168.3.0/24" }), "192.168.3.1"),
+        (
+            json!({ "ipRanges": [{ "range": "192.168.10.0/24" }, { "range": "abcd::/64" }] }),
+            "192.168.10.1 abcd::1",
+        ),
+    ];
+    for (at, (ipam, expected)) in cases.into_iter().enumerate() {
+        let mut conf = config(&ipam);
+        conf["ipam"]["type"] = json!("whereabouts");
+        let mut attachment = container(&host, &pod, &format!("c{at}"));
+        attachment.plugin = "whereabouts".to_owned();
+        attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=p{at}");
+        assert_eq!(given(attachment.add(&conf)).join(" "), expected, "{ipam}");
+        attachment.del(&conf).success();
+    }
+}
+
+#[test]
+fn configurations_of_host_local_run_unchanged() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    host.write("/etc/test-resolv.conf", "nameserver 192.0.2.1\n");
+    let conf = config(&json!({
+        "ranges": [[{ "subnet": "10.4.0.0/30" }, { "subnet": "10.4.1.0/29", "rangeStart": "10.4.1.3" }], [{ "subnet": "fd00:4::/64" }]],
+        "resolvConf": "/etc/test-resolv.conf", "dataDir": "/var/lib/cni/elsewhere",
+    }));
+    let result = container(&host, &pod, "c1").add(&conf).success().json();
+    assert_eq!(
+        result["ips"],
+        json!([{ "address": "10.4.0.2/30", "gateway": "10.4.0.1" }, { "address": "fd00:4::2/64", "gateway": "fd00:4::1" }])
+    );
+    assert_eq!(result["dns"], json!({ "nameservers": ["192.0.2.1"] }));
+    // The first range of the set is full: the next.
+    assert_eq!(add(&host, &pod, "c2", &conf), "10.4.1.3 fd00:4::3");
+    assert!(
+        host.read("/var/lib/cni/elsewhere/10.4.0.0-30/ledger").is_some()
+            || host.attempt(["test", "-e", "/var/lib/cni/elsewhere/10.4.0.0-30/ledger"]).code == Some(0)
+    );
+}
+
+// === what is asked for ===
+
+#[test]
+fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let asking = |id: &str, ip: &str, channel: usize| {
+        let mut conf = small();
+        let mut attachment = container(&host, &pod, id);
+        match channel {
+            0 => attachment.args = format!("IP={ip}"),
+            1 => conf["args"] = json!({ "cni": { "ips": [ip] } }),
+            _ => conf["runtimeConfig"] = json!({ "ips": [format!("{ip}/29")] }),
+        }
+        attachment.add(&conf)
+    };
+    for (channel, ip) in ["10.1.2.3", "10.1.2.4", "10.1.2.5"].into_iter().enumerate() {
+        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip]);
+        assert_refused(
+            "held",
+            &asking("other", ip, channel),
+            11,
+            &["pool 10.1.2.0-29", ip, "leased by node this one"],
+        );
+        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip], "the same once more");
+    }
+    assert_refused(
+        "elsewhere",
+        &asking("c9", "10.1.3.3", 0),
+        7,
+        &["CNI_ARGS IP", "10.1.3.3", "in none of the ranges"],
+    );
+    assert_eq!(add(&host, &pod, "c8", &small()), "10.1.2.1");
+    container(&host, &pod, "c0").del(&small()).success();
+    assert_eq!(given(asking("c7", "10.1.2.3", 1)), ["10.1.2.3"], "whoever names it need not wait");
+}
+
+// === fullness ===
+
+#[test]
+fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let all: BTreeSet<String> = (0..6).map(|at| add(&host, &pod, &format!("c{at}"), &small())).collect();
+    assert_eq!(all.len(), 6);
+    let words = ["pool 10.1.2.0-29", "10.1.2.1-10.1.2.6", "no address is free"];
+    assert_refused("full", &container(&host, &pod, "c9").add(&small()), 11, &words);
+    assert_refused("full", &container(&host, &pod, "x").call("STATUS", small().to_string()), 50, &words);
+    container(&host, &pod, "c3").del(&small()).success();
+    container(&host, &pod, "x").call("STATUS", small().to_string()).success();
+    assert!(all.contains(&add(&host, &pod, "c9", &small())));
+}
+
+#[test]
+fn a_freed_address_rests_and_the_one_free_longest_goes_first() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = config(&json!({ "range": "10.1.2.0/29" }));
+    let all: Vec<String> = (0..6).map(|at| add(&host, &pod, &format!("c{at}"), &conf)).collect();
+    for at in [4, 1] {
+        container(&host, &pod, &format!("c{at}")).del(&conf).success();
+    }
+    assert_refused("resting", &container(&host, &pod, "n").add(&conf), 11, &["still rest"]);
+    let mut impatient = conf.clone();
+    impatient["ipam"]["quarantine"] = json!(0);
+    assert_eq!(add(&host, &pod, "n0", &impatient), all[4]);
+    assert_eq!(add(&host, &pod, "n1", &impatient), all[1]);
+}
+
+#[test]
+fn a_failed_add_of_two_addresses_keeps_neither() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let both = config(
+        &json!({ "quarantine": 0, "ipRanges": [{ "range": "10.5.0.0/24" }, { "range": "10.1.2.0/30" }] }),
+    );
+    add(&host, &pod, "c1", &both);
+    add(&host, &pod, "c2", &both);
+    assert_refused("the second is full", &container(&host, &pod, "c3").add(&both), 11, &["pool 10.1.2.0-30"]);
+    // What c3 took of the first is free: addresses go round before it is its turn again, so look at the ledger.
+    assert_eq!(held(&host, "/var/lib/weft/ipam/10.5.0.0-24"), 2);
+}
+
+/// How many addresses are held, by the bytes of the ledger: the state of a slot is its eighth byte.
+fn held(host: &Host, place: &str) -> usize {
+    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j256 {place}/ledger")]);
+    hex.lines().filter(|line| line.split_whitespace().nth(7) == Some("01")).count()
+}
+
+// === GC, boot ===
+
+#[test]
+fn gc_frees_what_is_not_valid_any_more_of_this_network() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let mut other = small();
+    other["name"] = json!("other");
+    for id in ["c1", "c2"] {
+        add(&host, &pod, id, &small());
+        add(&host, &pod, &format!("o-{id}"), &other);
+    }
+    container(&host, &pod, "x").call("GC", small().to_string()).success();
+    assert_eq!(held(&host, PLACE), 4, "without a list nothing goes");
+    let mut sweep = small();
+    sweep["cni.dev/valid-attachments"] = json!([{ "containerID": "c2", "ifname": "eth0" }]);
+    container(&host, &pod, "x").call("GC", sweep.to_string()).success();
+    assert_eq!(held(&host, PLACE), 3);
+    container(&host, &pod, "c2").check(&small()).success();
+    container(&host, &pod, "o-c1").check(&other).success();
+}
+
+#[test]
+fn what_was_held_before_a_boot_is_free_after_it() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    for at in 0..6 {
+        add(&host, &pod, &format!("c{at}"), &small());
+    }
+    // The boot that the ledger knows.
+    host.run([
+        "sh",
+        "-c",
+        &format!("printf another-boot | dd of={PLACE}/ledger bs=1 seek=16 conv=notrunc status=none"),
+    ]);
+    add(&host, &pod, "after", &small());
+    assert_eq!(held(&host, PLACE), 1);
+    container(&host, &pod, "c0").del(&small()).success();
+    container(&host, &pod, "after").check(&small()).success();
+}
+
+// === many at once, killed at any moment ===
+
+#[test]
+fn thirty_two_at_once_get_thirty_two_addresses() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = config(&json!({ "range": "10.6.0.0/24" }));
+    let (host, pod, conf) = (&host, &pod, &conf);
+    let all: Vec<String> = std::thread::scope(|scope| {
+        let calls: Vec<_> =
+            (0..32).map(|at| scope.spawn(move || add(host, pod, &format!("c{at}"), conf))).collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 32, "{all:?}");
+    assert_eq!(held(host, "/var/lib/weft/ipam/10.6.0.0-24"), 32);
+}
+
+#[test]
+fn an_add_or_del_that_is_killed_anywhere_leaves_a_ledger_that_is_right() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = small();
+    let mut delay = 0;
+    for round in 0..60 {
+        delay = (delay + 37) % 2_500;
+        let verb = if round % 2 == 0 { "ADD" } else { "DEL" };
+        let mut attachment = container(&host, &pod, &format!("k{}", round / 2));
+        attachment.through = vec!["timeout".into(), "-s".into(), "KILL".into(), format!("0.{delay:06}")];
+        let _ = attachment.call(verb, conf.to_string());
+        if verb == "DEL" {
+            container(&host, &pod, &format!("k{}", round / 2)).del(&conf).success();
+        }
+    }
+    assert_eq!(held(&host, PLACE), 0);
+    let all: BTreeSet<String> = (0..6).map(|at| add(&host, &pod, &format!("c{at}"), &conf)).collect();
+    assert_eq!(all.len(), 6);
+}
+
+// === what is wrong ===
+
+#[test]
+fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let cases: &[(Value, &[&str])] = &[
+        (json!({}), &["ipam.range: missing"]),
+        (json!({ "range": "10.1.2.0" }), &["ipam.range", "\"10.1.2.0\"", "CIDR"]),
+        (json!({ "range": "10.1.2.0/31" }), &["ipam.range", "10.1.2.0/31", "too small"]),
+        (
+            json!({ "range": "10.1.2.0/24", "range_start": "10.1.3.1" }),
+            &["ipam.range_start", "10.1.3.1", "not in subnet"],
+        ),
+        (json!({ "range": "10.1.2.9-10.1.2.3/24" }), &["10.1.2.3", "before the first"]),
+        (
+            json!({ "range": "10.1.2.0/24", "range_start": "10.1.2.9", "range_end": "10.1.2.3" }),
+            &["ipam.range_end", "10.1.2.3", "before"],
+        ),
+        (json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }), &["ipam.exclude", "nothing is left"]),
+        (json!({ "range": "10.1.2.0/29", "exclude": ["x"] }), &["ipam.exclude[0]", "\"x\""]),
+        (json!({ "range": "10.1.2.0/29", "gateway": "x" }), &["ipam.gateway", "\"x\""]),
+        (json!({ "ipRanges": [{ "range": "10.1.0.0/16" }, { "range": "10.1.2.0/24" }] }), &["overlaps"]),
+        (
+            json!({ "ranges": [[{ "subnet": "10.1.0.0/16" }, { "subnet": "fd00::/64" }]] }),
+            &["ipam.ranges[0]", "not of the family"],
+        ),
+        (json!({ "ranges": [[]] }), &["ipam.ranges[0]", "empty range set"]),
+        (
+            json!({ "range": "10.1.2.0/29", "store": "etcd" }),
+            &["ipam.store", "\"etcd\"", "neither cluster nor file"],
+        ),
+        (
+            json!({ "range": "10.1.2.0/29", "dataDir": "here" }),
+            &["ipam.dataDir", "\"here\"", "not an absolute path"],
+        ),
+        (
+            json!({ "range": "10.1.2.0/29", "network_name": "../x" }),
+            &["ipam.network_name", "\"../x\"", "not a name"],
+        ),
+        (json!({ "range": "10.1.2.0/29", "pool": "A" }), &["ipam.pool", "\"A\"", "not a name"]),
+        (json!({ "range": "10.1.2.0/29", "routes": [{ "dst": "x" }] }), &["ipam.routes[0].dst"]),
+        (
+            json!({ "range": "10.1.2.0/29", "addresses": [{ "address": "1.2.3.4" }] }),
+            &["ipam.addresses[0].address", "1.2.3.4"],
+        ),
+        (json!({ "range": "10.1.2.0/29", "sticky": true }), &["ipam.sticky", "names no pod"]),
+        (json!({ "range": 5 }), &["ipam.range: 5"]),
+    ];
+    for (ipam, words) in cases {
+        let mut conf = config(ipam);
+        if ipam.get("store").is_some() {
+            conf["ipam"]["store"] = ipam["store"].clone();
+        }
+        assert_refused(&ipam.to_string(), &container(&host, &pod, "c1").add(&conf), 7, words);
+    }
+    assert_ne!(host.attempt(["ls", "/var/lib/weft/ipam"]).code, Some(0));
+}
+
+#[test]
+fn a_file_that_is_no_ledger_is_an_error_and_stays_as_it_is() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    host.run(["mkdir", "-p", PLACE]);
+    host.write(format!("{PLACE}/ledger"), "kept for the printer");
+    for verb in ["ADD", "DEL", "CHECK"] {
+        let refused = container(&host, &pod, "c1").call(verb, small().to_string());
+        assert_refused(verb, &refused, 7, &[PLACE, "not a ledger of this release"]);
+    }
+    assert_eq!(host.read(format!("{PLACE}/ledger")).as_deref(), Some("kept for the printer"));
+}
+
+#[test]
+fn without_an_agent_an_add_says_whom_it_needs_and_a_del_needs_nobody() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let mut conf = small();
+    conf["ipam"]["store"] = json!("cluster");
+    let attachment = container(&host, &pod, "c1");
+    let words = ["pool 10.1.2.0-29", "no free address on this node", "/run/weft/agent.sock"];
+    assert_refused("no agent", &attachment.add(&conf), 11, &words);
+    attachment.del(&conf).success();
+    assert_refused("no agent", &attachment.call("STATUS", conf.to_string()), 50, &["no agent"]);
+}
+
+#[test]
+fn a_del_works_when_the_ranges_have_become_wrong() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    add(&host, &pod, "c1", &small());
+    for ipam in [json!({ "range": "nonsense" }), json!({ "range": "10.99.0.0/24" })] {
+        container(&host, &pod, "c1").del(&config(&ipam)).success();
+        assert_eq!(held(&host, PLACE), 0, "{ipam}");
+        add(&host, &pod, "c1", &small());
+    }
+}
+
+#[test]
+fn ipv6_of_any_size_is_given() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    for (range, first) in
+        [("fd00:6::/48", "fd00:6::1"), ("fd00:7::/126", "fd00:7::1"), ("fd00:8::ff00/120", "fd00:8::ff01")]
+    {
+        let ip = add(&host, &pod, &range.replace([':', '/'], "-"), &config(&json!({ "range": range })));
+        assert_eq!(ip.parse::<IpAddr>().unwrap(), first.parse::<IpAddr>().unwrap(), "{range}");
+    }
+}
