@@ -7,11 +7,13 @@
 #![cfg(test)]
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use rig::addresses::{Nodes, given, network};
+use rig::machine::until;
 use rig::{Machine, assert_refused};
-use serde_json::json;
-use testkit::{Feature, host};
+use serde_json::{Value, json};
+use testkit::{Feature, Pod, host};
 
 /// A cluster of so many nodes.
 macro_rules! nodes {
@@ -58,4 +60,191 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
         let gone = nodes.attachment(&pod, &format!("c{node}-19")).check(&conf(node));
         assert_refused("after GC", &gone, 999, &["holds no address for eth0 in pool 10.9.0.0-20"]);
     }
+}
+
+/// `weft` as who may do everything.
+fn weft(nodes: &Nodes, words: &[&str]) -> testkit::Finished {
+    let weft = testkit::binary("weft");
+    let command = nodes.machine.command(weft.to_str().unwrap()).env("KUBECONFIG", nodes.kube.admin());
+    command.args(words.iter().copied()).finish()
+}
+
+/// Two nodes, eight addresses: each block is one, and the name of each is made once.
+fn tiny(node: usize) -> Value {
+    network(node, &json!({ "range": "10.7.0.0/29", "quarantine": 0 }))
+}
+
+/// Gives all of them, to both nodes.
+#[track_caller]
+fn fill(nodes: &Nodes, pod: &Pod) -> BTreeSet<String> {
+    let add = |at: usize| given(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
+    let all: BTreeSet<String> = (0..6).flat_map(add).collect();
+    assert_eq!(all.len(), 6, "{all:?}");
+    all
+}
+
+#[test]
+fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let all = fill(&nodes, &pod);
+    let words = ["pool 10.7.0.0-29", "no address is free"];
+    assert_refused("full", &nodes.attachment(&pod, "c6").add(&tiny(0)), 11, &words);
+    let probe = nodes.attachment(&pod, "c6").call("STATUS", tiny(0).to_string());
+    assert_refused("full", &probe, 50, &words);
+    // What goes on one node is free on the other.
+    nodes.attachment(&pod, "c0").del(&tiny(0)).success();
+    let moved = given(nodes.attachment(&pod, "c7").add(&tiny(1)));
+    assert!(all.contains(&moved[0]));
+    nodes.attachment(&pod, "c1").check(&tiny(1)).success();
+    let who = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
+    assert_eq!((&who[0]["pool"], &who[0]["node"]), (&json!("10.7.0.0-29"), &json!("worker-1")), "{who}");
+    assert!(weft(&nodes, &["ipam", "show"]).success().stdout.contains("10.7.0.0-29"));
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
+fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let all = fill(&nodes, &pod);
+    // The second node is gone: what it had comes back, when somebody has deleted its object, and not before.
+    nodes.stop(1, "KILL");
+    let rights = std::fs::read_to_string(testkit::workspace().join("deploy/ipam/rbac.yaml")).unwrap();
+    nodes.kube.apply(&rights);
+    let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
+    let program = testkit::binary("weft");
+    let fixed = [program.to_str().unwrap(), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
+    for (name, listen) in [("one", "127.0.0.1:9601"), ("two", "127.0.0.1:9602")] {
+        let own = ["--identity", name, "--kubeconfig", &account, "--listen", listen];
+        nodes.machine.start(name, fixed.into_iter().chain(own));
+    }
+    std::thread::sleep(Duration::from_secs(6));
+    let of_dead = || nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-1").count();
+    assert_eq!(of_dead(), 3, "its object is there: it may be alive");
+    nodes.kube.kubectl(["delete", "node", "worker-1"]);
+    until("the blocks of the dead node", || (of_dead() == 0).then_some(()));
+    for at in 10..13 {
+        let ips = given(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
+        assert!(all.contains(&ips[0]));
+    }
+    // Whoever leads dies; the other one goes on.
+    let page =
+        |port| nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
+    let leads = |port| {
+        page(port).lines().any(|line| line.starts_with("weft_ipam_rounds_total ") && !line.ends_with(" 0"))
+    };
+    let (first, second) = if leads(9601) { ("one", 9602) } else { ("two", 9601) };
+    nodes.machine.stop(first, "KILL");
+    until("the other controller", || leads(second).then_some(()));
+    let full = || {
+        let pool = nodes.kube.json(["ippools.weft.dev", "10.7.0.0-29"]);
+        (pool["status"]["singleAddresses"] == 6).then_some(())
+    };
+    until("the pool's status", full);
+}
+
+#[test]
+fn requested_and_sticky_addresses_follow_their_pods() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let range = json!({ "range": "10.8.0.0/20", "quarantine": 0 });
+    let conf = |node| network(node, &range);
+    let asking = |node: usize, container: &str, ip: &str| {
+        let mut conf = conf(node);
+        conf["args"] = json!({ "cni": { "ips": [ip] } });
+        nodes.attachment(&sandbox, container).add(&conf)
+    };
+    // An address of nobody's block, asked for on one node, is not to be had on another.
+    assert_eq!(given(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
+    assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
+    nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
+    assert_eq!(given(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
+    // One within another node's block is refused by name.
+    let other = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
+    let neighbour = other.rsplit_once('.').unwrap().0.to_owned() + ".77";
+    assert_refused(
+        "another's block",
+        &asking(1, "r3", &neighbour),
+        11,
+        &[&neighbour, "leased by node worker-0"],
+    );
+    assert_eq!(given(asking(0, "r3", &neighbour)), [neighbour.as_str()]);
+
+    // A StatefulSet's pod: the same name, another uid, another node.
+    let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
+        let mut conf = network(node, &json!({ "range": "10.8.0.0/20", "sticky": true }));
+        conf["ipam"]["quarantine"] = json!(60);
+        let mut attachment = nodes.attachment(&sandbox, container);
+        attachment.args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=db-0;K8S_POD_UID={uid}");
+        attachment.call(verb, conf.to_string())
+    };
+    let make = || {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "db-0", "namespace": "blue" },
+            "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+        nodes.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
+        nodes.kube.json(["pod", "-n", "blue", "db-0"])["metadata"]["uid"].as_str().unwrap().to_owned()
+    };
+    let first = make();
+    let kept = given(sticky(0, &first, "s1", "ADD"));
+    // The old pod is still there: its address is not given to another.
+    assert_refused("still held", &sticky(1, "other", "s2", "ADD"), 11, &["leased by node worker-0"]);
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "db-0", "--force", "--grace-period=0"]);
+    let second = make();
+    assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
+    sticky(1, &second, "s2", "DEL").success();
+    assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
+}
+
+#[test]
+fn what_whereabouts_has_given_stays_with_its_pods() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    for (plural, kind) in [
+        ("ippools", "IPPool"),
+        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
+        ("nodeslicepools", "NodeSlicePool"),
+    ] {
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.whereabouts.cni.cncf.io") },
+            "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced",
+                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
+                "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] },
+        });
+        nodes.kube.apply(&definition.to_string());
+    }
+    nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    for name in ["old-a", "old-b"] {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "blue" },
+            "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+        nodes.kube.apply(&pod.to_string());
+    }
+    let pool = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "10.6.0.0-29", "namespace": "kube-system" },
+        "spec": { "range": "10.6.0.0/29", "allocations": {
+            "1": { "id": "a", "podref": "blue/old-a", "ifname": "net1" },
+            "2": { "id": "b", "podref": "blue/old-b", "ifname": "net1" },
+            "3": { "id": "c", "podref": "blue/long-gone" } } } });
+    nodes.kube.apply(&pool.to_string());
+    let dry = weft(&nodes, &["import", "whereabouts"]).success().stdout;
+    assert!(dry.contains("10.6.0.2") && dry.contains("nothing was changed"), "{dry}");
+    assert_eq!(nodes.blocks().len(), 0);
+    for _ in 0..2 {
+        weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    }
+    let conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
+    let mut conf = conf;
+    conf["ipam"]["type"] = json!("whereabouts");
+    let mut taken = BTreeSet::new();
+    for at in 0..4 {
+        taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
+    }
+    let expected: Vec<String> = (3..7).map(|last| format!("10.6.0.{last}")).collect();
+    assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "but for those of pods that are there");
+    assert_refused("full", &nodes.attachment(&sandbox, "n9").add(&conf), 11, &["no address is free"]);
 }

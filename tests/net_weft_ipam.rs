@@ -247,7 +247,7 @@ fn a_freed_address_rests_and_the_one_free_longest_goes_first() {
         container(&host, &pod, &format!("c{at}")).del(&conf).success();
     }
     assert_refused("resting", &container(&host, &pod, "n").add(&conf), 11, &["still rest"]);
-    let mut impatient = conf.clone();
+    let mut impatient = conf;
     impatient["ipam"]["quarantine"] = json!(0);
     assert_eq!(add(&host, &pod, "n0", &impatient), all[4]);
     assert_eq!(add(&host, &pod, "n1", &impatient), all[1]);

@@ -13,8 +13,8 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::{
-    agent, attach, check, cnitool, companion, controller, crds, cri_proxy, demo, detach, doctor, explain,
-    import, install, lint, list, network, plan, publish,
+    addresses, agent, attach, check, cnitool, companion, controller, crds, cri_proxy, demo, detach, doctor,
+    explain, import, install, lint, list, network, plan, publish,
 };
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
@@ -53,9 +53,11 @@ enum Command {
     Explain(explain::Arguments),
     /// Find what is wrong with definitions, annotations and CNI configurations
     Lint(lint::Arguments),
+    /// Show and check addresses that are unique in the cluster
+    Ipam(addresses::command::Arguments),
     /// Plan for this node's pods from the Kubernetes API, and publish what came of it
     Agent(agent::Arguments),
-    /// Make the cluster's Neutron ports
+    /// Decide what is decided once for the cluster: Neutron ports, pools of addresses
     Controller(controller::Arguments),
     /// Stand before a container runtime and give it pod networks: the CRI Network API
     CriProxy(cri_proxy::Arguments),
@@ -117,6 +119,7 @@ impl Call {
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
+            Command::Ipam(arguments) => addresses::command::run(arguments),
             Command::Agent(arguments) => agent::run(arguments),
             Command::Controller(arguments) => controller::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),

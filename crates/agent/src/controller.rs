@@ -4,14 +4,17 @@
 //!   API server ──watch──► pods, definitions ─► wishes ─► ports of Neutron (found, made, pooled)
 //!        ▲                                                   │
 //!        └── openstack.org/kuryr-vif, Events ◄── desk ◄──────┘   ACTIVE?
+//!
+//!   API server ──census──► pools, blocks, nodes, pods ─► status, Events, blocks of dead nodes, claims that ended
 //! ```
 //!
-//! Of several, the one that holds the Lease works; it has nothing on its disk: what it must know is in the cluster and
-//! in Neutron.
+//! One process does one of the two, with the rights for that one. Of several, the one that holds the Lease works; it has
+//! nothing on its disk: what it must know is in the cluster and in Neutron.
 
 mod allocator;
 mod desk;
 mod election;
+mod ipam;
 mod kuryr_conf;
 mod pools;
 mod settings;
@@ -27,11 +30,14 @@ use std::time::Duration;
 use clap::Args;
 use tracing::info;
 
+use crate::addresses::keeper::Keeper;
+use crate::agent::health::Told;
 use crate::agent::{Log, cluster, ended, health, runtime};
-use crate::failure::{EXIT_CODES, Exit, Failure};
+use crate::failure::{EXIT_CODES, Failure};
 use allocator::Allocator;
 use desk::Desk;
 use election::Election;
+use ipam::Warden;
 
 /// What `weft controller` is told.
 #[derive(Debug, Args)]
@@ -39,14 +45,27 @@ use election::Election;
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
   OS_CLOUD=kuryr weft controller --neutron --config /etc/weft/controller.yaml
+  weft controller --ipam
 
-In a cluster it runs as a Deployment of two (deploy/neutron) and needs no --kubeconfig.
+In a cluster it runs as a Deployment of two (deploy/neutron, deploy/ipam) and needs no --kubeconfig.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     /// Make ports of OpenStack Networking for pods
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ipam", required_unless_present = "ipam")]
     neutron: bool,
+    /// Keep pools of addresses in order
+    #[arg(long)]
+    ipam: bool,
+    /// How long a node must have been gone before others get its blocks of addresses, in seconds
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    node_grace: u64,
+    /// How long the address of a sticky pod is kept when there is no pod of its name, in hours
+    #[arg(long, default_value_t = 24, value_name = "HOURS")]
+    sticky_hours: u64,
+    /// How often all addresses are looked at, in seconds
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    interval: u64,
     /// How ports are made, and in which cloud; without it OS_* variables say which cloud
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -75,56 +94,76 @@ pub(crate) struct Arguments {
     log: Log,
 }
 
-/// The Lease.
-const LEASE: &str = "weft-neutron";
+/// The Lease of who makes ports.
+const NEUTRON_LEASE: &str = "weft-neutron";
+/// The Lease of who keeps addresses.
+const IPAM_LEASE: &str = "weft-ipam";
 
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if !arguments.neutron {
-        return Err(Failure::new("nothing to control").next("say --neutron").exit(Exit::Usage));
-    }
     arguments.log.start()?;
-    runtime()?.block_on(work(arguments))
+    runtime()?.block_on(async {
+        match arguments.ipam {
+            true => arguments.keep_addresses().await,
+            false => arguments.make_ports().await,
+        }
+    })
 }
 
-async fn work(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments {
-        config,
-        kuryr_conf,
-        vif_store,
-        kubeconfig,
-        lease_namespace,
-        identity,
-        reconcile,
-        listen,
-        ..
-    } = arguments;
-    let settings = settings::read(config.as_deref(), kuryr_conf.as_deref())?;
-    let neutron = neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
-    let client = cluster::client(kubeconfig.as_deref()).await?;
-    let page = health::bind(*listen).await?;
-    let identity = identity.clone().unwrap_or_else(|| format!("weft-{}", std::process::id()));
-    let election = Election::new(client.clone(), lease_namespace, LEASE, &identity);
-    let allocator = Arc::new(Allocator::new(neutron, settings.rules));
-    let every = Duration::from_secs((*reconcile).max(1));
-    let desk = Arc::new(Desk::new(client, allocator, *vif_store, every, &identity));
-    tokio::spawn(health::serve(page, Arc::clone(&desk)));
-    info!(listen = %listen, identity, "started");
-    let end = ended()?;
-    let lead = async {
-        election.win().await;
-        tokio::select! {
-            () = Arc::clone(&desk).run() => Ok(()),
-            () = election.keep() => Err(Failure::new("the Lease is lost: another controller goes on")),
-        }
-    };
-    let outcome = tokio::select! {
-        outcome = lead => outcome,
-        () = end => {
-            election.resign().await;
-            Ok(())
-        }
-    };
-    info!("ended");
-    outcome
+impl Arguments {
+    async fn make_ports(&self) -> Result<(), Failure> {
+        let settings = settings::read(self.config.as_deref(), self.kuryr_conf.as_deref())?;
+        let neutron =
+            neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
+        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let allocator = Arc::new(Allocator::new(neutron, settings.rules));
+        let every = Duration::from_secs(self.reconcile.max(1));
+        let desk = Arc::new(Desk::new(client.clone(), allocator, self.vif_store, every, &self.identity()));
+        self.lead(client, NEUTRON_LEASE, Arc::clone(&desk), desk.run()).await
+    }
+
+    async fn keep_addresses(&self) -> Result<(), Failure> {
+        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let grace = Duration::from_secs(self.node_grace);
+        let retention = Duration::from_secs(self.sticky_hours.saturating_mul(3600));
+        let keeper = Keeper::new(client.clone(), grace, retention, &self.identity());
+        let warden = Arc::new(Warden::new(keeper, Duration::from_secs(self.interval.max(1))));
+        self.lead(client, IPAM_LEASE, Arc::clone(&warden), warden.run()).await
+    }
+
+    /// Works as long as the Lease is ours; `told` answers over HTTP all the while.
+    async fn lead(
+        &self,
+        client: kube::Client,
+        lease: &str,
+        told: Arc<impl Told>,
+        work: impl Future<Output = ()>,
+    ) -> Result<(), Failure> {
+        let page = health::bind(self.listen).await?;
+        let identity = self.identity();
+        let election = Election::new(client, &self.lease_namespace, lease, &identity);
+        tokio::spawn(health::serve(page, told));
+        info!(listen = %self.listen, identity, "started");
+        let end = ended()?;
+        let lead = async {
+            election.win().await;
+            tokio::select! {
+                () = work => Ok(()),
+                () = election.keep() => Err(Failure::new("the Lease is lost: another controller goes on")),
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = lead => outcome,
+            () = end => {
+                election.resign().await;
+                Ok(())
+            }
+        };
+        info!("ended");
+        outcome
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone().unwrap_or_else(|| format!("weft-{}", std::process::id()))
+    }
 }

@@ -1,6 +1,7 @@
 //! `weft import`: takes a node over from another meta-plugin while its pods run.
 
 mod multus;
+mod whereabouts;
 
 use clap::{Args, Subcommand};
 
@@ -12,6 +13,7 @@ use crate::failure::{EXIT_CODES, Failure};
 Example:
   weft import multus
   weft import multus --apply >/etc/cni/net.d/.weft
+  weft import whereabouts
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -23,11 +25,14 @@ pub(crate) struct Arguments {
 enum Source {
     /// From Multus: its sandboxes into the journal, its configuration as weft's
     Multus(multus::Arguments),
+    /// From whereabouts: the addresses of running pods into pools
+    Whereabouts(whereabouts::Arguments),
 }
 
 /// Does it.
 pub(crate) fn run(Arguments { source }: &Arguments) -> Result<(), Failure> {
     match source {
         Source::Multus(arguments) => multus::run(arguments),
+        Source::Whereabouts(arguments) => whereabouts::run(arguments),
     }
 }

@@ -105,8 +105,10 @@ pub(crate) struct BlockSpec {
     /// Its addresses, in CIDR notation.
     pub(crate) range: String,
     /// The node; empty: nobody's.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) node: String,
     /// The node's ledger.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) ledger: String,
     /// Of a single address: pod uid, container and interface.
     #[serde(skip_serializing_if = "String::is_empty")]

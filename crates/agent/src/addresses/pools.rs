@@ -20,6 +20,9 @@ use npwg::exchange::addresses::PoolName;
 use super::objects::{PoolObject, PoolSpec, kind_of};
 use crate::agent::cluster::NodeObject;
 
+/// Nodes of a page.
+const PAGE: u32 = 1000;
+
 /// A pool that addresses can be leased from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pool {
@@ -141,9 +144,21 @@ fn read(object: &PoolObject) -> Result<Option<Pool>, String> {
     Ok(object.grid()?.map(|grid| Pool { name, grid, exclude }))
 }
 
-/// How many nodes there are: one object is asked for, and how many more there would be.
+/// How many nodes there are: one object is asked for, and how many more there would be. A server that does not say is asked
+/// for all of them.
 async fn nodes(client: &Client) -> Result<u64, kube::Error> {
-    let page = Api::<NodeObject>::all(client.clone()).list_metadata(&ListParams::default().limit(1)).await?;
-    let more = page.metadata.remaining_item_count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
-    Ok(page.items.len() as u64 + more)
+    let nodes = Api::<NodeObject>::all(client.clone());
+    let mut parameters = ListParams::default().limit(1);
+    let mut count = 0;
+    loop {
+        let page = nodes.list_metadata(&parameters).await?;
+        count += page.items.len() as u64;
+        if let Some(more) = page.metadata.remaining_item_count {
+            return Ok(count + u64::try_from(more).unwrap_or(0));
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = ListParams::default().limit(PAGE).continue_token(&token),
+            None => return Ok(count),
+        }
+    }
 }

@@ -94,7 +94,33 @@ pub(crate) struct NamespaceObject {
 /// A node as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NodeObject {
-    pub(crate) metadata: ObjectMeta,
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: NodeSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Taint {
+    key: String,
+}
+
+impl NodeObject {
+    /// Its name.
+    pub(crate) fn name(&self) -> String {
+        self.metadata.name.clone().unwrap_or_default()
+    }
+
+    /// Does it have a taint of this key?
+    pub(crate) fn has_taint(&self, key: &str) -> bool {
+        self.spec.taints.iter().any(|taint| taint.key == key)
+    }
 }
 
 /// The reduced form of an object, and what it is found by.

@@ -1,0 +1,268 @@
+//! `weft ipam`: how full pools are, who has an address, what is wrong, and giving back what nobody has.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use ipam::Ledger;
+use ipam::ledger::SLOTS;
+use ipam::registry::Registry;
+use kube::Client;
+use prometheus_client::metrics::counter::Counter;
+use serde::Serialize;
+use serde_json::json;
+
+use super::census::Census;
+use super::objects::PoolStatus;
+use super::registry::Cluster;
+use crate::agent::{cluster, runtime};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output::{self, Format, Output};
+use crate::table;
+
+/// Cells of a bar.
+const BAR: usize = 20;
+/// Length of an owner's record beside a ledger.
+const RECORD: usize = 1024;
+
+/// What `weft ipam` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft ipam show
+  weft ipam who 10.1.2.3
+  weft ipam check
+
+{EXIT_CODES} check fails if something is wrong."))]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Credentials, where it is no pod of the cluster
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true)]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// How full each pool is
+    Show,
+    /// Who has an address
+    Who {
+        /// The address
+        address: IpAddr,
+        /// Ledgers of this node, which know containers
+        #[arg(long, default_value = "/var/lib/weft/ipam", value_name = "DIR")]
+        data_dir: PathBuf,
+    },
+    /// What is wrong: addresses that are doubled, held by dead nodes, or by nobody
+    Check,
+    /// Remove the object of a block or a single address that nobody has any more
+    Free {
+        /// The object, as `kubectl get ipblocks` names it
+        block: String,
+        /// Even if its node is there: the addresses in it are given again, whoever has them
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { what, kubeconfig, output: Output { format } } = arguments;
+    runtime()?.block_on(async {
+        let client = cluster::client(kubeconfig.as_deref()).await?;
+        let census = Census::take(&client).await.map_err(Failure::new)?;
+        match what {
+            What::Show => show(&census, *format),
+            What::Who { address, data_dir } => who(&census, *address, data_dir, *format),
+            What::Check => check(&census, *format),
+            What::Free { block, force } => free(&client, &census, block, *force).await,
+        }
+    })
+}
+
+/// One pool for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pool<'a> {
+    name: &'a str,
+    range: &'a str,
+    network_name: &'a str,
+    #[serde(flatten)]
+    status: PoolStatus,
+}
+
+fn show(census: &Census, format: Format) -> Result<(), Failure> {
+    let pools = census.pools.iter().map(|pool| Pool {
+        name: pool.metadata.name.as_deref().unwrap_or_default(),
+        range: &pool.spec.range,
+        network_name: &pool.spec.network_name,
+        status: census.status_of(pool),
+    });
+    if format == Format::Json {
+        return output::print_json(&pools.collect::<Vec<_>>());
+    }
+    let row = |pool: Pool<'_>| {
+        let Pool { name, range, network_name, status } = pool;
+        let PoolStatus { blocks, leased_blocks, single_addresses, nodes, leased_percent, .. } = status;
+        vec![
+            name.to_owned(),
+            range.to_owned(),
+            network_name.to_owned(),
+            format!("{leased_blocks}/{blocks}"),
+            single_addresses.to_string(),
+            nodes.to_string(),
+            bar(leased_percent),
+        ]
+    };
+    let rows: Vec<Vec<String>> = pools.map(row).collect();
+    let headings = ["pool", "range", "network", "blocks", "single", "nodes", "leased"];
+    output::print(&table::lay_out(&headings, &rows, 0))
+}
+
+/// `[####----]  42 %`
+fn bar(percent: u8) -> String {
+    let full = (usize::from(percent) * BAR).div_ceil(100).min(BAR);
+    format!("[{}{}] {percent:3} %", "#".repeat(full), "-".repeat(BAR - full))
+}
+
+/// Who has an address, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    address: IpAddr,
+    pool: String,
+    block: String,
+    node: String,
+    claim: String,
+    pods: Vec<String>,
+    container: Option<String>,
+}
+
+fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
+    let shows = |pod: &&super::census::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
+    let pods: Vec<String> =
+        census.pods.iter().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+    let mut answers = Vec::new();
+    for pool in census.pools_of(address) {
+        let pool = pool.metadata.name.clone().unwrap_or_default();
+        let mut found: Vec<_> =
+            census.objects_of(&pool).filter(|object| object.net.contains(&address)).collect();
+        // A single address before the block in which it is a hole.
+        found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
+        let container = owner(&ledgers.join(&pool), address);
+        let first = found.into_iter().next();
+        let (block, holder) = first.map(|object| (object.net.to_string(), object.holder)).unwrap_or_default();
+        answers.push(Answer {
+            address,
+            pool,
+            block,
+            node: holder.node,
+            claim: holder.claim,
+            pods: pods.clone(),
+            container,
+        });
+    }
+    if answers.is_empty() && pods.is_empty() {
+        return Err(Failure::new(format!("{address}: in no pool, and no pod shows it")));
+    }
+    if format == Format::Json {
+        return output::print_json(&answers);
+    }
+    let or =
+        |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
+    let row = |answer: &Answer| {
+        let Answer { address, pool, block, node, claim, pods, container } = answer;
+        let holder = container.clone().unwrap_or_else(|| or(&pods.join(", "), "nobody that is known"));
+        vec![
+            address.to_string(),
+            pool.clone(),
+            or(block, "not leased"),
+            or(node, "-"),
+            or(claim, "-"),
+            holder,
+        ]
+    };
+    let rows: Vec<Vec<String>> = answers.iter().map(row).collect();
+    output::print(&table::lay_out(&["address", "pool", "block", "node", "claim", "held by"], &rows, 0))
+}
+
+/// What this node's ledger says about an address, if it has one and may be read.
+fn owner(place: &Path, address: IpAddr) -> Option<String> {
+    let ledger = Ledger::read(std::fs::read(place.join("ledger")).ok()?)?;
+    let at = ledger.find(address)?;
+    ledger.held().find(|(place, ..)| *place == at)?;
+    let owners = std::fs::read(place.join("owners")).ok()?;
+    let from = (at.page * SLOTS + at.slot) * RECORD;
+    let record = owners.get(from..)?;
+    let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
+    let mut lines = text.trim_end_matches('\0').lines();
+    let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
+    let pod = [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
+    Some(format!("{}/{} {ifname} of {network}, container {container}", pod[1], pod[2]))
+}
+
+fn check(census: &Census, format: Format) -> Result<(), Failure> {
+    let findings = census.findings();
+    if format == Format::Json {
+        output::print_json(&findings)?;
+    } else if findings.is_empty() {
+        output::print("nothing is wrong\n")?;
+    } else {
+        let rows: Vec<Vec<String>> = findings
+            .iter()
+            .map(|finding| vec![finding.what.to_owned(), finding.object.clone(), finding.why.clone()])
+            .collect();
+        output::print(&table::lay_out(&["what", "object", "why"], &rows, 0))?;
+    }
+    match findings.len() {
+        0 => Ok(()),
+        count => Err(Failure::quiet(format!("{count} things are wrong"))),
+    }
+}
+
+async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Result<(), Failure> {
+    let is_it = |block: &&super::objects::BlockObject| block.metadata.name.as_deref() == Some(name);
+    let Some(block) = census.blocks.iter().find(is_it) else {
+        return Err(Failure::new(format!("ipblock {name}: not there")));
+    };
+    let node = &block.spec.node;
+    if !force && !node.is_empty() && !census.is_off(node) {
+        let why = format!("ipblock {name}: node {node} has it and is there");
+        return Err(Failure::new(why).next("its addresses come back by themselves; --force takes them away"));
+    }
+    let pool =
+        census.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(block.spec.pool.as_str()));
+    let grid = pool.and_then(|pool| pool.grid().ok().flatten());
+    match (block.object(), grid) {
+        (Some(object), Some(grid)) => {
+            let pod = (String::new(), String::new());
+            let registry = Cluster::new(client.clone(), &block.spec.pool, grid, pod, Counter::default());
+            registry
+                .delete(&object)
+                .await
+                .map_err(|fault| Failure::new(format!("ipblock {name}: {fault}")))?;
+        }
+        // What makes no sense is removed by its name.
+        _ => {
+            let blocks: kube::Api<super::objects::BlockObject> = kube::Api::all(client.clone());
+            let deleted = blocks.delete(name, &kube::api::DeleteParams::default()).await;
+            deleted.map_err(|error| Failure::new(format!("ipblock {name}: {error}")))?;
+        }
+    }
+    output::print(&format!("{}\n", json!({ "freed": name })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_full_when_everything_is_leased() {
+        assert_eq!(bar(0), format!("[{}]   0 %", "-".repeat(20)));
+        assert_eq!(bar(1), format!("[#{}]   1 %", "-".repeat(19)));
+        assert_eq!(bar(100), format!("[{}] 100 %", "#".repeat(20)));
+    }
+}

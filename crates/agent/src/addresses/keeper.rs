@@ -1,0 +1,272 @@
+//! What is decided about addresses once for a cluster: how full pools are, what dead nodes have, what nobody claims any
+//! more, what is wrong.
+//!
+//! ```text
+//!   census ──► status of pools · Events about what is wrong
+//!          ──► node gone for a while ──► looked at again ──► its blocks, if they are as they were ──► nobody's
+//!          ──► claim gone ──► its address nobody's
+//! ```
+//!
+//! Rules: a living node's blocks are its own, idle or not: nobody sees what it has given of them. A node is gone when its
+//! object is, or when somebody has marked it out of service, and no pod is bound to it any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use ipam::lease::reclaim;
+use ipam::registry::{Object, Registry};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client};
+use prometheus_client::metrics::counter::Counter;
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::census::{Census, Finding};
+use super::now;
+use super::objects::PoolObject;
+use super::registry::Cluster;
+
+/// What a claim of a virtual machine, of a pod, and of a pod that was taken over begins with.
+const OF_CLAIM: &str = "claim/";
+const OF_POD: &str = "pod/";
+const IMPORTED: &str = "imported/";
+/// Longest text of an Event, in bytes.
+const NOTE_MAX: usize = 1000;
+
+/// Who keeps pools in order.
+pub(crate) struct Keeper {
+    client: Client,
+    recorder: Recorder,
+    /// How long a node must have been gone.
+    grace: Duration,
+    /// How long the address of a pod that was deleted is kept for its successor.
+    retention: Duration,
+    gone: BTreeMap<String, Instant>,
+    told: BTreeSet<(String, String)>,
+    requests: Counter,
+}
+
+/// What a round came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    /// Blocks and addresses taken back from dead nodes.
+    pub(crate) reclaimed: u64,
+    /// Claims that ended.
+    pub(crate) ended: u64,
+    /// What is wrong.
+    pub(crate) findings: Vec<Finding>,
+    /// Pools.
+    pub(crate) pools: u64,
+    /// Blocks that nodes have.
+    pub(crate) leased: u64,
+}
+
+impl Keeper {
+    /// One with these rules.
+    pub(crate) fn new(client: Client, grace: Duration, retention: Duration, identity: &str) -> Keeper {
+        let reporter = Reporter { controller: "weft-ipam".to_owned(), instance: Some(identity.to_owned()) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        let (gone, told) = (BTreeMap::new(), BTreeSet::new());
+        Keeper { client, recorder, grace, retention, gone, told, requests: Counter::default() }
+    }
+
+    /// Looks at everything once and does what is to be done.
+    pub(crate) async fn round(&mut self) -> Result<Round, String> {
+        let census = Census::take(&self.client).await?;
+        let mut round = Round { findings: census.findings(), ..Round::default() };
+        for pool in &census.pools {
+            round.pools += 1;
+            round.leased += self.tell_status(&census, pool).await?;
+        }
+        round.reclaimed = self.take_from_the_dead(&census).await?;
+        round.ended = self.end_claims(&census).await?;
+        self.tell(&round.findings).await;
+        Ok(round)
+    }
+
+    /// Writes how full a pool is, if that has changed.
+    async fn tell_status(&self, census: &Census, pool: &PoolObject) -> Result<u64, String> {
+        let status = census.status_of(pool);
+        let leased = status.leased_blocks;
+        let Some(name) = pool.metadata.name.as_deref().filter(|_| pool.status.as_ref() != Some(&status))
+        else {
+            return Ok(leased);
+        };
+        let patch = Patch::Merge(json!({ "status": status }));
+        let pools: Api<PoolObject> = Api::all(self.client.clone());
+        match pools.patch_status(name, &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(leased),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(leased),
+            Err(error) => Err(format!("status of pool {name}: {error}")),
+        }
+    }
+
+    /// Takes back what nodes have that have been gone for a while.
+    ///
+    /// What they have was read first; that they are gone is made sure of now; a node that came back in between has
+    /// changed what it has, and keeps it.
+    async fn take_from_the_dead(&mut self, census: &Census) -> Result<u64, String> {
+        let holding: BTreeSet<&str> = census.blocks.iter().map(|block| block.spec.node.as_str()).collect();
+        let bound: BTreeSet<&str> = census.pods.iter().map(|pod| pod.node.as_str()).collect();
+        let off = |node: &str| !node.is_empty() && census.is_off(node) && !bound.contains(node);
+        let off: BTreeSet<&str> = holding.into_iter().filter(|node| off(node)).collect();
+        self.gone.retain(|node, _| off.contains(node.as_str()));
+        let mut taken = 0;
+        for node in off {
+            let since = *self.gone.entry(node.to_owned()).or_insert_with(Instant::now);
+            if since.elapsed() < self.grace || !self.is_off_now(node).await? {
+                continue;
+            }
+            for pool in &census.pools {
+                let name = pool.metadata.name.as_deref().unwrap_or_default();
+                let Some(registry) = self.registry(pool) else { continue };
+                let grid = pool.grid().ok().flatten();
+                for object in census.objects_of(name).filter(|object| object.holder.node == node) {
+                    let (net, Some(grid)) = (object.net, grid) else { continue };
+                    match reclaim(&registry, &grid, object, now()).await {
+                        Ok(()) => {
+                            info!(pool = name, block = %net, node, "taken back from a node that is gone");
+                            taken += 1;
+                        }
+                        Err(fault) => warn!(pool = name, block = %net, node, %fault, "not taken back"),
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The node's object and its pods, as they are at this moment.
+    async fn is_off_now(&self, node: &str) -> Result<bool, String> {
+        let failed = |error: kube::Error| format!("node {node}: {error}");
+        let nodes: Api<crate::agent::cluster::NodeObject> = Api::all(self.client.clone());
+        let found = nodes.get_opt(node).await.map_err(failed)?;
+        let off = found.is_none_or(|node| node.has_taint("node.kubernetes.io/out-of-service"));
+        let pods: Api<crate::agent::cluster::PodObject> = Api::all(self.client.clone());
+        let own = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(1);
+        Ok(off && pods.list_metadata(&own).await.map_err(failed)?.items.is_empty())
+    }
+
+    fn registry(&self, pool: &PoolObject) -> Option<Cluster> {
+        let name = pool.metadata.name.as_deref()?;
+        let grid = pool.grid().ok().flatten()?;
+        let pod = (String::new(), String::new());
+        Some(Cluster::new(self.client.clone(), name, grid, pod, self.requests.clone()))
+    }
+
+    /// Removes addresses that are kept for nobody.
+    async fn end_claims(&self, census: &Census) -> Result<u64, String> {
+        let kept = |object: &Object| !object.holder.claim.is_empty() && object.holder.node.is_empty();
+        let mut claims = None;
+        let mut ended = 0;
+        for pool in &census.pools {
+            let name = pool.metadata.name.as_deref().unwrap_or_default();
+            let Some(registry) = self.registry(pool) else { continue };
+            for object in census.objects_of(name).filter(kept) {
+                let claim = object.holder.claim.clone();
+                if claim.starts_with(OF_CLAIM) && claims.is_none() {
+                    claims = Some(self.claims().await?);
+                }
+                let known = claims.as_ref().and_then(Option::as_ref);
+                if !self.has_ended(census, &object, known) {
+                    continue;
+                }
+                match registry.delete(&object).await {
+                    Ok(()) => {
+                        info!(pool = name, address = %object.net, claim, "kept for nobody any more");
+                        ended += 1;
+                    }
+                    Err(fault) => warn!(pool = name, address = %object.net, claim, %fault, "still kept"),
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Is nobody coming back for this address? `claims` is nothing where the cluster has no such objects.
+    fn has_ended(
+        &self,
+        census: &Census,
+        object: &Object,
+        claims: Option<&BTreeSet<(String, String)>>,
+    ) -> bool {
+        let claim = object.holder.claim.as_str();
+        let parts = |text: &str| -> Option<(String, String)> {
+            let mut parts = text.split('/');
+            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+        };
+        let pod = |text: &str, uid: &str| {
+            let place = parts(text);
+            census.pods.iter().any(|pod| {
+                Some((pod.namespace.clone(), pod.name.clone())) == place && (uid.is_empty() || pod.uid == uid)
+            })
+        };
+        if let Some(rest) = claim.strip_prefix(IMPORTED) {
+            let uid = object.holder.owner.split('/').next().unwrap_or_default();
+            return !pod(rest, uid);
+        }
+        if let Some(rest) = claim.strip_prefix(OF_POD) {
+            let kept = Duration::from_millis(now().saturating_sub(object.holder.freed));
+            return !pod(rest, "") && kept > self.retention;
+        }
+        let Some(rest) = claim.strip_prefix(OF_CLAIM) else { return false };
+        claims.is_some_and(|claims| parts(rest).is_some_and(|place| !claims.contains(&place)))
+    }
+
+    /// The IPAMClaims; nothing where the cluster does not know such objects.
+    async fn claims(&self) -> Result<Option<BTreeSet<(String, String)>>, String> {
+        let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1alpha1", "IPAMClaim");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "ipamclaims");
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        match api.list_metadata(&ListParams::default()).await {
+            Ok(found) => Ok(Some(
+                found
+                    .items
+                    .into_iter()
+                    .filter_map(|claim| Some((claim.metadata.namespace?, claim.metadata.name?)))
+                    .collect(),
+            )),
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(None),
+            Err(error) => Err(format!("list ipamclaims: {error}")),
+        }
+    }
+
+    /// Tells each finding once.
+    async fn tell(&mut self, findings: &[Finding]) {
+        let current: BTreeSet<(String, String)> =
+            findings.iter().map(|finding| (finding.object.clone(), finding.why.clone())).collect();
+        for finding in findings.iter().filter(|finding| finding.what == "doubled" || finding.what == "spoilt")
+        {
+            let Finding { what, object, why } = finding;
+            if self.told.contains(&(object.clone(), why.clone())) {
+                continue;
+            }
+            warn!(what, object, why, "addresses");
+            let mut note = format!("{object}: {why}");
+            note.truncate(note.floor_char_boundary(NOTE_MAX));
+            let event = Event {
+                type_: EventType::Warning,
+                reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" }.to_owned(),
+                note: Some(note),
+                action: "Check".to_owned(),
+                secondary: None,
+            };
+            let (kind, name) = object.split_once(' ').unwrap_or(("", object));
+            let name = name.rsplit('/').next().unwrap_or(name).to_owned();
+            let kind = if kind == "ippool" { "IPPool" } else { "IPBlock" };
+            let about = ObjectReference {
+                api_version: Some("weft.dev/v1alpha1".to_owned()),
+                kind: Some(kind.to_owned()),
+                name: Some(name),
+                ..ObjectReference::default()
+            };
+            if let Err(error) = self.recorder.publish(&event, &about).await {
+                warn!(%error, "an Event could not be told");
+            }
+        }
+        self.told = current;
+    }
+}

@@ -1,0 +1,385 @@
+//! `weft import whereabouts`: addresses that running pods have from whereabouts stay theirs.
+//!
+//! ```text
+//!   IPPool.spec.allocations ┐
+//!   OverlappingRangeIPReservation ┴─► addresses, each with its pod ──► IPPool, and an IPBlock for each address, kept
+//!   NodeSlicePool: the range that slices are part of                     until its pod is gone
+//! ```
+//!
+//! Rules: nothing of whereabouts' is changed; what is there already is left alone, so it may be run again; an entry that
+//! cannot be read is named, and nothing is made before all could be read.
+//!
+//! Source: whereabouts v0.9 `pkg/api/whereabouts.cni.cncf.io/v1alpha1`, `pkg/storage/kubernetes`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use ipam::grid::{addresses_of, nth};
+use ipam::registry::{Fault, Holder, Registry};
+use ipnet::IpNet;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client};
+use npwg::exchange::addresses::PoolName;
+use prometheus_client::metrics::counter::Counter;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::addresses::census::Census;
+use crate::addresses::pools;
+use crate::addresses::registry::Cluster;
+use crate::agent::{cluster, runtime};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output::{self, Format, Output};
+use crate::table;
+
+/// What `weft import whereabouts` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft import whereabouts
+  weft import whereabouts --apply
+
+Without --apply it shows what would be made. docs/migrate-from-whereabouts.md has the whole way.
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// Make the pools and keep the addresses
+    #[arg(long)]
+    apply: bool,
+    /// Where whereabouts has its objects
+    #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
+    from_namespace: String,
+    /// Credentials, where it is no pod of the cluster
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// An address of whereabouts'.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Allocation {
+    /// The address space.
+    network_name: String,
+    /// The whole range; of a slice the one it is part of.
+    range: IpNet,
+    /// The address.
+    address: IpAddr,
+    /// `namespace/name` of the pod.
+    pod: String,
+    /// The container, if it is known.
+    container: String,
+    /// The interface, if it is known.
+    interface: String,
+}
+
+/// Whereabouts' objects, as lists of their JSON.
+#[derive(Debug, Default)]
+struct Found {
+    pools: Vec<Value>,
+    reservations: Vec<Value>,
+    slices: Vec<Value>,
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { apply, from_namespace, kubeconfig, output: Output { format } } = arguments;
+    runtime()?.block_on(async {
+        let client = cluster::client(kubeconfig.as_deref()).await?;
+        let list = async |plural: &str, kind: &str| {
+            let kind = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
+            let resource = ApiResource::from_gvk_with_plural(&kind, plural);
+            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), from_namespace, &resource);
+            match api.list(&ListParams::default()).await {
+                Ok(found) => {
+                    Ok(found.items.iter().filter_map(|item| serde_json::to_value(item).ok()).collect())
+                }
+                // Not every release has every kind.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+                Err(error) => Err(Failure::new(format!("list {plural}: {error}"))),
+            }
+        };
+        let found = Found {
+            pools: list("ippools", "IPPool").await?,
+            reservations: list("overlappingrangeipreservations", "OverlappingRangeIPReservation").await?,
+            slices: list("nodeslicepools", "NodeSlicePool").await?,
+        };
+        let allocations = found.allocations().map_err(Failure::new)?;
+        let made = match apply {
+            true => take_over(&client, &allocations).await?,
+            false => BTreeMap::new(),
+        };
+        tell(&allocations, &made, *apply, *format)
+    })
+}
+
+impl Found {
+    /// Every address, once.
+    fn allocations(&self) -> Result<Vec<Allocation>, String> {
+        let ranges = self.slices.iter().map(slice).collect::<Result<Vec<_>, String>>()?;
+        let mut found: BTreeMap<(String, IpAddr), Allocation> = BTreeMap::new();
+        for pool in &self.pools {
+            for allocation in of_pool(pool, &ranges)? {
+                found.insert((allocation.network_name.clone(), allocation.address), allocation);
+            }
+        }
+        for reservation in &self.reservations {
+            let (network, address) = reserved(reservation)?;
+            if found.contains_key(&(network.clone(), address)) {
+                continue;
+            }
+            // Its range is that of a pool which holds it.
+            let around = self.pools.iter().filter_map(|pool| place(pool, &ranges).ok());
+            let mut around = around.filter(|(name, range, _)| *name == network && range.contains(&address));
+            let Some((_, range, _)) = around.next() else { continue };
+            let pod = text(&reservation["spec"]["podref"]);
+            let interface = text(&reservation["spec"]["ifname"]);
+            let container = text(&reservation["spec"]["containerid"]);
+            let key = (network.clone(), address);
+            found
+                .insert(key, Allocation { network_name: network, range, address, pod, container, interface });
+        }
+        Ok(found.into_values().collect())
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn name_of(object: &Value) -> String {
+    text(&object["metadata"]["name"])
+}
+
+/// A range as whereabouts writes it in names.
+fn normal(range: &str) -> String {
+    let mut name = range.replace([':', '/'], "-");
+    if name.ends_with('-') {
+        name.push('0');
+    }
+    name
+}
+
+/// Name and range of a NodeSlicePool.
+fn slice(object: &Value) -> Result<(String, IpNet), String> {
+    let (name, range) = (name_of(object), text(&object["spec"]["range"]));
+    let net = range
+        .parse::<IpNet>()
+        .map_err(|_| format!("nodeslicepool {name}: spec.range: {range:?}: not a network"))?;
+    Ok((name, net.trunc()))
+}
+
+/// The address space of a pool, its whole range, and the range its offsets count in.
+fn place(pool: &Value, slices: &[(String, IpNet)]) -> Result<(String, IpNet, IpNet), String> {
+    let (name, range) = (name_of(pool), text(&pool["spec"]["range"]));
+    let own = range
+        .parse::<IpNet>()
+        .map_err(|_| format!("ippool {name}: spec.range: {range:?}: not a network"))?
+        .trunc();
+    let suffix = normal(&own.to_string());
+    let before = name.strip_suffix(&suffix).unwrap_or_default().trim_end_matches('-').to_owned();
+    // A slice is called NETWORK-NODE-SLICE, and its network is the name of the NodeSlicePool.
+    let around =
+        slices.iter().find(|(network, net)| net.contains(&own) && before.starts_with(&format!("{network}-")));
+    Ok(match around {
+        Some((network, net)) => (network.clone(), *net, own),
+        None => (before, own, own),
+    })
+}
+
+fn of_pool(pool: &Value, slices: &[(String, IpNet)]) -> Result<Vec<Allocation>, String> {
+    let (network_name, range, own) = place(pool, slices)?;
+    let name = name_of(pool);
+    let mut all = Vec::new();
+    for (offset, entry) in pool["spec"]["allocations"].as_object().into_iter().flatten() {
+        let refuse = |why: &str| format!("ippool {name}: spec.allocations: {offset:?}: {why}");
+        let number: u128 = offset.parse().map_err(|_| refuse("not a number"))?;
+        if number >= addresses_of(own) {
+            return Err(refuse("outside of its range"));
+        }
+        all.push(Allocation {
+            network_name: network_name.clone(),
+            range,
+            address: nth(own, number),
+            pod: text(&entry["podref"]),
+            container: text(&entry["id"]),
+            interface: text(&entry["ifname"]),
+        });
+    }
+    Ok(all)
+}
+
+/// Address space and address of a reservation: `[network-]address`, its colons written as dashes.
+fn reserved(object: &Value) -> Result<(String, IpAddr), String> {
+    let name = name_of(object);
+    let parts: Vec<&str> = name.split('-').collect();
+    // The longest end that is an address: of IPv6 every part is one of its groups.
+    for from in 0..parts.len() {
+        let end = &parts[from..];
+        if let Ok(ip) = end.join(":").parse::<IpAddr>().or_else(|_| end.join("").parse::<IpAddr>())
+            && (ip.is_ipv6() || end.len() == 1)
+        {
+            return Ok((parts[..from].join("-"), ip));
+        }
+    }
+    Err(format!("overlappingrangeipreservation {name}: its name has no address"))
+}
+
+/// Makes pools, and an object for each address; what became of each.
+async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, String>, Failure> {
+    let census = Census::take(client).await.map_err(Failure::new)?;
+    let mut known: BTreeMap<(String, IpNet), pools::Pool> = BTreeMap::new();
+    let mut made = BTreeMap::new();
+    // Wide ranges first: a narrow one in them is the same pool.
+    let mut order: Vec<usize> = (0..allocations.len()).collect();
+    order.sort_by_key(|at| allocations[*at].range.prefix_len());
+    for at in order {
+        let Allocation { network_name, range, address, pod, container, interface } = &allocations[at];
+        let key = (network_name.clone(), *range);
+        if !known.contains_key(&key) {
+            let divider = if network_name.is_empty() { "" } else { "-" };
+            let name = format!("{network_name}{divider}{}", range.to_string().replace([':', '/'], "-"));
+            let wanted = PoolName { name, given: false, network: network_name.clone(), range: *range };
+            known.insert(key.clone(), pools::resolve(client, &wanted).await.map_err(Failure::new)?);
+        }
+        let pool = &known[&key];
+        let (namespace, name) = pod.split_once('/').unwrap_or_default();
+        let Some(holder) =
+            census.pods.iter().find(|known| known.namespace == namespace && known.name == name)
+        else {
+            made.insert(at, "its pod is gone: not kept".to_owned());
+            continue;
+        };
+        let holder = Holder {
+            owner: format!("{}/{container}/{interface}", holder.uid),
+            claim: format!("imported/{pod}"),
+            ..Holder::default()
+        };
+        let place = (namespace.to_owned(), name.to_owned());
+        let registry = Cluster::new(client.clone(), &pool.name, pool.grid, place, Counter::default());
+        let outcome = match registry.create(IpNet::from(*address), &holder).await {
+            Ok(_) => format!("kept in pool {}", pool.name),
+            Err(Fault::Conflict) => "was there already".to_owned(),
+            Err(fault) => return Err(Failure::new(format!("{address}: {fault}"))),
+        };
+        // A node that has leased the block around it may give it to somebody.
+        if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.is_single())
+            && let Ok(Some(block)) = registry.read(block).await
+            && !block.holes.contains(address)
+        {
+            let node = block.holder.node;
+            let why = format!("{address}: node {node} has leased its block {} already", block.net);
+            return Err(Failure::new(why).next("import before the first pod gets an address of weft-ipam"));
+        }
+        made.insert(at, outcome);
+    }
+    Ok(made)
+}
+
+fn tell(
+    allocations: &[Allocation],
+    made: &BTreeMap<usize, String>,
+    apply: bool,
+    format: Format,
+) -> Result<(), Failure> {
+    if format == Format::Json {
+        return output::print_json(&allocations);
+    }
+    let row = |(at, allocation): (usize, &Allocation)| {
+        let Allocation { network_name, range, address, pod, interface, .. } = allocation;
+        let outcome = made.get(&at).cloned().unwrap_or_else(|| "would be kept".to_owned());
+        vec![
+            address.to_string(),
+            range.to_string(),
+            network_name.clone(),
+            pod.clone(),
+            interface.clone(),
+            outcome,
+        ]
+    };
+    let rows: Vec<Vec<String>> = allocations.iter().enumerate().map(row).collect();
+    output::print(&table::lay_out(
+        &["address", "range", "network", "pod", "interface", "outcome"],
+        &rows,
+        0,
+    ))?;
+    match apply {
+        true => Ok(()),
+        false => output::print("nothing was changed: --apply does it\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pool(name: &str, range: &str, allocations: &Value) -> Value {
+        json!({ "metadata": { "name": name }, "spec": { "range": range, "allocations": allocations } })
+    }
+
+    fn lines(found: &Found) -> Vec<String> {
+        let line =
+            |one: Allocation| format!("{} {} {} {}", one.address, one.range, one.network_name, one.pod);
+        found.allocations().unwrap().into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn every_kind_of_whereabouts_is_understood() {
+        let found = Found {
+            pools: vec![
+                pool(
+                    "192.168.2.0-24",
+                    "192.168.2.0/24",
+                    &json!({ "5": { "id": "c", "podref": "a/b", "ifname": "net1" } }),
+                ),
+                pool(
+                    "blue-fd00---64",
+                    "fd00::/64",
+                    &json!({ "18446744073709551615": { "id": "c", "podref": "a/c" } }),
+                ),
+                pool(
+                    "red-node-1-10.0.1.0-28",
+                    "10.0.1.0/28",
+                    &json!({ "3": { "id": "c", "podref": "a/d" } }),
+                ),
+            ],
+            reservations: vec![
+                json!({ "metadata": { "name": "192.168.2.5" }, "spec": { "podref": "a/b" } }),
+                json!({ "metadata": { "name": "192.168.2.9" }, "spec": { "podref": "a/e" } }),
+                json!({ "metadata": { "name": "blue-fd00--7" }, "spec": { "podref": "a/f" } }),
+            ],
+            slices: vec![
+                json!({ "metadata": { "name": "red" }, "spec": { "range": "10.0.0.0/16", "sliceSize": "/28" } }),
+            ],
+        };
+        let expected = [
+            "192.168.2.5 192.168.2.0/24  a/b",
+            "192.168.2.9 192.168.2.0/24  a/e",
+            "fd00::7 fd00::/64 blue a/f",
+            "fd00::ffff:ffff:ffff:ffff fd00::/64 blue a/c",
+            "10.0.1.3 10.0.0.0/16 red a/d",
+        ];
+        assert_eq!(lines(&found), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_and_nothing_is_taken() {
+        for (pool, word) in [
+            (pool("x", "10.0.0.0", &json!({})), "spec.range: \"10.0.0.0\""),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "x": {} })), "\"x\": not a number"),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "-1": {} })), "\"-1\": not a number"),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "256": {} })), "\"256\": outside of its range"),
+        ] {
+            let why = Found { pools: vec![pool], ..Found::default() }.allocations().unwrap_err();
+            assert!(why.contains(word), "{why}");
+        }
+        let reservations = vec![json!({ "metadata": { "name": "blue-sky" } })];
+        assert!(Found { reservations, ..Found::default() }.allocations().unwrap_err().contains("blue-sky"));
+    }
+}
