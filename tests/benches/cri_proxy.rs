@@ -159,7 +159,10 @@ fn sandboxes(proxy: &Proxy) {
     for number in 0..PODS {
         let named = proxy.pod_on(&format!("named-{number}"), &[("", "red")]);
         let default = proxy.node().pod(&format!("default-{number}"), &[]);
-        for (index, times) in times.iter_mut().enumerate() {
+        // Each is the first as often as the others.
+        for place in 0..times.len() {
+            let index = (place + number) % times.len();
+            let Some(times) = times.get_mut(index) else { continue };
             let (cri, pod) = match index {
                 0 => (proxy.cri(), &default),
                 1 => (proxy.node().cri(), &default),

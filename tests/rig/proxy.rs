@@ -52,7 +52,9 @@ impl Proxy {
     #[must_use]
     #[track_caller]
     pub fn quiet(host: Host) -> Option<Proxy> {
-        let mut proxy = Proxy::with_networks(host)?;
+        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        crate::install(&node);
+        let mut proxy = Proxy::with_networks_on(node);
         proxy.relaunch(&["--log", "info"]);
         Some(proxy)
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use cni::capability;
 use cni::invocation::Attachment;
+use cni::name::PluginType;
 use cni::network::Network;
 use cni::object::Object;
 use cni::runtime::chain::{self, Attached, Parameters};
@@ -25,8 +26,11 @@ use tonic::Status;
 
 use super::fallback::OnDisk;
 use super::networks::{Networks, blocking};
+use super::plugins::Look;
+use super::store::Stored;
 use crate::agent::sandboxes::Sandboxes;
-use crate::network_api::{self, FALLBACK, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
+use crate::network_api::validation::Checked;
+use crate::network_api::{self, FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
 
 /// How long what a plugin said counts.
 const FRESH: Duration = Duration::from_secs(5);
@@ -46,12 +50,10 @@ pub(crate) struct Conditions {
     answers: Mutex<BTreeMap<String, Answer>>,
 }
 
-/// A network to be looked at.
+/// A network to be looked at; the fallback is as if it had been set.
 struct Subject {
     label: String,
-    config: NetworkConfig,
-    network: Network,
-    draining: bool,
+    stored: Arc<Stored>,
 }
 
 impl Conditions {
@@ -91,9 +93,14 @@ impl Conditions {
     }
 
     fn is_ready(&self) -> Result<(), String> {
+        let look = self.networks.plugins.look();
+        let managed = |label: &str, network: &Network| {
+            let needs = network.needs()?;
+            self.management(&look, label, network, &needs)
+        };
         let absent = match self.networks.default_network() {
             Ok(usable) => {
-                let managed = self.management(&usable.label, &usable.network);
+                let managed = managed(&usable.label, &usable.network);
                 return managed.map_err(|error| format!("network {}: {error}", usable.label));
             }
             Err(error) => error.msg,
@@ -104,7 +111,7 @@ impl Conditions {
         let mut why = absent;
         for stored in self.networks.all() {
             let label = stored.checked.name.to_string();
-            match self.management(&label, &stored.checked.network) {
+            match managed(&label, &stored.checked.network) {
                 Ok(()) if !stored.draining => return Ok(()),
                 Ok(()) => {}
                 Err(error) => why = format!("{why}; network {label}: {error}"),
@@ -114,21 +121,23 @@ impl Conditions {
     }
 
     fn subjects(&self) -> Vec<Subject> {
-        let mut subjects = Vec::new();
-        if let OnDisk::Found(network) = self.networks.fallback.read()
-            && let Ok(view) = conflist::view(&network)
-        {
-            let metadata = NetworkMetadata { name: FALLBACK.to_owned(), ..NetworkMetadata::default() };
-            let config = NetworkConfig { metadata: Some(metadata), ..view };
-            subjects.push(Subject { label: FALLBACK.to_owned(), config, network: *network, draining: false });
-        }
-        subjects.extend(self.networks.all().iter().map(|stored| Subject {
-            label: stored.checked.name.to_string(),
-            config: stored.checked.config.clone(),
-            network: stored.checked.network.clone(),
-            draining: stored.draining,
-        }));
-        subjects
+        let stored = self.networks.all().into_iter();
+        let stored = stored.map(|stored| Subject { label: stored.checked.name.to_string(), stored });
+        self.on_disk().into_iter().chain(stored).collect()
+    }
+
+    fn on_disk(&self) -> Option<Subject> {
+        let OnDisk::Found(network) = self.networks.fallback.read() else { return None };
+        let view = conflist::view(&network).ok()?;
+        let metadata = NetworkMetadata { name: FALLBACK.to_owned(), ..NetworkMetadata::default() };
+        let checked = Checked {
+            name: Name::of(&metadata),
+            config: NetworkConfig { metadata: Some(metadata), ..view },
+            needs: network.needs().ok()?,
+            network: *network,
+            ranges: Vec::new(),
+        };
+        Some(Subject { label: FALLBACK.to_owned(), stored: Arc::new(Stored { checked, draining: false }) })
     }
 
     fn look(&self) -> Vec<network_api::Network> {
@@ -142,20 +151,23 @@ impl Conditions {
         let slow: Vec<usize> = (0..subjects.len())
             .filter(|index| {
                 subjects.get(*index).is_some_and(|subject| {
-                    subject.network.version >= Verb::Status.since() || users.contains_key(index)
+                    subject.stored.checked.network.version >= Verb::Status.since()
+                        || users.contains_key(index)
                 })
             })
             .collect();
         let next = AtomicUsize::new(0);
         let nobody = Vec::new();
+        let look = self.networks.plugins.look();
         let examine = |index: usize| {
             let subject = subjects.get(index)?;
             let used = users.get(&index).unwrap_or(&nobody);
+            let Stored { checked, draining } = &*subject.stored;
+            let managed = self.management(&look, &subject.label, &checked.network, &checked.needs);
             Some(network_api::Network {
-                config: Some(subject.config.clone()),
+                config: Some(checked.config.clone()),
                 status: Some(NetworkStatus {
-                    sandbox_management: !subject.draining
-                        && self.management(&subject.label, &subject.network).is_ok(),
+                    sandbox_management: !draining && managed.is_ok(),
                     connectivity: used.iter().all(|(entry, place)| self.connected(entry, *place).is_ok()),
                 }),
             })
@@ -173,8 +185,14 @@ impl Conditions {
         (0..subjects.len()).filter_map(examine).collect()
     }
 
-    fn management(&self, label: &str, network: &Network) -> Result<(), Error> {
-        self.networks.plugins.require(network)?;
+    fn management(
+        &self,
+        look: &Look<'_>,
+        label: &str,
+        network: &Network,
+        needs: &[PluginType],
+    ) -> Result<(), Error> {
+        look.require(needs, network.version)?;
         if network.version < Verb::Status.since() {
             return Ok(());
         }
@@ -240,7 +258,7 @@ fn users<'a>(
                 delegate.role == Role::Default
                     && subjects
                         .get(*index)
-                        .is_some_and(|subject| subject.network.name == delegate.config_name)
+                        .is_some_and(|subject| subject.stored.checked.network.name == delegate.config_name)
             });
             if let Some(index) = by_label.or(by_default) {
                 users.entry(index).or_default().push((entry, place));

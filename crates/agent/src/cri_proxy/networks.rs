@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cni::name::PluginType;
 use cni::network::Network;
 use cni::{Error, code};
 use ipnet::IpNet;
@@ -106,10 +107,10 @@ impl Networks {
     ) -> Result<Arc<Stored>, Status> {
         let mut checked = validation::check(config)?;
         let networks = Arc::clone(self);
-        let network = checked.network.clone();
-        blocking(move || networks.plugins.require(&network))
+        let (needs, version) = (checked.needs.clone(), checked.network.version);
+        blocking(move || networks.plugins.look().require(&needs, version))
             .await?
-            .map_err(|error| fault("config.cniv1_config", network_types(&checked.network), error))?;
+            .map_err(|error| fault("config.cniv1_config", types(&checked.needs), error))?;
         let _turn = self.writing.lock().await;
         let before = self.known().get(&checked.name).cloned();
         if before.is_none() && self.known().len() >= NETWORKS_MAX {
@@ -340,9 +341,8 @@ fn settle(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<
     Ok(())
 }
 
-fn network_types(network: &Network) -> String {
-    let types = network.needs().unwrap_or_default();
-    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn types(needs: &[PluginType]) -> String {
+    needs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Does what takes time away from the thread that answers.

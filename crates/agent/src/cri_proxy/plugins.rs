@@ -15,10 +15,9 @@ use std::time::Duration;
 use cni::environment::Environment;
 use cni::invoke::Invoke;
 use cni::name::PluginType;
-use cni::network::Network;
 use cni::runtime::exec::{self, Exec};
 use cni::runtime::probe;
-use cni::{Error, code};
+use cni::{Error, Version, code};
 
 use crate::hands::Hands;
 
@@ -31,6 +30,36 @@ pub(crate) struct Plugins {
     path: String,
     hands: Option<PathBuf>,
     known: Mutex<BTreeMap<PluginType, (Fingerprint, Vec<String>)>>,
+}
+
+/// One look at the plugins: what was seen of one is not looked for again.
+pub(crate) struct Look<'a> {
+    plugins: &'a Plugins,
+    seen: Mutex<BTreeMap<PluginType, Result<Vec<String>, Error>>>,
+}
+
+impl Look<'_> {
+    /// Is every plugin there, and does it speak this version? Takes time where one is new.
+    pub(crate) fn require(&self, needs: &[PluginType], version: Version) -> Result<(), Error> {
+        let wanted = version.as_str();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for plugin in needs {
+            if !seen.contains_key(plugin) {
+                seen.insert(plugin.clone(), self.plugins.versions(plugin));
+            }
+            match seen.get(plugin) {
+                Some(Ok(speaks)) if speaks.iter().any(|version| version == wanted) => {}
+                Some(Ok(speaks)) => {
+                    let why = format!("plugin {plugin} does not support version {wanted}");
+                    let error = Error::new(code::INCOMPATIBLE_VERSION, why);
+                    return Err(error.details(format!("it supports {}", speaks.join(", "))));
+                }
+                Some(Err(error)) => return Err(error.clone()),
+                None => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Which file a program is.
@@ -62,18 +91,9 @@ impl Plugins {
         &self.path
     }
 
-    /// Is every plugin of a network there, and does it speak the network's version? Takes time where one is new.
-    pub(crate) fn require(&self, network: &Network) -> Result<(), Error> {
-        let wanted = network.version.as_str();
-        for plugin in network.needs()? {
-            let speaks = self.versions(&plugin)?;
-            if !speaks.iter().any(|version| version == wanted) {
-                let why = format!("plugin {plugin} does not support version {wanted}");
-                let error = Error::new(code::INCOMPATIBLE_VERSION, why);
-                return Err(error.details(format!("it supports {}", speaks.join(", "))));
-            }
-        }
-        Ok(())
+    /// Looks at plugins, at each once.
+    pub(crate) fn look(&self) -> Look<'_> {
+        Look { plugins: self, seen: Mutex::default() }
     }
 
     fn versions(&self, plugin: &PluginType) -> Result<Vec<String>, Error> {

@@ -177,3 +177,132 @@ fn condition(content: &[u8], ready: &Result<(), String>) -> Vec<u8> {
     wire::push(&mut out, 1, &inner);
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[derive(Clone, PartialEq, Message)]
+    struct Network {
+        #[prost(string, tag = "1")]
+        ip: String,
+        #[prost(message, repeated, tag = "2")]
+        additional_ips: Vec<PodIp>,
+    }
+
+    /// As a newer release of CRI may have it: with a field that nobody here knows.
+    #[derive(Clone, PartialEq, Message)]
+    struct Full {
+        #[prost(string, tag = "1")]
+        id: String,
+        #[prost(message, optional, tag = "5")]
+        network: Option<Network>,
+        #[prost(btree_map = "string, string", tag = "8")]
+        annotations: BTreeMap<String, String>,
+        #[prost(string, tag = "4711")]
+        unheard_of: String,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    struct Event {
+        #[prost(string, tag = "1")]
+        container_id: String,
+        #[prost(int32, tag = "2")]
+        kind: i32,
+        #[prost(message, optional, tag = "4")]
+        status: Option<Full>,
+        #[prost(message, repeated, tag = "5")]
+        containers: Vec<Network>,
+    }
+
+    const ENTRY: &str = r#"{"version":1,"network":"weft-cri","containerId":"c1","netns":"/run/netns/x","ifname":"eth0",
+      "args":"","path":"/opt/cni/bin","plan":{"version":1,"pod":{"namespace":"ns","name":"web","uid":"u"},"container":"c1",
+      "status":{"addresses":"bare","keys":"standard"},"delegates":[
+        {"network":"red","role":"default","configName":"red","config":"{}","ifname":"eth0","runtimeConfig":{},"args":[],"verify":{},"defaultRoute":"untouched","because":[]},
+        {"network":"ns/blue","role":"selected","configName":"blue","config":"{}","ifname":"net1","runtimeConfig":{},"args":[],"verify":{},"defaultRoute":"untouched","because":[]}],"warnings":[]},
+      "attachments":[{"state":"attached","result":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}},
+        {"state":"attached","result":{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/x"}],"ips":[{"address":"10.1.0.9/24","interface":0},{"address":"fd01::9/64","interface":0}]}}],
+      "complete":true}"#;
+
+    #[test]
+    fn an_event_of_a_sandbox_tells_the_addresses_of_every_network_and_keeps_all_else() {
+        let directory = std::env::temp_dir().join(format!("weft-reply-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join("c1.json"), ENTRY).unwrap();
+        let journal = Journal::at(&directory);
+        let asked = r#"[{"interface":"eth0","network":"red"},{"interface":"net1","network":"ns/blue"}]"#;
+        let ip = |ip: &str, name: &str| PodIp { ip: ip.to_owned(), network_name: name.to_owned() };
+        let status = |annotations: &[(&str, &str)], additional_ips| Full {
+            id: "c1".to_owned(),
+            network: Some(Network { ip: "10.0.0.2".to_owned(), additional_ips }),
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            unheard_of: "stays".to_owned(),
+        };
+        let event = |status| Event {
+            container_id: "c1".to_owned(),
+            kind: 1,
+            status: Some(status),
+            containers: vec![Network::default(), Network { ip: "x".to_owned(), ..Network::default() }],
+        };
+        let sent = event(status(&[("mine", "1"), (ATTACHMENTS, asked)], vec![ip("fd00::2", "")]));
+        let expected = event(status(
+            &[("mine", "1")],
+            vec![ip("fd00::2", "red"), ip("10.1.0.9", "ns/blue"), ip("fd01::9", "ns/blue")],
+        ));
+        let edited = super::event(&sent.encode_to_vec(), &journal).unwrap();
+        assert_eq!(Event::decode(edited.as_slice()).unwrap(), expected);
+        // A sandbox that asked for nothing passes as it is.
+        assert_eq!(
+            super::event(&event(status(&[("mine", "1")], Vec::new())).encode_to_vec(), &journal),
+            None
+        );
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn the_network_is_ready_as_its_networks_are_and_other_conditions_stay() {
+        #[derive(Clone, PartialEq, Message)]
+        struct Full {
+            #[prost(string, tag = "1")]
+            kind: String,
+            #[prost(bool, tag = "2")]
+            holds: bool,
+            #[prost(string, tag = "3")]
+            reason: String,
+            #[prost(string, tag = "4")]
+            message: String,
+            #[prost(string, tag = "9")]
+            unheard_of: String,
+        }
+        #[derive(Clone, PartialEq, Message)]
+        struct Conditions {
+            #[prost(message, repeated, tag = "1")]
+            conditions: Vec<Full>,
+        }
+        #[derive(Clone, PartialEq, Message)]
+        struct Response {
+            #[prost(message, optional, tag = "1")]
+            status: Option<Conditions>,
+        }
+        let condition = |kind: &str, holds, reason: &str, message: &str| Full {
+            kind: kind.to_owned(),
+            holds,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            unheard_of: "stays".to_owned(),
+        };
+        let response = |network: Full| Response {
+            status: Some(Conditions { conditions: vec![condition("RuntimeReady", true, "", ""), network] }),
+        };
+        let not_ready = condition(NETWORK_READY, false, "NetworkPluginNotReady", "no network");
+        for (told, ready, expected) in [
+            (condition(NETWORK_READY, true, "", ""), Err("no network".to_owned()), not_ready.clone()),
+            (not_ready, Ok(()), condition(NETWORK_READY, true, "", "")),
+        ] {
+            let edited = readiness(&response(told).encode_to_vec(), &ready).unwrap();
+            assert_eq!(Response::decode(edited.as_slice()).unwrap(), response(expected));
+        }
+    }
+}

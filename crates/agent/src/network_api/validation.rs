@@ -39,6 +39,8 @@ pub(crate) struct Checked {
     pub(crate) name: Name,
     /// What is run.
     pub(crate) network: Network,
+    /// The plugins that takes.
+    pub(crate) needs: Vec<PluginType>,
     /// The value of `ipRanges` for each sandbox: one set for each family, in their order.
     pub(crate) ranges: Vec<Vec<IpNet>>,
 }
@@ -99,7 +101,8 @@ pub(crate) fn check(config: Option<NetworkConfig>) -> Result<Checked, Status> {
     }
     let capabilities = network.capabilities().map_err(|error| Status::invalid_argument(error.to_string()))?;
     let ranges = check_ranges(ip_ranges, &capabilities)?;
-    Ok(Checked { name, network, ranges, config })
+    let needs = network.needs().map_err(|error| Status::invalid_argument(error.to_string()))?;
+    Ok(Checked { name, network, needs, ranges, config })
 }
 
 fn check_list(cni: &CniConfig, name: &Name) -> Result<(), Status> {
