@@ -5,9 +5,8 @@
 #![cfg(test)]
 
 use rig::cluster::bridge;
-use rig::machine::until;
 use rig::neutron::Mode;
-use rig::openstack::{VIF, configuration};
+use rig::openstack::{VIF, configuration, eventually};
 use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
@@ -31,7 +30,7 @@ fn address(pod: &Pod, link: &str) -> String {
 
 /// The second phase is written, and Neutron says the same of ports that say whose they are.
 fn assert_owned_and_active(cluster: &OpenStack, name: &str, uid: &str) {
-    until("all are ACTIVE", || {
+    eventually("all are ACTIVE", || {
         let text = cluster.annotation(name, VIF)?;
         (text.matches(r#""active":true"#).count() == 2).then_some(())
     });
@@ -97,6 +96,6 @@ fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
         assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1);
         cluster.delete_pod(name);
     }
-    until("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
+    eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
     assert!(cluster.machine.lives("controller"));
 }

@@ -161,8 +161,9 @@ impl Neutron {
     }
 
     /// A token of the administrator.
+    #[must_use]
     #[track_caller]
-    fn token(&self) -> String {
+    pub fn token(&self) -> String {
         let domain = json!({ "id": "default" });
         let body = json!({ "auth": {
             "identity": { "methods": ["password"],

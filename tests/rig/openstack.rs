@@ -10,15 +10,21 @@
 //! A node is a chassis of OVN: its name is that of a network namespace, and `/run/openvswitch` is its switch's.
 
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod, workspace};
 
 use crate::kube::{Accounts, Kube};
-use crate::machine::{CONFIGURATIONS, Machine, until};
+use crate::machine::{CONFIGURATIONS, Machine};
 use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
 
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(150);
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(300);
 /// The namespace of the pods.
 pub const NAMESPACE: &str = "blue";
 /// The annotation that selects networks.
@@ -52,11 +58,19 @@ impl OpenStack {
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
+        OpenStack::with_tokens_of(host, mode, nodes, 3600)
+    }
+
+    /// The same, where a token is good for so many seconds.
+    #[must_use]
+    #[track_caller]
+    pub fn with_tokens_of(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
         let machine = Arc::new(Machine::new(host, "node"));
         let name = std::thread::current().name().unwrap_or("test").to_owned();
         let (cloud, cluster) = std::thread::scope(|scope| {
             let cloud = std::thread::Builder::new().name(name);
-            let cloud = cloud.spawn_scoped(scope, || Neutron::new(Arc::clone(&machine), mode, nodes));
+            let cloud = cloud
+                .spawn_scoped(scope, || Neutron::with_tokens_of(Arc::clone(&machine), mode, nodes, seconds));
             let cluster = Kube::new(Arc::clone(&machine), Accounts::Absent);
             (cloud.expect("a thread").join().expect("a cloud"), cluster)
         });
@@ -229,7 +243,7 @@ impl OpenStack {
     #[must_use]
     #[track_caller]
     pub fn wait_for_vifs(&self, name: &str) -> Vec<Value> {
-        let text = until(&format!("ports of {name}"), || self.annotation(name, VIF));
+        let text = eventually(&format!("ports of {name}"), || self.annotation(name, VIF));
         self.read_by_os_vif(&text)
     }
 
@@ -247,7 +261,7 @@ impl OpenStack {
     /// Waits for an Event of a pod that has all these words.
     #[track_caller]
     pub fn wait_for_event(&self, name: &str, words: &[&str]) -> String {
-        until(&format!("an Event of {name} with {words:?}"), || {
+        eventually(&format!("an Event of {name} with {words:?}"), || {
             self.events(name).into_iter().find(|event| words.iter().all(|word| event.contains(word)))
         })
     }
@@ -275,6 +289,22 @@ impl OpenStack {
             attachment.through = words.iter().map(|word| (*word).to_owned()).collect();
         }
         attachment
+    }
+}
+
+/// Waits until `look` finds something, which asks programs that cost more than what is waited for: it looks rarely.
+///
+/// # Panics
+/// If it takes longer than a loaded machine may need.
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
+        sleep(PAUSE);
     }
 }
 

@@ -6,6 +6,7 @@
 //! Source: OpenStack Networking API v2.0.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hyper::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -31,6 +32,9 @@ pub struct Client {
     session: Mutex<Option<Session>>,
     requests: AtomicU64,
 }
+
+/// What each port of several that are made at once may take more.
+const EACH: Duration = Duration::from_secs(2);
 
 /// What of an answer is asked for, and which: `[("tags", "a,b"), ("fields", "id")]`.
 pub type Query<'a> = &'a [(&'a str, &'a str)];
@@ -74,6 +78,17 @@ impl Client {
         body: Option<&Value>,
         revision: Option<u64>,
     ) -> Result<Value, Error> {
+        self.call_patiently(method, path, body, revision, Duration::ZERO).await
+    }
+
+    async fn call_patiently(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        revision: Option<u64>,
+        longer: Duration,
+    ) -> Result<Value, Error> {
         let what = format!("{method} {}", path.split('?').next().unwrap_or_default());
         let condition = revision.map(|number| format!("revision_number={number}"));
         let mut session = self.session(None).await?;
@@ -84,7 +99,7 @@ impl Client {
             headers.extend(condition.as_deref().map(|condition| ("If-Match", condition)));
             self.requests.fetch_add(1, Ordering::Relaxed);
             let address = format!("{}{path}", session.endpoint);
-            let answer = self.http.call(&method, &address, &headers, body).await?;
+            let answer = self.http.call(&method, &address, &headers, body, longer).await?;
             debug!(%method, path, status = answer.status.as_u16(), "neutron");
             if answer.status.as_u16() == 401 && session.token.is_some() && !renewed {
                 session = self.session(Some(session.number)).await?;
@@ -146,7 +161,9 @@ impl Client {
 
     /// Makes several ports in one request: all of them or none.
     pub async fn create_ports(&self, ports: &[NewPort]) -> Result<Vec<Port>, Error> {
-        let answer = self.call(Method::POST, "/v2.0/ports", Some(&json!({ "ports": ports })), None).await?;
+        let body = json!({ "ports": ports });
+        let longer = EACH * u32::try_from(ports.len()).unwrap_or(u32::MAX).min(1000);
+        let answer = self.call_patiently(Method::POST, "/v2.0/ports", Some(&body), None, longer).await?;
         read("POST /v2.0/ports", answer, "ports")
     }
 

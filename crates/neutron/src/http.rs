@@ -61,13 +61,14 @@ impl Http {
         Ok(Http { client, patience })
     }
 
-    /// One request.
+    /// One request, which may take so much longer than others.
     pub(crate) async fn call(
         &self,
         method: &Method,
         uri: &str,
         headers: &[(&str, &str)],
         body: Option<&Value>,
+        longer: Duration,
     ) -> Result<Answer, Error> {
         let what = || format!("{method} {uri}");
         let unreachable = |why: String| Error::new(what(), Why::Unreachable(why));
@@ -91,9 +92,10 @@ impl Http {
             let body = body.map_err(|cause| unreachable(format!("the answer breaks off: {cause}")))?;
             Ok((head, body.to_bytes()))
         };
-        let answered = timeout(self.patience, answered).await;
-        let (head, bytes) = answered
-            .map_err(|_| unreachable(format!("no answer within {} s", self.patience.as_secs())))??;
+        let patience = self.patience + longer;
+        let answered = timeout(patience, answered).await;
+        let (head, bytes) =
+            answered.map_err(|_| unreachable(format!("no answer within {} s", patience.as_secs())))??;
         let body = match bytes.is_empty() {
             true => Value::Null,
             false => match serde_json::from_slice(&bytes) {

@@ -2,6 +2,8 @@
 //!
 //! Source: OpenStack Identity API v3, "Password", "Token" and "Application credential" authentication, "catalog".
 
+use std::time::Duration;
+
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -34,7 +36,7 @@ impl Session {
         };
         let address = format!("{base}/auth/tokens");
         let what = format!("POST {address}");
-        let answer = http.call(&Method::POST, &address, &[], Some(&body)).await?;
+        let answer = http.call(&Method::POST, &address, &[], Some(&body), Duration::ZERO).await?;
         if !answer.status.is_success() {
             return Err(crate::client::refusal(&what, &answer));
         }

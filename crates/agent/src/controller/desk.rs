@@ -452,7 +452,7 @@ impl Desk {
             let Some(error) = failed else { break };
             warn!(%error, pod = case.subject.pod.name, "ports cannot be released yet");
             sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PAUSES.1);
+            pause = (pause * 2).min(PAUSES.1 / 4);
         }
         self.count("released");
         let mut cases = self.cases();
@@ -528,11 +528,25 @@ impl Desk {
         let (due, rest): (Vec<String>, Vec<String>) =
             lost.into_iter().partition(|id| orphans == Orphans::Remove || suspects.contains(id));
         *suspects = rest.into_iter().collect();
-        for id in due {
-            warn!(port = id, "belongs to no pod: it is removed");
-            self.allocator.neutron.delete_port(&id).await?;
-        }
+        self.remove(due);
         Ok(())
+    }
+
+    /// Removes ports that nobody has, a few at a time; one that cannot be removed is found again at the next comparison.
+    fn remove(&self, ports: Vec<String>) {
+        let allocator = Arc::clone(&self.allocator);
+        tokio::spawn(async move {
+            for few in ports.chunks(PARALLEL / 2) {
+                let allocator = &allocator;
+                let removals = few.iter().map(|id| async move {
+                    warn!(port = id, "belongs to no pod: it is removed");
+                    if let Err(error) = allocator.neutron.delete_port(id).await {
+                        warn!(%error, "not removed");
+                    }
+                });
+                futures_util::future::join_all(removals).await;
+            }
+        });
     }
 
     /// The ports that are written somewhere, and the pods that live.
