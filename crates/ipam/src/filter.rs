@@ -63,7 +63,7 @@ impl Filter {
         let index = |number| grid.index_of(self.range.family().address(number));
         let span = index(first).zip(index(last));
         let (low, count) = span.map_or((0, 0), |(low, high)| (low, (high - low).saturating_add(1)));
-        let start = u128::from(seed) % count.max(1);
+        let start = u128::from(spread(seed)) % count.max(1);
         (0..count.min(LOOK_MAX))
             .map(move |step| low + (start + step) % count)
             .filter_map(|index| grid.block(index))
@@ -80,6 +80,13 @@ impl Filter {
             Some(self.range.family().address(found))
         })
     }
+}
+
+/// Neighbouring seeds far apart, in every bit: the finalizer of SplitMix64.
+fn spread(seed: u64) -> u64 {
+    let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -238,6 +238,22 @@ impl Ledger {
         })
     }
 
+    /// The address that the owner with this mark holds. A look at one word of each slot.
+    pub fn held_by(&self, mark: u64) -> Option<Place> {
+        let mark = mark.to_le_bytes();
+        for page in 0..self.pages() {
+            let from = PREFACE + page * PAGE + HEAD;
+            let slots = self.image.get(from..from + SLOTS * SLOT)?.chunks_exact(SLOT);
+            let found = slots.enumerate().find(|(_, bytes)| bytes[8..] == mark && bytes[7] == 1);
+            if let Some((slot, _)) = found
+                && self.head(page).and_then(net).is_some_and(|net| (slot as u128) < addresses_of(net))
+            {
+                return Some(Place { page, slot });
+            }
+        }
+        None
+    }
+
     /// The free address to give: of those that `accepts`, the one that has been free longest.
     pub fn choose(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Choice {
         let mut best: Option<(u64, Place, IpAddr)> = None;

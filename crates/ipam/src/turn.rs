@@ -68,7 +68,7 @@ pub struct Supply {
 
 /// Gives the owner with this mark an address: the one it has, else one that is free.
 pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish: Wish) -> Turn {
-    if let Some((place, _, _)) = ledger.held().find(|(_, _, owner)| *owner == mark)
+    if let Some(place) = ledger.held_by(mark)
         && let Some(ip) = ledger.address(place)
     {
         return match wish {
