@@ -6,8 +6,9 @@
 
 #![cfg(test)]
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rig::addresses::{Nodes, given, network};
 use rig::machine::until;
@@ -142,6 +143,84 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
         (pool["status"]["singleAddresses"] == 6).then_some(())
     };
     until("the pool's status", full);
+}
+
+/// What one node does, until the time is over: ADD and DEL of its own pods, some of them killed on the way.
+fn work(
+    nodes: &Nodes,
+    pod: &Pod,
+    node: usize,
+    worker: usize,
+    end: Instant,
+    told: &Mutex<BTreeMap<String, String>>,
+) {
+    let conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+    for round in 0_u32.. {
+        let container = format!("n{node}w{worker}r{round}");
+        let killed = (round as usize + worker).is_multiple_of(7);
+        let mut attachment = nodes.attachment(pod, &container);
+        if killed {
+            let delay = format!("0.{:03}", (round * 37 + 5) % 60);
+            attachment.through = vec!["timeout".into(), "-s".into(), "KILL".into(), delay];
+        }
+        let added = attachment.add(&conf);
+        if added.code == Some(0) {
+            let ip = given(added)[0].clone();
+            let before = told.lock().unwrap().insert(ip.clone(), container.clone());
+            assert_eq!(before, None, "{ip} is {container}'s, too");
+            // It is nobody's from the moment on that its DEL begins.
+            told.lock().unwrap().remove(&ip);
+        }
+        nodes.attachment(pod, &container).del(&conf).success();
+        if Instant::now() > end {
+            return;
+        }
+    }
+}
+
+#[test]
+fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
+    let nodes = nodes!(4);
+    let pod = nodes.machine.pod("a");
+    let told = Mutex::new(BTreeMap::new());
+    // On a quiet machine of more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (seconds, calls) = (number("WEFT_TEST_SECONDS").unwrap_or(8), number("WEFT_TEST_CALLS").unwrap_or(6));
+    let end = Instant::now() + Duration::from_secs(seconds);
+    std::thread::scope(|scope| {
+        for node in 0..nodes.count() {
+            for worker in 0..usize::try_from(calls).unwrap() {
+                let (nodes, pod, told) = (&nodes, &pod, &told);
+                scope.spawn(move || work(nodes, pod, node, worker, end, told));
+            }
+        }
+        // In the meantime agents are killed, and the API server is started again.
+        std::thread::sleep(Duration::from_secs(seconds / 4));
+        nodes.stop(0, "KILL");
+        nodes.kube.stop("kube-apiserver", "KILL");
+        std::thread::sleep(Duration::from_secs(seconds / 4));
+        nodes.kube.launch();
+        nodes.start(0);
+    });
+    nodes.kube.wait();
+    for node in 0..nodes.count() {
+        nodes.wait(node);
+        let mut sweep = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+        sweep["cni.dev/valid-attachments"] = json!([]);
+        nodes.attachment(&pod, "none").call("GC", sweep.to_string()).success();
+    }
+    // Nothing is held, on no node; what is leased is what the nodes' ledgers have.
+    for node in 0..nodes.count() {
+        let place = format!("/var/lib/weft/ipam-{node}/10.16.0.0-20/ledger");
+        let slots = nodes.machine.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j256 {place}")]);
+        let held = slots.lines().filter(|line| line.split_whitespace().nth(7) == Some("01"));
+        // A page's head has the length of eight slots; its eighth byte is none of a slot's.
+        assert_eq!(held.count(), 0, "node {node}");
+    }
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    let leased: BTreeSet<String> =
+        nodes.blocks().iter().filter_map(|block| block["spec"]["node"].as_str().map(str::to_owned)).collect();
+    assert_eq!(leased.len(), 4, "{leased:?}");
 }
 
 #[test]
