@@ -7,7 +7,6 @@
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use neutron::pod_state::PodState;
@@ -15,7 +14,7 @@ use neutron::port::{AddressPair, BINDING_FAILED, DEVICE_OWNER, FixedIp, Network,
 use neutron::trunk::Allowed;
 use neutron::vif::{Kind, Plugging, Vif};
 use neutron::{Client, Error};
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 use tracing::info;
 
 use super::pools::{Key, Pools};
@@ -84,16 +83,18 @@ impl Allocator {
         Allocator { neutron, rules, pools, subnets, extensions }
     }
 
-    /// A subnet and its network.
+    /// A subnet and its network: asked for by one at a time, so that a burst of pods asks once.
     async fn subnet(&self, id: &str) -> Result<(Subnet, Network), Error> {
-        let known = self.subnets.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
-        if let Some(Known { subnet, network, .. }) = known.filter(|known| known.at.elapsed() < SUBNET_AGE) {
-            return Ok((subnet, network));
+        let mut subnets = self.subnets.lock().await;
+        if let Some(Known { subnet, network, .. }) =
+            subnets.get(id).filter(|known| known.at.elapsed() < SUBNET_AGE)
+        {
+            return Ok((subnet.clone(), network.clone()));
         }
         let subnet = self.neutron.subnet(id).await?;
         let network = self.neutron.network(&subnet.network_id).await?;
         let known = Known { subnet: subnet.clone(), network: network.clone(), at: Instant::now() };
-        self.subnets.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), known);
+        subnets.insert(id.to_owned(), known);
         Ok((subnet, network))
     }
 
