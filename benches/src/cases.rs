@@ -293,7 +293,7 @@ fn resident(setting: &Setting) -> Result<u64, Failure> {
     Ok(last.trim().parse()?)
 }
 
-fn write(setting: &Setting, name: &str, config: &Value) -> Result<PathBuf, Failure> {
+pub(crate) fn write(setting: &Setting, name: &str, config: &Value) -> Result<PathBuf, Failure> {
     let path = setting.scratch.join(name);
     fs::write(&path, config.to_string())?;
     Ok(path)

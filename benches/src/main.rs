@@ -8,6 +8,7 @@
 
 mod call;
 mod cases;
+mod crowd;
 mod floor;
 mod interfaces;
 mod leases;
@@ -67,6 +68,7 @@ fn run() -> Result<(), Failure> {
     cases::chained(&setting, &mut table)?;
     leases::leases(&setting, &mut table)?;
     cases::pods(&setting, &mut table)?;
+    crowd::crowd(&setting, &mut table)?;
     cases::size(&setting, &mut table)?;
     table.print();
     Ok(())

@@ -1,0 +1,171 @@
+//! A node that starts: many pods at once, each with an address, ports of the host and limits.
+//!
+//! Ours is one call of the meta-plugin a pod; the peers have nobody who calls them in turn, so this does, as a runtime
+//! does: each plugin with the result of the one before it, DEL in reverse.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::call::{Container, Plugin, call};
+use crate::cases::write;
+use crate::table::{Table, Times};
+use crate::{Failure, Setting};
+
+/// As many as a kubelet takes.
+const PODS: usize = 110;
+/// How many of them are removed one after the other; the rest at once.
+const ONE_BY_ONE: usize = 20;
+
+/// What came of a crowd: each pod's time and all of them together.
+struct Crowd {
+    adds: Times,
+    whole: Duration,
+    dels: Times,
+    gone: Duration,
+}
+
+/// A pod's plugins, in order, ready to be called.
+struct Chain {
+    directory: PathBuf,
+    plugins: Vec<(&'static str, PathBuf)>,
+    container: Container,
+}
+
+/// bridge + portmap + bandwidth, of many pods at once.
+pub(crate) fn crowd(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let ours = run(&chains(setting, &setting.ours, "w")?)?;
+    let peer = setting.peers.as_deref().map(|peers| run(&chains(setting, peers, "g")?)).transpose()?;
+    let what = |part: &str| format!("{PODS} pods at once, bridge + portmap + bandwidth: {part}");
+    let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+    match &peer {
+        Some(peer) => {
+            table.compare(&what("ADD"), &ours.adds, "Go", &peer.adds, "no failure");
+            table.compare("… DEL, one by one", &ours.dels, "Go", &peer.dels, "at least 2x faster");
+            table.state("… all there", &format!("{}; Go: {}", seconds(ours.whole), seconds(peer.whole)), "");
+            table.state("… all gone", &format!("{}; Go: {}", seconds(ours.gone), seconds(peer.gone)), "");
+        }
+        None => {
+            table.state(&what("all there"), &seconds(ours.whole), "no failure");
+            table.state("… all gone", &seconds(ours.gone), "");
+        }
+    }
+    Ok(())
+}
+
+fn run(chains: &[Chain]) -> Result<Crowd, Failure> {
+    let (adds, whole) = at_once(chains, Chain::add)?;
+    let (first, rest) = chains.split_at(ONE_BY_ONE);
+    let mut dels = Vec::new();
+    for chain in first {
+        let started = Instant::now();
+        chain.del()?;
+        dels.push(started.elapsed());
+    }
+    let (_, gone) = at_once(rest, Chain::del)?;
+    Ok(Crowd { adds: Times::new(adds), whole, dels: Times::new(dels), gone })
+}
+
+/// Does it to all of them at once: how long each took, and all.
+fn at_once(
+    chains: &[Chain],
+    work: impl Fn(&Chain) -> Result<(), Failure> + Sync,
+) -> Result<(Vec<Duration>, Duration), Failure> {
+    let one = |chain| {
+        let started = Instant::now();
+        work(chain).map(|()| started.elapsed()).map_err(|failure| failure.to_string())
+    };
+    let one = &one;
+    let started = Instant::now();
+    let outcomes: Vec<Result<Duration, String>> = thread::scope(|scope| {
+        let all: Vec<_> = chains.iter().map(|chain| scope.spawn(move || one(chain))).collect();
+        all.into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread ended".to_owned())))
+            .collect()
+    });
+    let whole = started.elapsed();
+    let times = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok((times, whole))
+}
+
+fn chains(setting: &Setting, directory: &Path, tag: &str) -> Result<Vec<Chain>, Failure> {
+    let is_ours = tag == "w";
+    let third = if is_ours { 0 } else { 1 };
+    let bridge = json!({
+        "type": "bridge", "bridge": format!("crowd{tag}"), "isDefaultGateway": true,
+        "ipam": { "type": "host-local", "subnet": format!("10.23{third}.0.0/16"), "dataDir": setting.scratch.join("addresses") },
+    });
+    let limits = json!({ "type": "bandwidth", "ingressRate": 800_000_000_u64, "ingressBurst": 8_000_000_u64,
+        "egressRate": 800_000_000_u64, "egressBurst": 8_000_000_u64 });
+    let manifests = setting.scratch.join("crowd");
+    std::fs::create_dir_all(&manifests)?;
+    let pod =
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "bench", "name": "pod" } });
+    std::fs::write(manifests.join("pod.json"), pod.to_string())?;
+    let mut chains = Vec::with_capacity(PODS);
+    for number in 0..PODS {
+        let port = 20_000 + number + third * 1_000;
+        let mapping = json!([{ "hostPort": port, "containerPort": 80, "protocol": "tcp" }]);
+        let ports = json!({ "type": "portmap", "capabilities": { "portMappings": true },
+            "runtimeConfig": { "portMappings": mapping } });
+        let name = format!("crowd-{tag}");
+        let plugins: Vec<(&'static str, Value)> = match is_ours {
+            true => {
+                let mut plain = ports;
+                plain.as_object_mut().map(|ports| ports.remove("runtimeConfig"));
+                let list = json!({ "cniVersion": "1.0.0", "name": name, "plugins": [bridge, plain, limits] });
+                let weft = json!({ "type": "weft", "manifestDir": manifests,
+                    "cniDir": setting.scratch.join("state"), "binDir": directory, "delegates": [list],
+                    "capabilities": { "portMappings": true }, "runtimeConfig": { "portMappings": mapping } });
+                vec![("weft", weft)]
+            }
+            false => vec![("bridge", bridge.clone()), ("portmap", ports), ("bandwidth", limits.clone())],
+        };
+        let mut files = Vec::new();
+        for (plugin, mut config) in plugins {
+            config["cniVersion"] = json!("1.0.0");
+            config["name"] = json!(name);
+            files.push((plugin, write(setting, &format!("crowd-{tag}-{number}-{plugin}.json"), &config)?));
+        }
+        let container = Container::new(format!("crowd{tag}{number}"))?;
+        chains.push(Chain { directory: directory.to_owned(), plugins: files, container });
+    }
+    Ok(chains)
+}
+
+impl Chain {
+    fn plugin<'a>(&'a self, name: &'a str, config: &'a Path) -> Plugin<'a> {
+        Plugin { directory: &self.directory, name, config }
+    }
+
+    fn add(&self) -> Result<(), Failure> {
+        let mut last: Option<Value> = None;
+        for (name, config) in &self.plugins {
+            if let Some(last) = last {
+                give(config, &last)?;
+            }
+            call("ADD", self.plugin(name, config), &self.container)?;
+            last = Some(serde_json::from_slice(&std::fs::read(config.with_extension("answer"))?)?);
+        }
+        for (_, config) in self.plugins.iter().filter(|_| self.plugins.len() > 1) {
+            give(config, last.as_ref().ok_or("there is no result")?)?;
+        }
+        Ok(())
+    }
+
+    fn del(&self) -> Result<(), Failure> {
+        for (name, config) in self.plugins.iter().rev() {
+            call("DEL", self.plugin(name, config), &self.container)?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts a result into a configuration.
+fn give(config: &Path, result: &Value) -> Result<(), Failure> {
+    let mut object: Value = serde_json::from_slice(&std::fs::read(config)?)?;
+    object["prevResult"] = result.clone();
+    Ok(std::fs::write(config, object.to_string())?)
+}
