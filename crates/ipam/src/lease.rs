@@ -10,7 +10,7 @@
 //! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
 //! so at least one sees it. The address gives way.
 //!
-//! Rules: an answer that was lost leaves an object that is ours; it is found again ([`adopt`]) before another is made.
+//! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made.
 
 use std::collections::HashSet;
 use std::fmt;
