@@ -1,10 +1,8 @@
-//! Many pods at a time: pools, and controllers that are killed while they work.
+//! Many pods at a time, and controllers that are killed while they work.
 //!
 //! Source: Kuryr-Kubernetes `handlers/vif.py`; DESIGN, "nothing leaks".
 
 #![cfg(test)]
-
-use std::collections::BTreeSet;
 
 use rig::OpenStack;
 use rig::neutron::Mode;
@@ -67,46 +65,4 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
     cluster.wait_until_leading("four");
     names.iter().skip(4).for_each(|name| cluster.delete_pod(name));
     assert_nothing_left(&cluster, "four");
-}
-
-#[test]
-fn ports_of_a_pool_are_made_many_at_a_time_used_again_and_known_after_a_restart() {
-    let cluster = cluster!();
-    for (name, cidr) in [("net-a", "10.21.0.0/24"), ("net-b", "10.22.0.0/24"), ("net-c", "10.23.0.0/24")] {
-        let _ = cluster.network(name, cidr, &json!({}));
-    }
-    let rules = json!({ "pool": { "enabled": true, "min": 0, "max": 30, "batch": 30 } });
-    cluster.start_controller("one", &rules, &[]);
-    cluster.wait_until_leading("one");
-    let names: Vec<String> = (0..30).map(|number| format!("pod{number}")).collect();
-    cluster.pods(NODE, &names, "net-a,net-b,net-c");
-    let all: BTreeSet<String> = names
-        .iter()
-        .flat_map(|name| {
-            let text = eventually(name, || cluster.annotation(name, VIF));
-            let ids = text.split(r#""interface_id":""#).skip(1).map(|rest| rest[..36].to_owned());
-            ids.collect::<Vec<_>>()
-        })
-        .collect();
-    assert_eq!(all.len(), 90, "each port is one pod's");
-    eventually("all are confirmed", || {
-        (cluster.figure("one", r#"weft_neutron_cases_total{outcome="allocated"}"#) == Some(30)).then_some(())
-    });
-    let requests = cluster.figure("one", "weft_neutron_requests_total ").unwrap();
-    assert!(requests * 2 <= 30, "{requests} requests for 30 pods of 3 networks");
-    // Somebody who asks for an address gets a port of his own.
-    cluster.pod(NODE, "asks", r#"[{"name":"net-a","ips":["10.21.0.200"]}]"#);
-    assert_eq!(cluster.wait_for_vifs("asks")[0]["ips"], json!(["10.21.0.200"]));
-    cluster.delete_pod("asks");
-    eventually("it is removed", || (cluster.neutron.pod_ports().len() == 90).then_some(()));
-    // What comes back waits, also for another controller.
-    names.iter().take(10).for_each(|name| cluster.delete_pod(name));
-    eventually("they wait", || (cluster.figure("one", "weft_neutron_pool_ports ") == Some(30)).then_some(()));
-    cluster.machine.stop("one", "KILL");
-    cluster.start_controller("two", &rules, &[]);
-    cluster.wait_until_leading("two");
-    assert_eq!(cluster.figure("two", "weft_neutron_pool_ports "), Some(30));
-    cluster.pod(NODE, "again", "net-a,net-b,net-c");
-    let _ = cluster.wait_for_vifs("again");
-    assert_eq!(cluster.neutron.pod_ports().len(), 90, "one that waited was used");
 }
