@@ -8,6 +8,8 @@
 //! reader's future are ignored; a last value without its end was being written when its writer was killed, and
 //! says nothing.
 
+mod call;
+
 use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};

@@ -29,19 +29,17 @@ mod routes;
 use std::path::Path;
 use std::time::Instant;
 
-use cni::args::Args;
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::network::Network;
-use cni::object::Object;
 use cni::plugin::Plugin;
 use cni::result::Success;
-use cni::runtime::chain::{self, Parameters};
+use cni::runtime::chain;
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::{Report, Tried};
 use npwg::journal::{self as record, Entry};
-use npwg::plan::{Delegate, Role, Sandbox};
+use npwg::plan::{Delegate, Sandbox};
 
 use crate::delegates::Delegates;
 use agent::Advice;
@@ -219,8 +217,8 @@ fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate
     if network.disable_check || network.version < cni::Verb::Check.since() {
         return Ok(());
     }
-    let last = detach::last_result(entry, index, &network)?;
-    chain::check(hands, &network, &parameters(entry, delegate), last.as_ref())
+    let last = entry.last_result(index, &network)?;
+    chain::check(hands, &network, &entry.parameters(delegate), last.as_ref())
 }
 
 /// How an ADD went, for the agent's figures.
@@ -249,38 +247,6 @@ fn first_plugin(delegate: &Delegate) -> String {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
     let types = network.and_then(|network| network.needs());
     types.ok().and_then(|types| types.first().map(ToString::to_string)).unwrap_or_default()
-}
-
-/// What a delegate's plugins are called with.
-fn parameters(entry: &Entry, delegate: &Delegate) -> Parameters {
-    Parameters {
-        who: Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() },
-        netns: entry.netns.clone(),
-        args: delegate_args(&entry.args, delegate),
-        capability_args: delegate.runtime_config.clone(),
-        args_cni: Object::default(),
-        path: entry.path.clone(),
-    }
-}
-
-/// The keys of `CNI_ARGS` by which a runtime asks something of the default network's plugins.
-const REQUESTS: &[&str] = &["IP", "MAC", "GATEWAY"];
-
-/// The runtime's `CNI_ARGS` and the delegate's own, `IgnoreUnknown=1` first (V16).
-///
-/// What the runtime asks of the default network is not asked of the others.
-fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
-    let runtime = Args::scan(runtime);
-    let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);
-    let passed = runtime.pairs().filter(|(key, _)| {
-        *key != "IgnoreUnknown" && !own(key) && (delegate.role == Role::Default || !REQUESTS.contains(key))
-    });
-    let mut text = "IgnoreUnknown=1".to_owned();
-    for (key, value) in passed.chain(delegate.args.iter().map(|(key, value)| (key.as_str(), value.as_str())))
-    {
-        text.push_str(&format!(";{key}={value}"));
-    }
-    text
 }
 
 #[cfg(test)]

@@ -14,11 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::capability;
-use cni::invocation::Attachment;
 use cni::name::PluginType;
 use cni::network::Network;
-use cni::object::Object;
-use cni::runtime::chain::{self, Attached, Parameters};
+use cni::runtime::chain;
 use cni::{Error, Verb};
 use npwg::journal::Entry;
 use npwg::plan::Role;
@@ -209,18 +207,8 @@ impl Conditions {
         }
         let key = format!("check {} {}", entry.container_id, delegate.ifname);
         self.ask(key, || {
-            let result = entry.attachments.get(place).and_then(|attachment| attachment.result.as_ref());
-            let last = result.map(|raw| Attached::read(raw.get().as_bytes(), network.version)).transpose()?;
-            let args = delegate.args.iter().map(|(key, value)| format!(";{key}={value}"));
-            let parameters = Parameters {
-                who: Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() },
-                netns: entry.netns.clone(),
-                args: format!("{}{}", entry.args, args.collect::<String>()),
-                capability_args: delegate.runtime_config.clone(),
-                args_cni: Object::default(),
-                path: entry.path.clone(),
-            };
-            chain::check(&self.networks.plugins, &network, &parameters, last.as_ref())
+            let last = entry.last_result(place, &network)?;
+            chain::check(&self.networks.plugins, &network, &entry.parameters(delegate), last.as_ref())
         })
     }
 

@@ -25,7 +25,7 @@ use super::journal::{Journal, Record};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 
-use super::{detach, devices, parameters, readiness, routes};
+use super::{detach, devices, readiness, routes};
 
 /// Attaches every network of the entry's plan; returns the default network's result.
 ///
@@ -139,7 +139,7 @@ pub(super) fn attach_one(
         devices::publish(file)?;
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let attached = chain::add(hands, &network, &parameters(entry, delegate))?;
+    let attached = chain::add(hands, &network, &entry.parameters(delegate))?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

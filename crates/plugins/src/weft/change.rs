@@ -123,7 +123,7 @@ fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
     let mut results: Vec<(Network, Success)> = Vec::with_capacity(count);
     for (place, delegate) in delegates.iter().enumerate() {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        let result = detach::last_result(entry, place, &network)?;
+        let result = entry.last_result(place, &network)?;
         results.push((network, result.map(|attached| attached.success).unwrap_or_default()));
     }
     let settled = attach::settle_routes(entry, &delegates, &mut results).context("default route");

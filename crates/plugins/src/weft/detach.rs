@@ -11,15 +11,15 @@
 use std::path::Path;
 
 use cni::network::{Network, plugin_type};
-use cni::runtime::chain::{self, Attached};
-use cni::{Context, Error, code};
+use cni::runtime::chain;
+use cni::{Error, code};
 use linux::{Netns, Rtnl};
 use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
 use serde::Deserialize;
 
+use super::devices;
 use super::journal::Journal;
-use super::{devices, parameters};
 use crate::builtins;
 use crate::chained::bandwidth::{self, shaper::find_ifb};
 use crate::delegates::Delegates;
@@ -67,8 +67,8 @@ pub(super) fn detach_one(
     delegate: &Delegate,
 ) -> Result<(), Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let last = last_result(entry, index, &network)?;
-    let mut errors = chain::del_all(hands, &network, &parameters(entry, delegate), last.as_ref());
+    let last = entry.last_result(index, &network)?;
+    let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());
     if entry.attachments[index].state == State::Planned {
         // A plugin that refuses the version of a configuration has never done anything for it.
         errors.retain(|error| error.code != code::INCOMPATIBLE_VERSION);
@@ -77,17 +77,6 @@ pub(super) fn detach_one(
         errors.extend(devices::withdraw(file).err());
     }
     crate::interface::collected(errors)
-}
-
-/// The result an attachment had, if its ADD got so far.
-pub(super) fn last_result(entry: &Entry, index: usize, network: &Network) -> Result<Option<Attached>, Error> {
-    let raw = entry.attachments.get(index).and_then(|attachment| attachment.result.as_ref());
-    match raw {
-        None => Ok(None),
-        Some(raw) => {
-            Attached::read(raw.get().as_bytes(), network.version).map(Some).context("recorded result")
-        }
-    }
 }
 
 /// Removes together the links that DEL of the built-in plugins would remove one by one.
