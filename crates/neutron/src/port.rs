@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 pub const ACTIVE: &str = "ACTIVE";
 /// The binding of a port that no mechanism of its host wants.
 pub const BINDING_FAILED: &str = "binding_failed";
+/// The binding of a port before it is begun.
+pub const UNBOUND: &str = "unbound";
 /// Who a port of a pod belongs to, as Kuryr says.
 pub const DEVICE_OWNER: &str = "compute:kuryr";
 
@@ -57,6 +59,13 @@ pub struct Port {
     pub trunk_details: Option<TrunkDetails>,
     /// Further addresses that may come from it.
     pub allowed_address_pairs: Vec<AddressPair>,
+}
+
+impl Port {
+    /// Has a mechanism of its host taken it?
+    pub fn is_bound(&self) -> bool {
+        self.vif_type != BINDING_FAILED && self.vif_type != UNBOUND
+    }
 }
 
 /// The trunk whose parent a port is.

@@ -7,10 +7,13 @@
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use neutron::pod_state::PodState;
-use neutron::port::{AddressPair, BINDING_FAILED, DEVICE_OWNER, FixedIp, Network, NewPort, Port, Subnet};
+use neutron::port::{
+    AddressPair, BINDING_FAILED, DEVICE_OWNER, FixedIp, Network, NewPort, Port, Subnet, UNBOUND,
+};
 use neutron::trunk::Allowed;
 use neutron::vif::{Kind, Plugging, Vif};
 use neutron::{Client, Error};
@@ -135,6 +138,7 @@ impl Allocator {
                 }
                 Err(trouble) => {
                     // What cannot be used is not kept; a failure of this leaves it to the next look at all ports.
+                    self.pools.forget(&port.id);
                     let _ = self.neutron.delete_port(&port.id).await;
                     return Err(trouble);
                 }
@@ -166,25 +170,30 @@ impl Allocator {
                 subnet: subnet.id.clone(),
                 groups: self.groups(&self.rules.pod_security_groups),
             };
-            return self
-                .pools
-                .take(&key, |count| self.fill(&key, subnet, count))
-                .await
-                .map_err(Trouble::from);
+            return self.pools.take(&key, |count| self.fill(&key, subnet, count)).await;
         }
         let new = self.new_port(subject, wish, subnet, tag);
         self.create(vec![new]).await?.pop().ok_or_else(|| Trouble::new("NeutronRefused", "no port came back"))
     }
 
-    /// Makes ports for a pool.
-    async fn fill(&self, key: &Key, subnet: &Subnet, count: usize) -> Result<Vec<Port>, Error> {
+    /// Makes ports for a pool; those that cannot be bound are removed at once, and are trouble if there are no others.
+    async fn fill(&self, key: &Key, subnet: &Subnet, count: usize) -> Result<Vec<Port>, Trouble> {
         let one = NewPort {
             network_id: subnet.network_id.clone(),
             fixed_ips: vec![FixedIp { subnet_id: subnet.id.clone(), ip_address: None }],
             host_id: Some(key.host.clone()),
             ..self.bare()
         };
-        self.create(vec![one; count]).await
+        let made = self.create(vec![one; count]).await?;
+        let (bound, unbound): (Vec<Port>, Vec<Port>) = made.into_iter().partition(Port::is_bound);
+        for port in &unbound {
+            // A failure of this leaves it to the next look at all ports.
+            let _ = self.neutron.delete_port(&port.id).await;
+        }
+        match unbound.first() {
+            Some(port) if bound.is_empty() => Err(not_bound(port)),
+            _ => Ok(bound),
+        }
     }
 
     /// Makes ports, each of them tagged when it is returned.
@@ -206,7 +215,7 @@ impl Allocator {
             port.tags = tags;
         }
         // A bulk's answer may come before the binding.
-        for port in made.iter_mut().filter(|port| port.vif_type == "unbound" && !port.host_id.is_empty()) {
+        for port in made.iter_mut().filter(|port| port.vif_type == UNBOUND && !port.host_id.is_empty()) {
             *port = self.neutron.port(&port.id).await?;
         }
         Ok(made)
@@ -225,7 +234,7 @@ impl Allocator {
     }
 
     /// Fills the pools that run low.
-    pub(crate) async fn top_up(&self) -> Result<(), Error> {
+    pub(crate) async fn top_up(&self) -> Result<(), Trouble> {
         for (key, count) in self.pools.low() {
             let (subnet, _) = self.subnet(&key.subnet).await?;
             self.pools.top_up(&key, count, |count| self.fill(&key, &subnet, count)).await?;
@@ -248,17 +257,12 @@ impl Allocator {
 
     fn new_port(&self, subject: &Subject, wish: &Wish, subnet: &Subnet, tag: String) -> NewPort {
         let pod = &subject.pod;
-        let asked = wish.addresses.iter().filter(|address| subnet.cidr.contains(*address));
-        let mut fixed_ips: Vec<FixedIp> = asked
-            .map(|address| FixedIp { subnet_id: subnet.id.clone(), ip_address: Some(*address) })
-            .collect();
+        let fixed = |ip_address| FixedIp { subnet_id: subnet.id.clone(), ip_address };
         // One outside of the subnet is for Neutron to refuse, by name.
-        let outside = wish.addresses.iter().filter(|address| !subnet.cidr.contains(*address));
-        fixed_ips.extend(
-            outside.map(|address| FixedIp { subnet_id: subnet.id.clone(), ip_address: Some(*address) }),
-        );
+        let mut fixed_ips: Vec<FixedIp> =
+            wish.addresses.iter().map(|address| fixed(Some(*address))).collect();
         if fixed_ips.is_empty() {
-            fixed_ips.push(FixedIp { subnet_id: subnet.id.clone(), ip_address: None });
+            fixed_ips.push(fixed(None));
         }
         let mut port = NewPort {
             network_id: subnet.network_id.clone(),
@@ -279,9 +283,7 @@ impl Allocator {
     async fn plugging(&self, subject: &Subject, wish: &Wish, port: &Port) -> Result<Plugging, Trouble> {
         if wish.driver == Driver::NeutronVif {
             if port.vif_type == BINDING_FAILED {
-                let why =
-                    format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
-                return Err(Trouble { reason: "PortNotBound", why, passes: true });
+                return Err(not_bound(port));
             }
             return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         }
@@ -301,17 +303,24 @@ impl Allocator {
         Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
     }
 
+    /// The node's own port, which may be gone with its node. What cannot be asked now is not gone.
+    async fn node(&self, host: IpAddr) -> Result<Option<Port>, Error> {
+        match self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await {
+            Err(error) if error.passes() => Err(error),
+            other => Ok(other.ok()),
+        }
+    }
+
     /// Gives a port up: back into its pool, or away.
-    pub(crate) async fn release(&self, vif: &Vif, host: Option<std::net::IpAddr>) -> Result<(), Error> {
+    pub(crate) async fn release(&self, vif: &Vif, host: Option<IpAddr>) -> Result<(), Error> {
         match (&vif.kind, host) {
             (Kind::VlanNested { .. }, Some(host)) => {
-                let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await;
-                if let Some(trunk) = node.ok().and_then(|node| node.trunk_details) {
+                if let Some(trunk) = self.node(host).await?.and_then(|node| node.trunk_details) {
                     self.neutron.unnest(&trunk.trunk_id, &vif.id).await?;
                 }
             }
             (Kind::MacvlanNested, Some(host)) => {
-                if let Ok(node) = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await {
+                if let Some(node) = self.node(host).await? {
                     let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
                     let pairs: Vec<AddressPair> =
                         ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
@@ -368,6 +377,11 @@ impl Allocator {
         }
         Ok(seen)
     }
+}
+
+fn not_bound(port: &Port) -> Trouble {
+    let why = format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
+    Trouble { reason: "PortNotBound", why, passes: true }
 }
 
 fn is_ours(owner: &str) -> bool {

@@ -14,6 +14,7 @@
 //! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; its bugs are named in `docs/neutron.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,9 +23,10 @@ use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use neutron::port::Port;
 use npwg::metadata::Definition;
+use tokio::sync::watch::Receiver;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::allocator::{Allocator, Trouble};
 use super::store::{self, Place, Unwritten};
@@ -216,6 +218,8 @@ impl Desk {
         let mut told: Option<Trouble> = None;
         let mut unsure = false;
         loop {
+            // What changes while it is tried is not missed.
+            let definitions = self.definitions.changes();
             let Some(Case { subject, mut state, stage }) = self.cases().get(&uid).cloned() else { return };
             if stage == Stage::Leaving {
                 return self.release(uid).await;
@@ -258,14 +262,27 @@ impl Desk {
                 pause = pause.max(first);
                 told = Some(trouble);
             }
-            let mut definitions = self.definitions.changes();
-            definitions.mark_unchanged();
-            tokio::select! {
-                () = sleep(jittered(pause)) => {}
-                _ = definitions.changed() => {}
-                () = self.leaving.notified() => {}
-            }
+            self.rest(&uid, pause, definitions).await;
             pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves.
+    async fn rest(&self, uid: &str, pause: Duration, mut definitions: Receiver<u64>) {
+        let left = async {
+            loop {
+                let mut told = pin!(self.leaving.notified());
+                told.as_mut().enable();
+                if self.cases().get(uid).is_none_or(|case| case.stage == Stage::Leaving) {
+                    return;
+                }
+                told.await;
+            }
+        };
+        tokio::select! {
+            () = sleep(jittered(pause)) => {}
+            _ = definitions.changed() => {}
+            () = left => {}
         }
     }
 
@@ -473,8 +490,8 @@ impl Desk {
             sleep(pause).await;
             pause = match self.allocator.top_up().await {
                 Ok(()) => POOLS,
-                Err(error) => {
-                    warn!(%error, "a pool cannot be filled");
+                Err(Trouble { reason, why, .. }) => {
+                    warn!(reason, why, "a pool cannot be filled");
                     (pause * 2).min(PAUSES.1)
                 }
             };
@@ -492,9 +509,9 @@ impl Desk {
     }
 
     /// Compares all ports with all pods: what nobody has goes, what was made for a pod is kept for it, the rest waits.
-    async fn compare(&self, suspects: &mut BTreeSet<String>, orphans: Orphans) -> Result<(), neutron::Error> {
-        let ports = self.allocator.all().await?;
-        let (mut used, living) = self.used().await;
+    async fn compare(&self, suspects: &mut BTreeSet<String>, orphans: Orphans) -> Result<(), String> {
+        let ports = self.allocator.all().await.map_err(|error| error.to_string())?;
+        let Written { mut used, living, unreadable } = self.written().await?;
         used.extend(
             self.cases()
                 .values()
@@ -503,14 +520,15 @@ impl Desk {
         let mut lost = Vec::new();
         let mut found: BTreeMap<String, Vec<Port>> = BTreeMap::new();
         for port in ports {
-            let pooled = port.device_id.is_empty()
-                || port.device_owner == "trunk:subport" && self.allocator.pools.has(&port.id);
+            let pooled = port.device_id.is_empty();
             if used.contains(&port.id) {
                 if pooled {
                     self.allocator.learn(&port, true);
                 }
             } else if living.contains(&port.device_id) {
                 found.entry(port.device_id.clone()).or_default().push(port);
+            } else if unreadable.iter().any(|text| text.contains(&port.id)) {
+                // Whoever wrote it may need the port: it is neither given to another pod nor removed.
             } else if !(pooled && self.allocator.learn(&port, false)) {
                 lost.push(port.id);
             }
@@ -549,34 +567,59 @@ impl Desk {
         });
     }
 
-    /// The ports that are written somewhere, and the pods that live.
-    async fn used(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+    /// What living pods have, as it is written.
+    ///
+    /// # Errors
+    /// Not all of it can be seen now: what is not seen would be taken for nobody's.
+    async fn written(&self) -> Result<Written, String> {
         let subjects = self.pods.all();
         let living = subjects.iter().filter(|subject| !subject.ended);
-        let mut used = BTreeSet::new();
-        for subject in living.clone() {
-            if let Ok(Some(state)) = store::of_annotation(&subject.pod) {
-                used.extend(state.vifs().map(|(_, vif)| vif.id.clone()));
-            }
+        let mut written = Written {
+            living: living.clone().map(|subject| subject.pod.uid.clone()).collect(),
+            ..Written::default()
+        };
+        for Subject { pod, .. } in living.map(Arc::as_ref) {
+            let text = || pod.annotations.get(store::ANNOTATION).cloned().unwrap_or_default();
+            written.add(store::of_annotation(pod), text);
         }
-        let living: BTreeSet<String> = living.map(|subject| subject.pod.uid.clone()).collect();
         if self.place == Place::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
-            match ports.list(&kube::api::ListParams::default()).await {
-                Ok(all) => {
-                    for port in all.items {
-                        let uid = port.spec["podUid"].as_str().unwrap_or_default();
-                        if let Some(state) =
-                            store::of_kuryr_port(&port, uid).ok().flatten().filter(|_| living.contains(uid))
-                        {
-                            used.extend(state.vifs().map(|(_, vif)| vif.id.clone()));
-                        }
-                    }
+            let listed = match ports.list(&kube::api::ListParams::default()).await {
+                Ok(all) => all.items,
+                // Where there is no such resource nothing is written in one.
+                Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
+                Err(error) => return Err(format!("list kuryrports: {error}")),
+            };
+            for port in &listed {
+                let uid = port.spec["podUid"].as_str().unwrap_or_default();
+                if written.living.contains(uid) {
+                    written.add(store::of_kuryr_port(port, uid), || port.status.to_string());
                 }
-                Err(error) => debug!(%error, "KuryrPorts cannot be listed"),
             }
         }
-        (used, living)
+        Ok(written)
+    }
+}
+
+/// What is written for living pods.
+#[derive(Debug, Default)]
+struct Written {
+    /// Their uids.
+    living: BTreeSet<String>,
+    /// The ports they have.
+    used: BTreeSet<String>,
+    /// What cannot be read, as it is.
+    unreadable: Vec<String>,
+}
+
+impl Written {
+    fn add(&mut self, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
+        match read {
+            Ok(state) => {
+                self.used.extend(state.iter().flat_map(PodState::vifs).map(|(_, vif)| vif.id.clone()));
+            }
+            Err(_) => self.unreadable.push(text()),
+        }
     }
 }
 

@@ -9,8 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use neutron::Error;
-use neutron::port::{BINDING_FAILED, Port};
+use neutron::port::Port;
 use tracing::debug;
 
 use super::settings::Pool;
@@ -61,9 +60,9 @@ impl Pools {
     }
 
     /// A port of a pool; `fill` makes as many as it is told.
-    pub(crate) async fn take<F>(&self, key: &Key, fill: impl Fn(usize) -> F) -> Result<Port, Error>
+    pub(crate) async fn take<F, E>(&self, key: &Key, fill: impl Fn(usize) -> F) -> Result<Port, E>
     where
-        F: Future<Output = Result<Vec<Port>, Error>>,
+        F: Future<Output = Result<Vec<Port>, E>>,
     {
         loop {
             if let Some(port) = self.pop(key) {
@@ -73,25 +72,18 @@ impl Pools {
             let _turn = turn.lock().await;
             if self.state().waiting.get(key).is_none_or(VecDeque::is_empty) {
                 let made = fill(self.settings.batch.max(self.settings.min).max(1)).await?;
-                self.put(key, made)?;
+                self.put(key, made);
             }
         }
     }
 
-    /// Puts ports in that were made for a pool; one that could not be bound is an error for whoever asked.
-    fn put(&self, key: &Key, made: Vec<Port>) -> Result<(), Error> {
-        let bound = |port: &Port| port.vif_type != BINDING_FAILED && port.vif_type != "unbound";
-        if let Some(port) = made.iter().find(|port| !bound(port)) {
-            let why = format!("port {} cannot be bound on host {:?}", port.id, key.host);
-            // The next look at all ports finds what is left of them, and removes it.
-            return Err(Error::configuration("pool", why));
-        }
+    /// Puts ports in that were made for a pool.
+    fn put(&self, key: &Key, made: Vec<Port>) {
         let mut state = self.state();
         let waiting = state.waiting.entry(key.clone()).or_default();
         // A look at all ports may have been faster.
         let known: Vec<String> = waiting.iter().map(|port| port.id.clone()).collect();
         waiting.extend(made.into_iter().filter(|port| !known.contains(&port.id)));
-        Ok(())
     }
 
     /// The pools that run low, and how many they lack.
@@ -105,20 +97,26 @@ impl Pools {
     }
 
     /// Fills a pool that runs low, unless somebody does.
-    pub(crate) async fn top_up<F>(
+    pub(crate) async fn top_up<F, E>(
         &self,
         key: &Key,
         count: usize,
         fill: impl FnOnce(usize) -> F,
-    ) -> Result<(), Error>
+    ) -> Result<(), E>
     where
-        F: Future<Output = Result<Vec<Port>, Error>>,
+        F: Future<Output = Result<Vec<Port>, E>>,
     {
         let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
         let Ok(_turn) = turn.try_lock() else { return Ok(()) };
         debug!(?key, count, "a pool runs low");
         let made = fill(count).await?;
-        self.put(key, made)
+        self.put(key, made);
+        Ok(())
+    }
+
+    /// Forgets a port that a pod has, and that is not used any more by anybody.
+    pub(crate) fn forget(&self, id: &str) {
+        self.state().taken.remove(id);
     }
 
     /// Takes a port back that came from a pool; false if it is to be removed.
@@ -133,7 +131,8 @@ impl Pools {
         room
     }
 
-    /// Learns of a port that is there after a restart: it waits, or a pod has it.
+    /// Learns of a port that is there after a restart: it waits, or a pod has it. False if it is to be removed: nobody has
+    /// it, and there is no room for it, or it was never bound.
     pub(crate) fn learn(&self, port: &Port, groups: Vec<String>, is_taken: bool) -> bool {
         let Some(ip) = port.fixed_ips.first().filter(|_| self.settings.enabled) else { return false };
         let mut state = self.state();
@@ -149,16 +148,11 @@ impl Pools {
         }
         let waiting = state.waiting.entry(key).or_default();
         let room = self.settings.max == 0 || waiting.len() < self.settings.max;
+        let room = room && port.is_bound();
         if room {
             waiting.push_back(port.clone());
         }
         room
-    }
-
-    /// Does it wait in a pool?
-    pub(crate) fn has(&self, id: &str) -> bool {
-        let state = self.state();
-        state.taken.contains_key(id) || state.waiting.values().flatten().any(|port| port.id == id)
     }
 
     /// How many wait.
