@@ -10,34 +10,14 @@
 use std::collections::BTreeSet;
 
 use rig::OpenStack;
-use rig::neutron::{Mode, NEUTRON};
-use rig::openstack::{KURYR_CONFIG, NAMESPACE, VIF, eventually};
+use rig::neutron::NEUTRON;
+use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
 
-/// A node whose ports are bound, and ACTIVE at once.
-const NODE: &str = "host-ovs-filter-active";
-/// A node that nobody binds a port on.
-const UNKNOWN: &str = "host-fail";
-
-/// A cluster beside Neutron's API; the test is skipped where the lane is not ready.
-macro_rules! cluster {
-    () => {{
-        let Some(cluster) = OpenStack::new(host!(), Mode::Api, &[]) else { return };
-        cluster
-    }};
-}
-
-/// No port of a pod is left, and the controller lives.
-#[track_caller]
-fn assert_nothing_left(cluster: &OpenStack, controller: &str) {
-    eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
-    assert!(cluster.machine.lives(controller), "{}", cluster.machine.log(controller));
-}
-
 #[test]
 fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
-    let cluster = cluster!();
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
     let subnet = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let config = |value: Value| json!({ KURYR_CONFIG: value.to_string() });
     cluster.definition("sriov", &json!({ "subnetId": subnet.id, "driverType": "sriov" }));
@@ -59,12 +39,12 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
     ];
     cluster.definition("nested", &json!({ "subnetId": subnet.id, "driverType": "nested-vlan" }));
     for (name, networks, _) in refusals {
-        cluster.pod(NODE, name, networks);
+        cluster.pod(BOUND, name, networks);
     }
-    cluster.pod(UNKNOWN, "unbound", "net-a");
+    cluster.pod(UNBOUND, "unbound", "net-a");
     // Beside them all: an element after one of another namespace is in the pod's own, and what is asked for is had.
-    cluster.pod(NODE, "good", "red/net-c,net-a");
-    cluster.pod(NODE, "asks", r#"[{"name":"net-a","ips":["10.21.0.77/24"],"mac":"02:00:00:00:00:77"}]"#);
+    cluster.pod(BOUND, "good", "red/net-c,net-a");
+    cluster.pod(BOUND, "asks", r#"[{"name":"net-a","ips":["10.21.0.77/24"],"mac":"02:00:00:00:00:77"}]"#);
     let names: Vec<Value> = cluster.wait_for_vifs("good").iter().map(|vif| vif["ifname"].clone()).collect();
     assert_eq!(names, ["eth1", "eth2"]);
     let asks = &cluster.wait_for_vifs("asks")[0];
@@ -73,23 +53,23 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
         cluster.wait_for_event(name, words);
         assert_eq!(cluster.annotation(name, VIF), None, "{name}");
     }
-    cluster.wait_for_event("unbound", &["PortNotBound", UNKNOWN]);
+    cluster.wait_for_event("unbound", &["PortNotBound", UNBOUND]);
     // However often it is tried: what was made for it is taken up again, and what cannot be used is removed.
     std::thread::sleep(std::time::Duration::from_secs(6));
     let ports = cluster.neutron.pod_ports();
     let owners: BTreeSet<&str> = ports.iter().map(|port| port["device_id"].as_str().unwrap()).collect();
     assert!(ports.len() <= 5 && owners.len() <= 5, "{ports:#?}");
-    let on_unknown = ports.iter().filter(|port| port["binding:host_id"] == UNKNOWN).count();
+    let on_unknown = ports.iter().filter(|port| port["binding:host_id"] == UNBOUND).count();
     assert!(on_unknown <= 1, "{on_unknown}");
     for name in ["good", "asks", "unbound"].into_iter().chain(refusals.map(|(name, ..)| name)) {
         cluster.delete_pod(name);
     }
-    assert_nothing_left(&cluster, "one");
+    cluster.assert_nothing_left("one");
 }
 
 #[test]
 fn what_neutron_cannot_do_now_is_done_when_it_can() {
-    let cluster = cluster!();
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
     let neutron = &cluster.neutron;
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let endpoint = format!("OS_ENDPOINT={NEUTRON}");
@@ -106,13 +86,13 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     };
     // Exhausted.
     quota(0);
-    cluster.pod(NODE, "quota", "net-a");
+    cluster.pod(BOUND, "quota", "net-a");
     cluster.wait_for_event("quota", &["NeutronQuota", "Quota exceeded"]);
     quota(-1);
     assert_eq!(cluster.wait_for_vifs("quota").len(), 1);
     // Slow: it takes the connection, and says nothing.
     neutron.signal("STOP");
-    cluster.pod(NODE, "slow", "net-a");
+    cluster.pod(BOUND, "slow", "net-a");
     cluster.wait_for_event("slow", &["NeutronUnreachable", "no answer within 10 s"]);
     neutron.signal("CONT");
     assert_eq!(cluster.wait_for_vifs("slow").len(), 1);
@@ -126,14 +106,14 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
         cluster.machine.run(["/usr/bin/python3", "-c", script, from, to]);
     };
     rename("ipallocations", "away");
-    cluster.pod(NODE, "broken", "net-a");
+    cluster.pod(BOUND, "broken", "net-a");
     cluster.wait_for_event("broken", &["NeutronRefused", "500"]);
     rename("away", "ipallocations");
     assert_eq!(cluster.wait_for_vifs("broken").len(), 1);
     // Away.
     let away = "table inet away { chain in { type filter hook input priority 0; tcp dport 9696 reject with tcp reset; }; }";
     cluster.machine.run(["nft", away]);
-    cluster.pod(NODE, "away", "net-a");
+    cluster.pod(BOUND, "away", "net-a");
     cluster.wait_for_event("away", &["NeutronUnreachable"]);
     cluster.delete_pod("quota");
     cluster.machine.run(["nft", "delete table inet away"]);
@@ -141,25 +121,25 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     for name in ["slow", "broken", "away"] {
         cluster.delete_pod(name);
     }
-    assert_nothing_left(&cluster, "one");
+    cluster.assert_nothing_left("one");
 }
 
 #[test]
 fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
-    let cluster = cluster!();
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("one");
-    let uid = cluster.pod(NODE, "web", "net-a");
+    let uid = cluster.pod(BOUND, "web", "net-a");
     let port = eventually("a KuryrPort", || {
         let found = cluster.kube.attempt(["get", "kuryrport", "-n", NAMESPACE, "web", "-o", "json"], "");
         (found.code == Some(0))
             .then(|| found.json())
             .filter(|port| port["status"]["vifs"]["eth1"]["vif"].is_object())
     });
-    assert_eq!((&port["spec"]["podUid"], &port["spec"]["podNodeName"]), (&json!(uid), &json!(NODE)));
+    assert_eq!((&port["spec"]["podUid"], &port["spec"]["podNodeName"]), (&json!(uid), &json!(BOUND)));
     assert_eq!(port["metadata"]["ownerReferences"][0]["uid"], uid);
-    assert_eq!(port["metadata"]["labels"]["kuryr.openstack.org/nodeName"], NODE);
+    assert_eq!(port["metadata"]["labels"]["kuryr.openstack.org/nodeName"], BOUND);
     assert_eq!(cluster.read_by_os_vif(&port.to_string())[0]["type"], "VIFOpenVSwitch");
     assert_eq!(cluster.annotation("web", VIF), None);
     // Another controller begins where this one ended.
@@ -168,5 +148,5 @@ fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
     cluster.wait_until_leading("two");
     assert_eq!(cluster.neutron.pod_ports().len(), 1);
     cluster.delete_pod("web");
-    assert_nothing_left(&cluster, "two");
+    cluster.assert_nothing_left("two");
 }

@@ -4,40 +4,23 @@
 
 #![cfg(test)]
 
+use std::collections::BTreeSet;
+
 use rig::OpenStack;
-use rig::neutron::Mode;
-use rig::openstack::{VIF, eventually};
+use rig::openstack::{BOUND, UNBOUND, VIF, eventually};
 use serde_json::json;
 use testkit::host;
 
-/// A node whose ports are bound, and ACTIVE at once.
-const NODE: &str = "host-ovs-filter-active";
-
-/// A cluster beside Neutron's API; the test is skipped where the lane is not ready.
-macro_rules! cluster {
-    () => {{
-        let Some(cluster) = OpenStack::new(host!(), Mode::Api, &[]) else { return };
-        cluster
-    }};
-}
-
-/// No port of a pod is left, and the controller lives.
-#[track_caller]
-fn assert_nothing_left(cluster: &OpenStack, controller: &str) {
-    eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
-    assert!(cluster.machine.lives(controller), "{}", cluster.machine.log(controller));
-}
-
 #[test]
 fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_a_port_too_many() {
-    let cluster = cluster!();
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let rules = json!({ "portDebug": true });
     cluster.start_controller("one", &rules, &[]);
     cluster.wait_until_leading("one");
     cluster.start_controller("two", &rules, &[]);
     let names: Vec<String> = (0..8).map(|number| format!("pod{number}")).collect();
-    cluster.pods(NODE, &names, "net-a,net-a");
+    cluster.pods(BOUND, &names, "net-a,net-a");
     eventually("some have ports", || (cluster.neutron.pod_ports().len() > 4).then_some(()));
     cluster.machine.stop("one", "KILL");
     assert_eq!(cluster.figure("two", "weft_neutron_leads "), Some(0));
@@ -64,5 +47,42 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
     // Given back, the Lease is had at once.
     cluster.wait_until_leading("four");
     names.iter().skip(4).for_each(|name| cluster.delete_pod(name));
-    assert_nothing_left(&cluster, "four");
+    cluster.assert_nothing_left("four");
+}
+
+#[test]
+fn ports_of_a_pool_wait_for_pods_and_come_back_and_what_cannot_be_bound_waits_for_nobody() {
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    let rules = json!({ "pool": { "enabled": true, "min": 2, "max": 4, "batch": 4 } });
+    cluster.start_controller("one", &rules, &[]);
+    cluster.wait_until_leading("one");
+    let port_of = |name: &str| {
+        cluster.pod(BOUND, name, "net-a");
+        cluster.wait_for_vifs(name)[0]["id"].as_str().unwrap().to_owned()
+    };
+    // Four are made at a time, and two pods take of them.
+    let (first, second) = (port_of("first"), port_of("second"));
+    let ids = || -> BTreeSet<String> {
+        let ports = cluster.neutron.pod_ports();
+        ports.iter().map(|port| port["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = ids();
+    assert!(all.len() == 4 && first != second && all.contains(&first) && all.contains(&second), "{all:?}");
+    // Another controller knows which of them wait, and which a pod has.
+    cluster.machine.stop("one", "TERM");
+    cluster.start_controller("two", &rules, &[]);
+    cluster.wait_until_leading("two");
+    let waiting = |count| (cluster.figure("two", "weft_neutron_pool_ports ") == Some(count)).then_some(());
+    eventually("two wait", || waiting(2));
+    cluster.delete_pod("first");
+    eventually("it came back", || waiting(3));
+    let third = port_of("third");
+    assert!(third != second && all.contains(&third) && ids() == all, "{third}");
+    // Where no port is bound the pod is told, and none of those that were made is kept for another.
+    cluster.pod(UNBOUND, "unbound", "net-a");
+    cluster.wait_for_event("unbound", &["PortNotBound", UNBOUND]);
+    cluster.delete_pod("unbound");
+    eventually("none is left where none is bound", || (ids() == all).then_some(()));
+    eventually("two wait", || waiting(2));
 }

@@ -33,6 +33,10 @@ pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
 /// The annotation in which the controller writes.
 pub const VIF: &str = "openstack.org/kuryr-vif";
+/// A node of [`OpenStack::beside_api`] whose ports are bound, and ACTIVE at once.
+pub const BOUND: &str = "host-ovs-filter-active";
+/// A node of [`OpenStack::beside_api`] that nobody binds a port on.
+pub const UNBOUND: &str = "host-fail";
 /// The first node: the machine itself.
 pub const FIRST: &str = "node-1";
 
@@ -59,6 +63,13 @@ impl OpenStack {
     #[track_caller]
     pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
         OpenStack::with_tokens_of(host, mode, nodes, 3600)
+    }
+
+    /// One beside Neutron's API with its own mechanism drivers for tests: the name of a node says how its ports are bound.
+    #[must_use]
+    #[track_caller]
+    pub fn beside_api(host: Host) -> Option<OpenStack> {
+        OpenStack::new(host, Mode::Api, &[])
     }
 
     /// The same, where a token is good for so many seconds.
@@ -264,6 +275,13 @@ impl OpenStack {
         eventually(&format!("an Event of {name} with {words:?}"), || {
             self.events(name).into_iter().find(|event| words.iter().all(|word| event.contains(word)))
         })
+    }
+
+    /// No port of a pod is left, and the controller lives.
+    #[track_caller]
+    pub fn assert_nothing_left(&self, controller: &str) {
+        eventually("no port is left", || self.neutron.pod_ports().is_empty().then_some(()));
+        assert!(self.machine.lives(controller), "{}", self.machine.log(controller));
     }
 
     /// What a kubelet's runtime on `node` says about the sandbox `pod` of the pod `name` with this uid.

@@ -3,7 +3,7 @@
 //! Rules: it changes nothing; what cannot be read is named and counted, never left out; an address is doubled when two pods'
 //! network-status show it in one address space, or when two objects hold it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use ipam::grid::addresses_of;
@@ -11,18 +11,14 @@ use ipam::registry::Object;
 use ipnet::IpNet;
 use kube::api::ListParams;
 use kube::{Api, Client};
+use npwg::status::NETWORK_STATUS;
 use serde::{Deserialize, Serialize};
 
 use super::objects::{BlockObject, PoolObject, PoolStatus};
-use crate::agent::cluster::Reduced;
-use crate::agent::cluster::{NodeObject, PodObject};
+use crate::agent::cluster::{Key, NodeObject, PodObject, Reduced};
 
 /// Objects of a page.
 const PAGE: u32 = 500;
-/// Marks a node that a person, or a machine, has made sure to be off.
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// Where a pod's addresses are written.
-const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
 /// All of it.
 #[derive(Debug, Default)]
@@ -33,8 +29,8 @@ pub(crate) struct Census {
     pub(crate) blocks: Vec<BlockObject>,
     /// The nodes; is it out of service?
     pub(crate) nodes: BTreeMap<String, bool>,
-    /// The pods.
-    pub(crate) pods: Vec<Holder>,
+    /// The pods, by namespace and name.
+    pub(crate) pods: BTreeMap<Key, Holder>,
 }
 
 /// A pod, and the addresses its status shows.
@@ -100,18 +96,28 @@ impl Census {
         Ok(Census {
             pools,
             blocks,
-            nodes: nodes.into_iter().map(|node| (node.name(), node.has_taint(OUT_OF_SERVICE))).collect(),
-            pods: pods.into_iter().map(Holder::of).collect(),
+            nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
+            pods: pods.into_iter().map(Holder::of).map(|pod| (pod.key(), pod)).collect(),
         })
     }
 
     /// The pool that an address is of, the smallest first.
     pub(crate) fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
+        self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
+    }
+
+    /// The pools whose range can be read, the smallest first.
+    fn ranges(&self) -> Vec<(IpNet, &PoolObject)> {
         let range = |pool: &PoolObject| pool.spec.range.parse::<IpNet>().ok();
-        let mut found: Vec<&PoolObject> =
-            self.pools.iter().filter(|pool| range(pool).is_some_and(|net| net.contains(&ip))).collect();
-        found.sort_by_key(|pool| range(pool).map_or(0, |net| u8::MAX - net.prefix_len()));
-        found
+        let mut ranges: Vec<_> = self.pools.iter().filter_map(|pool| Some((range(pool)?, pool))).collect();
+        ranges.sort_by_key(|(range, _)| u8::MAX - range.prefix_len());
+        ranges
+    }
+
+    /// Pool and addresses of each object that makes sense.
+    fn leased(&self) -> HashSet<(&str, IpNet)> {
+        let net = |block: &BlockObject| block.object().map(|object| object.net);
+        self.blocks.iter().filter_map(|block| Some((block.spec.pool.as_str(), net(block)?))).collect()
     }
 
     /// The objects of a pool that make sense.
@@ -232,19 +238,30 @@ impl Census {
 
     /// Two pods with the same address of a pool, and addresses of a pool that no object has leased.
     fn doubled_addresses(&self, findings: &mut Vec<Finding>) {
-        let mut seen: BTreeMap<(IpAddr, String), &Holder> = BTreeMap::new();
-        for pod in &self.pods {
+        let mut seen: BTreeMap<(IpAddr, &str), &Holder> = BTreeMap::new();
+        let leased = self.leased();
+        // Each object is read once, however many addresses there are.
+        let mut lengths: BTreeMap<&str, BTreeSet<u8>> = BTreeMap::new();
+        for (pool, net) in &leased {
+            lengths.entry(pool).or_default().insert(net.prefix_len());
+        }
+        let pools = self.ranges();
+        for pod in self.pods.values() {
             for (ip, _, network) in &pod.addresses {
-                let Some(pool) = self.pools_of(*ip).first().copied() else { continue };
-                let name = pool.metadata.name.clone().unwrap_or_default();
+                let Some((_, pool)) = pools.iter().find(|(range, _)| range.contains(ip)) else { continue };
+                let name = pool.metadata.name.as_deref().unwrap_or_default();
                 let object = format!("pod {}/{}", pod.namespace, pod.name);
-                if let Some(other) = seen.insert((*ip, network.clone()), pod)
+                if let Some(other) = seen.insert((*ip, network), pod)
                     && other.uid != pod.uid
                 {
                     let why = format!("{ip} of {network} is {}/{}'s, too", other.namespace, other.name);
                     findings.push(Finding { what: "doubled", object: object.clone(), why });
                 }
-                if !self.objects_of(&name).any(|object| object.net.contains(ip)) {
+                let mut lengths = lengths.get(name).into_iter().flatten();
+                let around = |length: &u8| {
+                    IpNet::new(*ip, *length).is_ok_and(|net| leased.contains(&(name, net.trunc())))
+                };
+                if !lengths.any(around) {
                     let why = format!("{ip} of {network} is in pool {name}, and nobody has leased it");
                     findings.push(Finding { what: "stray", object, why });
                 }
@@ -254,10 +271,17 @@ impl Census {
 }
 
 impl Holder {
+    fn key(&self) -> Key {
+        (self.namespace.clone(), self.name.clone())
+    }
+
     fn of(object: PodObject) -> Holder {
         let pod = object.reduce();
-        let shown: Vec<Shown> =
-            pod.annotations.get(STATUS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let shown: Vec<Shown> = pod
+            .annotations
+            .get(NETWORK_STATUS)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
         let addresses = shown.into_iter().flat_map(|Shown { name, interface, ips }| {
             let ips = ips.into_iter().filter_map(|ip| ip.split('/').next().and_then(|ip| ip.parse().ok()));
             ips.map(move |ip| (ip, interface.clone(), name.clone())).collect::<Vec<_>>()
@@ -293,7 +317,7 @@ mod tests {
             pools: vec![serde_json::from_value(pool).unwrap()],
             blocks: blocks.iter().map(block).collect(),
             nodes: BTreeMap::from([("n1".into(), false), ("n2".into(), false), ("off".into(), true)]),
-            pods: pods.iter().map(pod).collect(),
+            pods: pods.iter().map(pod).map(|pod| (pod.key(), pod)).collect(),
         }
     }
 

@@ -144,7 +144,7 @@ struct Answer {
 fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
     let shows = |pod: &&super::census::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
     let pods: Vec<String> =
-        census.pods.iter().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        census.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
     let mut answers = Vec::new();
     for pool in census.pools_of(address) {
         let pool = pool.metadata.name.clone().unwrap_or_default();

@@ -110,7 +110,7 @@ impl Keeper {
     /// changed what it has, and keeps it.
     async fn take_from_the_dead(&mut self, census: &Census) -> Result<u64, String> {
         let holding: BTreeSet<&str> = census.blocks.iter().map(|block| block.spec.node.as_str()).collect();
-        let bound: BTreeSet<&str> = census.pods.iter().map(|pod| pod.node.as_str()).collect();
+        let bound: BTreeSet<&str> = census.pods.values().map(|pod| pod.node.as_str()).collect();
         let off = |node: &str| !node.is_empty() && census.is_off(node) && !bound.contains(node);
         let off: BTreeSet<&str> = holding.into_iter().filter(|node| off(node)).collect();
         self.gone.retain(|node, _| off.contains(node.as_str()));
@@ -144,7 +144,7 @@ impl Keeper {
         let failed = |error: kube::Error| format!("node {node}: {error}");
         let nodes: Api<crate::agent::cluster::NodeObject> = Api::all(self.client.clone());
         let found = nodes.get_opt(node).await.map_err(failed)?;
-        let off = found.is_none_or(|node| node.has_taint("node.kubernetes.io/out-of-service"));
+        let off = found.is_none_or(|node| node.is_out_of_service());
         let pods: Api<crate::agent::cluster::PodObject> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(1);
         Ok(off && pods.list_metadata(&own).await.map_err(failed)?.items.is_empty())
@@ -199,10 +199,8 @@ impl Keeper {
             Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
         };
         let pod = |text: &str, uid: &str| {
-            let place = parts(text);
-            census.pods.iter().any(|pod| {
-                Some((pod.namespace.clone(), pod.name.clone())) == place && (uid.is_empty() || pod.uid == uid)
-            })
+            let found = parts(text).and_then(|place| census.pods.get(&place));
+            found.is_some_and(|pod| uid.is_empty() || pod.uid == uid)
         };
         if let Some(rest) = claim.strip_prefix(IMPORTED) {
             let uid = object.holder.owner.split('/').next().unwrap_or_default();

@@ -19,6 +19,8 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
+use crate::agent::cluster::resource;
+
 /// The pool of a block.
 pub(crate) const POOL_LABEL: &str = "weft.dev/pool";
 /// The node that has it.
@@ -134,41 +136,8 @@ fn is_zero(number: &u64) -> bool {
 
 // === the API ===
 
-macro_rules! resource {
-    ($object:ty, $kind:literal, $plural:literal) => {
-        impl Resource for $object {
-            type DynamicType = ();
-            type Scope = ClusterResourceScope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                "weft.dev".into()
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                "v1alpha1".into()
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-resource!(PoolObject, "IPPool", "ippools");
-resource!(BlockObject, "IPBlock", "ipblocks");
+resource!(PoolObject, ClusterResourceScope, "IPPool", "ippools", "weft.dev", "v1alpha1");
+resource!(BlockObject, ClusterResourceScope, "IPBlock", "ipblocks", "weft.dev", "v1alpha1");
 
 /// Its kind, as the API wants it written.
 pub(crate) fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {

@@ -3,7 +3,6 @@
 //! Rules: what is read is read from the database, not from a cache of the server; a request without an answer may have
 //! been done; lists come in pages.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
@@ -130,11 +129,14 @@ impl Registry for Cluster {
     async fn replace(&self, object: &Object) -> Result<Object, Fault> {
         let name = block_name(&self.pool, object.net);
         let object = BlockObject::of(&self.pool, &self.grid, object);
-        let replaced = self.request(self.blocks.replace(&name, &PostParams::default(), &object)).await;
-        match replaced {
-            Err(Fault::Unknown(why)) if why.contains("not found") => Err(Fault::Conflict),
-            other => self.read_object(&other?),
-        }
+        let replaced = async {
+            match self.blocks.replace(&name, &PostParams::default(), &object).await {
+                // One that is gone has changed, too.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+                other => other.map(Some),
+            }
+        };
+        self.read_object(&self.request(replaced).await?.ok_or(Fault::Conflict)?)
     }
 
     async fn delete(&self, object: &Object) -> Result<(), Fault> {
@@ -160,8 +162,7 @@ impl Registry for Cluster {
     }
 }
 
-/// Labels of a selector, for a watch.
+/// The selector of what a node has, for a watch.
 pub(crate) fn of_node(node: &str) -> String {
-    let labels = BTreeMap::from([(NODE_LABEL, label(node))]);
-    labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
+    format!("{NODE_LABEL}={}", label(node))
 }

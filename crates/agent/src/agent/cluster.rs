@@ -46,6 +46,8 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
     Client::try_from(config).map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))
 }
 
+/// The taint of a node that a person, or a machine, has made sure to be off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// How long the API may take for one object.
 pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
 
@@ -117,9 +119,9 @@ impl NodeObject {
         self.metadata.name.clone().unwrap_or_default()
     }
 
-    /// Does it have a taint of this key?
-    pub(crate) fn has_taint(&self, key: &str) -> bool {
-        self.spec.taints.iter().any(|taint| taint.key == key)
+    /// Has a person, or a machine, made sure that it is off?
+    pub(crate) fn is_out_of_service(&self) -> bool {
+        self.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
     }
 }
 
@@ -192,6 +194,9 @@ impl Reduced for NamespaceObject {
 /// Says what a type of ours is to the API.
 macro_rules! resource {
     ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal) => {
+        resource!($object, $scope, $kind, $plural, $group, "v1");
+    };
+    ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal, $version:literal) => {
         impl Resource for $object {
             type DynamicType = ();
             type Scope = $scope;
@@ -205,7 +210,7 @@ macro_rules! resource {
             }
 
             fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
+                $version.into()
             }
 
             fn plural((): &()) -> Cow<'_, str> {

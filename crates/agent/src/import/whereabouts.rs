@@ -248,9 +248,8 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
         }
         let pool = &known[&key];
         let (namespace, name) = pod.split_once('/').unwrap_or_default();
-        let Some(holder) =
-            census.pods.iter().find(|known| known.namespace == namespace && known.name == name)
-        else {
+        let place = (namespace.to_owned(), name.to_owned());
+        let Some(holder) = census.pods.get(&place) else {
             made.insert(at, "its pod is gone: not kept".to_owned());
             continue;
         };
@@ -259,7 +258,6 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
             claim: format!("imported/{pod}"),
             ..Holder::default()
         };
-        let place = (namespace.to_owned(), name.to_owned());
         let registry = Cluster::new(client.clone(), &pool.name, pool.grid, place, Counter::default());
         let outcome = match registry.create(IpNet::from(*address), &holder).await {
             Ok(_) => format!("kept in pool {}", pool.name),
