@@ -106,15 +106,23 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
     // While the agent cannot hear, the world goes on, and what it will ask for is compacted away.
     let pid = agent.machine.run(["cat", "/run/services/agent.pid"]);
     agent.machine.run(["kill", "-s", "STOP", pid.trim()]);
+    let restart = || {
+        agent.machine.stop("kube-apiserver", "KILL");
+        agent.kube.launch_server();
+        agent.kube.wait();
+    };
+    // What is written to a connection that stands would be read when it goes on.
+    restart();
     agent.definition("net-b", &json!({}), &bridge("net-b", 12));
     let revision = "curl -s http://127.0.0.1:2379/v3/kv/range -d '{\"key\":\"AA==\"}' | sed 's/.*\"revision\":\"\\([0-9]*\\)\".*/\\1/'";
     let revision = agent.machine.run(["sh", "-c", revision]);
     let compact = format!("{{\"revision\":\"{}\",\"physical\":true}}", revision.trim());
     agent.machine.run(["curl", "-sf", "http://127.0.0.1:2379/v3/kv/compaction", "-d", &compact]);
-    agent.machine.stop("kube-apiserver", "KILL");
-    agent.kube.launch_server();
-    agent.kube.wait();
+    restart();
+    let listed = || agent.log().matches("listed what=\"network-attachment-definitions\"").count();
+    let before = listed();
     agent.machine.run(["kill", "-s", "CONT", pid.trim()]);
+    until("definitions are listed again, not only watched", || (listed() > before).then_some(()));
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b" }));
     until("it is planned", || ask(&agent, "web", &uid, "c1").then_some(()));
     let age = "weft_cache_age_seconds{what=\"pods\"}";
@@ -144,6 +152,13 @@ fn a_token_that_is_replaced_is_read_again() {
     agent.machine.stop("kube-apiserver", "KILL");
     agent.kube.launch_server();
     agent.kube.wait();
+    let with_old = ["-k", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H"];
+    let with_old = with_old.into_iter().map(str::to_owned);
+    let with_old =
+        with_old.chain([format!("Authorization: Bearer {token}"), "https://127.0.0.1:6443/api".to_owned()]);
+    let words: Vec<String> = std::iter::once("curl".to_owned()).chain(with_old).collect();
+    let code = agent.machine.run(words.iter().map(String::as_str));
+    assert_eq!(code, "401", "the old token is worth nothing");
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a" }));
     // A client reads its token again within a minute.
     let patience = std::time::Instant::now() + Duration::from_secs(100);

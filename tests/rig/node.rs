@@ -286,6 +286,11 @@ impl Node {
     #[track_caller]
     pub fn until_no_pod_runs(&self) {
         self.until("no pod runs", || links(self).iter().all(|link| !link.contains("veth")).then_some(()));
+        // Links go first: after them our journal, then the runtime's cache.
+        self.until("nobody knows of one", || {
+            let known = "ls /var/lib/weft/sandboxes /var/lib/cni/results 2>/dev/null | grep -cE '[.]json$|-eth0$' || true";
+            (self.run(["sh", "-c", known]).trim() == "0").then_some(())
+        });
     }
 
     /// Waits until the node is as it was: a kubelet takes its time to notice what it has to take down.

@@ -18,7 +18,7 @@ use cni::runtime::load::Directory;
 use cni::{Context, Error};
 use npwg::configuration::{Flavour, Place};
 use npwg::definition::Disk;
-use npwg::exchange::{self, Errand, NetworkFile, Order, Purpose, Question, Reply};
+use npwg::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question, Reply};
 use npwg::plan::PodIdentity;
 use serde_json::value::RawValue;
 
@@ -123,6 +123,13 @@ fn ask(socket: &str, question: &Question) -> Result<Vec<Order>, Error> {
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
     exchange::send(&mut stream, question).context(step())?;
-    let Reply { orders, .. } = exchange::receive(&mut stream).context(step())?;
-    Ok(orders)
+    let Reply { answer, orders } = exchange::receive(&mut stream).context(step())?;
+    match answer {
+        Answer::Noted => Ok(orders),
+        Answer::Refused(error) => Err(error.context(step())),
+        // It would answer so at once, and again.
+        Answer::Plan(_) => {
+            Err(Error::config("it gives no orders: it is of an older release")).context(step())
+        }
+    }
 }

@@ -25,15 +25,14 @@ pub struct Change {
 
 impl Change {
     /// The places of what comes.
-    pub fn added(&self) -> impl Iterator<Item = usize> + use<> {
-        let states: Vec<State> =
-            self.entry.attachments[..self.wanted].iter().map(|known| known.state).collect();
-        states.into_iter().enumerate().filter(|(_, state)| *state == State::Planned).map(|(place, _)| place)
+    pub fn added(&self) -> Vec<usize> {
+        let comes = |place: &usize| self.entry.attachments[*place].state == State::Planned;
+        (0..self.wanted).filter(comes).collect()
     }
 
     /// The places of what goes, last first.
-    pub fn removed(&self) -> impl Iterator<Item = usize> + use<> {
-        (self.wanted..self.entry.attachments.len()).rev()
+    pub fn removed(&self) -> Vec<usize> {
+        (self.wanted..self.entry.attachments.len()).rev().collect()
     }
 }
 
@@ -46,23 +45,17 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     if (&old.container, &old.pod.uid) != (&plan.container, &plan.pod.uid) {
         return Err(Error::new(code::INVALID_ENVIRONMENT, "change: the plan is another sandbox's"));
     }
-    let mut left: Vec<(&Delegate, &Attachment)> = old.delegates.iter().zip(&entry.attachments).collect();
-    let mut wanted: Vec<(Delegate, Attachment)> = Vec::new();
+    let all = old.delegates.iter().zip(&entry.attachments);
+    let (mut left, others): (Vec<_>, Vec<_>) = all.partition(|(delegate, _)| delegate.role == Role::Selected);
     // What the pod did not select is not looked at again.
-    left.retain(|(delegate, attachment)| {
-        let stays = delegate.role != Role::Selected;
-        wanted.extend(stays.then(|| (Delegate::clone(delegate), Attachment::clone(attachment))));
-        !stays
-    });
+    let owned = |(delegate, attachment): (&Delegate, &Attachment)| (delegate.clone(), attachment.clone());
+    let mut wanted: Vec<(Delegate, Attachment)> = others.into_iter().map(owned).collect();
     for delegate in plan.selected() {
         let same = |(known, attachment): &(&Delegate, &Attachment)| {
             attachment.state == State::Attached && is_same(known, delegate)
         };
         match left.iter().position(same) {
-            Some(place) => {
-                let (known, attachment) = left.remove(place);
-                wanted.push((known.clone(), attachment.clone()));
-            }
+            Some(place) => wanted.push(owned(left.remove(place))),
             None => {
                 refuse_default_route(delegate)?;
                 wanted.push((delegate.clone(), Attachment::default()));
@@ -76,7 +69,7 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
         return Ok(None);
     }
     let count = wanted.len();
-    wanted.extend(left.into_iter().map(|(delegate, attachment)| (delegate.clone(), attachment.clone())));
+    wanted.extend(left.into_iter().map(owned));
     let mut changed = Entry { complete: false, changing: true, ..entry.clone() };
     (changed.plan.delegates, changed.attachments) = wanted.into_iter().unzip();
     changed.plan.warnings.clone_from(&plan.warnings);

@@ -4,18 +4,19 @@
 //! The same exchange runs over the agent's socket and, without the report, over the pipes of `weft plan --once`.
 //!
 //! Rules: a length is four bytes, big-endian; both sides refuse more than [`MESSAGE_MAX`]; either side may be a
-//! release older or newer, so unknown keys are ignored and a newer [`VERSION`] is refused by name; the brain sees
+//! release older or newer, so unknown keys and kinds of orders are ignored and a newer [`VERSION`] is refused by name; the brain sees
 //! no file of the node, so what a plan may need of them is in the question.
 
 pub mod addresses;
 
 use std::io::{Read, Write};
+use std::net::IpAddr;
 
 use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
 use cni::network::Network;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::definition::{Disk, Form, OnDisk};
@@ -77,12 +78,24 @@ pub struct Outcome {
     pub container: ContainerId,
     /// Its pod.
     pub uid: String,
-    /// What was done, for people: a line each.
+    /// What was done, in order.
     #[serde(default)]
-    pub done: Vec<String>,
+    pub done: Vec<Done>,
     /// What is wrong, or went wrong.
     #[serde(default)]
     pub error: Option<Error>,
+}
+
+/// A network of a running sandbox that came or went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Done {
+    /// The network, as the status names it.
+    pub network: String,
+    /// Its interface.
+    pub ifname: IfName,
+    /// Its addresses; none if it went.
+    pub added: Option<Vec<IpAddr>>,
 }
 
 /// The kinds of orders whose outcome is told.
@@ -121,8 +134,14 @@ pub struct Reply {
     /// To the question.
     pub answer: Answer,
     /// What else is to be done on this node, once the runtime has its answer.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known_orders")]
     pub orders: Vec<Order>,
+}
+
+/// Those of a kind that this release knows: what a newer brain wants beside them must not cost a pod its answer.
+fn known_orders<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Order>, D::Error> {
+    let all: Vec<Box<RawValue>> = Vec::deserialize(from)?;
+    Ok(all.iter().filter_map(|order| serde_json::from_str(order.get()).ok()).collect())
 }
 
 /// Work that nobody calls for.
@@ -299,6 +318,16 @@ mod tests {
         let Reply { answer, orders } = receive(&mut wire.as_slice())?;
         assert!(matches!(answer, Answer::Refused(error) if error == Error::new(7, "no")));
         assert_eq!(orders, [order]);
+        Ok(())
+    }
+
+    #[test]
+    fn an_order_of_a_kind_that_is_not_known_is_passed_over() -> Result<(), Error> {
+        let text = br#"{"answer":"noted","orders":[{"dance":{"container":"c1"}},"rest",{"check":{"container":"c1","uid":"u"}}]}"#;
+        let mut wire = u32::try_from(text.len()).unwrap().to_be_bytes().to_vec();
+        wire.extend_from_slice(text);
+        let reply: Reply = receive(&mut wire.as_slice())?;
+        assert_eq!(reply.orders, [Order::Check { container: ContainerId::new("c1")?, uid: "u".to_owned() }]);
         Ok(())
     }
 

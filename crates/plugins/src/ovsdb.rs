@@ -242,12 +242,12 @@ impl Ovsdb {
 
     /// The next message: they follow each other without anything between them.
     fn receive(&mut self) -> Result<Value, Error> {
-        let mut chunk = [0; 4096];
+        let mut chunk = [0; 16 * 1024];
         loop {
-            if let Some(end) = end_of_object(&self.buffer) {
-                let message = serde_json::from_slice(&self.buffer[..end]);
+            let first = first_value(&self.buffer).map_err(|_| later(&self.path, "it does not speak JSON"))?;
+            if let Some((message, end)) = first {
                 self.buffer.drain(..end);
-                return message.map_err(|_| later(&self.path, "it does not speak JSON"));
+                return Ok(message);
             }
             let read = self.stream.read(&mut chunk).map_err(|cause| later(&self.path, &cause.to_string()))?;
             if read == 0 || self.buffer.len() > ANSWER_MAX {
@@ -285,25 +285,14 @@ fn entry<'a>(map: &'a Value, key: &str) -> Option<&'a str> {
     map[1].as_array()?.iter().find(|pair| pair[0] == key)?[1].as_str()
 }
 
-/// Where the object at the beginning ends, if it is all there.
-fn end_of_object(bytes: &[u8]) -> Option<usize> {
-    let (mut depth, mut in_text, mut escaped) = (0u32, false, false);
-    for (index, byte) in bytes.iter().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_text => escaped = true,
-            b'"' => in_text = !in_text,
-            b'{' if !in_text => depth += 1,
-            b'}' if !in_text => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return Some(index + 1);
-                }
-            }
-            _ => {}
-        }
+/// The first value of these bytes and where it ends, if it is all there.
+fn first_value(bytes: &[u8]) -> Result<Option<(Value, usize)>, serde_json::Error> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
+    match values.next() {
+        Some(Ok(value)) => Ok(Some((value, values.byte_offset()))),
+        Some(Err(error)) if !error.is_eof() => Err(error),
+        _ => Ok(None),
     }
-    None
 }
 
 #[cfg(test)]
@@ -313,9 +302,12 @@ mod tests {
     #[test]
     fn messages_are_told_apart_whatever_is_in_their_texts() {
         let two = br#"{"a":"}\"}","b":{"c":[{}]}}{"id":2}"#;
-        assert_eq!(end_of_object(two), Some(two.len() - 8));
-        assert_eq!(end_of_object(br#"{"a":"}"#), None);
-        assert_eq!(end_of_object(b""), None);
+        let (first, end) = first_value(two).unwrap().unwrap();
+        assert_eq!((first["a"].as_str(), end), (Some("}\"}"), two.len() - 8));
+        for part in [&br#"{"a":"}"#[..], br#"{"a":{}"#, b" ", b""] {
+            assert_eq!(first_value(part).unwrap(), None);
+        }
+        assert!(first_value(b"}").is_err());
     }
 
     #[test]

@@ -351,7 +351,7 @@ impl Oracle for Brain {
     }
 
     fn heard(&self, outcome: &Outcome) {
-        let Some(sandbox) = self.sandboxes.all().remove(&outcome.container) else { return };
+        let Some(sandbox) = self.sandboxes.find(&outcome.container) else { return };
         let pod = &sandbox.entry.plan.pod;
         if pod.uid != outcome.uid {
             return;

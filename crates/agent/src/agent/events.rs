@@ -8,6 +8,7 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use npwg::exchange::Done;
 use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
@@ -78,12 +79,21 @@ impl Events {
     }
 
     /// A running pod's networks were changed as it asks.
-    pub(crate) fn changed(&self, pod: &PodIdentity, lines: &[String]) {
-        for line in lines {
-            let reason = if line.starts_with("Remove") { "RemovedInterface" } else { "AddedInterface" };
-            // The API knows an Event by reason and action: each interface has its own.
-            let action = line.split(' ').take(2).collect::<Vec<_>>().join(" ");
-            self.tell(pod, Told::new(EventType::Normal, reason, action, line));
+    pub(crate) fn changed(&self, pod: &PodIdentity, done: &[Done]) {
+        for Done { network, ifname, added } in done {
+            self.tell(
+                pod,
+                match added {
+                    Some(ips) => {
+                        let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
+                        Told::added(ifname.as_str(), &ips, network)
+                    }
+                    None => {
+                        let note = format!("Remove {ifname} from {network}");
+                        Told::new(EventType::Normal, "RemovedInterface", format!("Detach {ifname}"), &note)
+                    }
+                },
+            );
         }
     }
 
@@ -110,6 +120,12 @@ impl Told {
         Told { kind, reason, action, note: clip(note) }
     }
 
+    /// The API knows an Event by reason and action: each interface has its own.
+    fn added(interface: &str, ips: &[String], network: &str) -> Told {
+        let note = format!("Add {interface} [{}] from {network}", ips.join(" "));
+        Told::new(EventType::Normal, "AddedInterface", format!("Attach {interface}"), &note)
+    }
+
     async fn publish(self, recorder: &Recorder, pod: &PodIdentity) {
         let Told { kind, reason, action, note } = self;
         let event =
@@ -134,10 +150,8 @@ fn recorder(client: Client, instance: Option<String>) -> Recorder {
 
 /// An Event for each interface, and one for each warning.
 fn of(entry: &Entry) -> Vec<Told> {
-    let interfaces = entry.network_status.iter().map(|status| {
-        let note = format!("Add {} [{}] from {}", status.interface, status.ips.join(" "), status.name);
-        Told::new(EventType::Normal, "AddedInterface", format!("Attach {}", status.interface), &note)
-    });
+    let interfaces =
+        entry.network_status.iter().map(|status| Told::added(&status.interface, &status.ips, &status.name));
     let warnings = entry.plan.warnings.iter().map(|warning| {
         let reason = match warning.event {
             Reason::AnnotationIgnored => "AnnotationIgnored",

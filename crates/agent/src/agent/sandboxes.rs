@@ -68,6 +68,11 @@ impl Sandboxes {
         self.known().clone()
     }
 
+    /// One of them.
+    pub(crate) fn find(&self, container: &ContainerId) -> Option<Sandbox> {
+        self.known().get(container).cloned()
+    }
+
     /// How many are whole, partly there, and unreadable.
     pub(crate) fn counts(&self) -> [(&'static str, usize); 3] {
         let known = self.known();

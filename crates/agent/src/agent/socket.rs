@@ -15,6 +15,7 @@ use cni::{Error, code};
 use npwg::exchange::addresses::{Delivery, Demand, Want};
 use npwg::exchange::{self, Answer, MESSAGE_MAX, Order, Outcome, Purpose, Question, Reply, Report};
 use npwg::plan::Plan;
+use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
@@ -37,8 +38,12 @@ const TRANSFER_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long a report is awaited: every delegate of a pod may take its minute.
 const REPORT_MAX: Duration = Duration::from_secs(600);
-/// How a demand for addresses begins; a question begins otherwise.
-const DEMAND: &[u8] = b"{\"addresses\":";
+/// What tells a demand for addresses from a question.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    addresses: Option<u32>,
+}
 /// Largest report, in bytes.
 const REPORT_BYTES: usize = 1 << 20;
 
@@ -128,7 +133,7 @@ impl<O: Oracle> Desk<O> {
             }
             Some(_turn) => {
                 let bytes = receive_bytes(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
-                if bytes.get(4..).is_some_and(|text| text.starts_with(DEMAND)) {
+                if exchange::receive::<Head>(&mut bytes.as_slice())?.addresses.is_some() {
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;

@@ -277,11 +277,11 @@ impl Plugin for Neutron {
         let name = request.call.config.name.as_str();
         let keep: Vec<String> =
             valid.iter().map(|one| Mark::of_valid(NAME, name, one).text(ALIAS_MAX)).collect();
-        let links = Rtnl::open().or_refused()?.links().or_refused()?;
-        unplug(&network.ovsdb, &links, |text| {
+        let (_, unplugged) = unplug(&network.ovsdb, &mut Rtnl::open().or_refused()?, |text| {
             let of_network = |mark: Mark| mark.is_of(NAME, name, text.len(), ALIAS_MAX);
             !keep.iter().any(|kept| kept == text) && Mark::read(text).is_some_and(of_network)
-        })
+        })?;
+        unplugged
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
@@ -358,8 +358,8 @@ fn nest(
 fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
     let text = mark.text(ALIAS_MAX);
     let mut host = Rtnl::open().or_refused()?;
-    let links = host.links().or_refused()?;
-    let mut errors: Vec<Error> = unplug(ovsdb, &links, |mark| mark == text).err().into_iter().collect();
+    let (links, unplugged) = unplug(ovsdb, &mut host, |mark| mark == text)?;
+    let mut errors: Vec<Error> = unplugged.err().into_iter().collect();
     for link in links.iter().filter(|link| link.alias == text) {
         let gone = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
         errors.extend(gone.or_refused().err());
@@ -367,11 +367,25 @@ fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
     interface::collected(errors)
 }
 
-/// Takes those of our ports out of the switch that are meant by their mark, and those whose link is gone: a port is
-/// put in after its link was made. With the switch away the next call does it.
-fn unplug(ovsdb: &str, links: &[Link], is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
-    let Ok(mut switch) = Ovsdb::connect(ovsdb) else { return Ok(()) };
-    let mut own = switch.own()?;
-    own.retain(|found| is_meant(&found.mark) || !links.iter().any(|link| link.name == found.device));
-    switch.unplug(&own.into_iter().map(|found| found.device).collect::<Vec<_>>())
+/// Takes those of our ports out of the switch that are meant by their mark, and those whose link is gone; the host's
+/// links, and how it went. With the switch away the next call does it.
+///
+/// A port is put in after its link was made: so the links are looked at after the ports, or the port of an ADD that is
+/// under way would seem to be nobody's.
+fn unplug(
+    ovsdb: &str,
+    host: &mut Rtnl,
+    is_meant: impl Fn(&str) -> bool,
+) -> Result<(Vec<Link>, Result<(), Error>), Error> {
+    let ports = Ovsdb::connect(ovsdb).ok().map(|mut switch| switch.own().map(|own| (switch, own)));
+    let links = host.links().or_refused()?;
+    let unplugged = match ports.transpose() {
+        Ok(None) => Ok(()),
+        Ok(Some((mut switch, mut own))) => {
+            own.retain(|port| is_meant(&port.mark) || !links.iter().any(|link| link.name == port.device));
+            switch.unplug(&own.into_iter().map(|port| port.device).collect::<Vec<_>>())
+        }
+        Err(error) => Err(error),
+    };
+    Ok((links, unplugged))
 }

@@ -73,14 +73,17 @@ impl Plugin for WeftIpam {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        // With ranges that have become wrong, the address is in one of the ledgers that are there.
-        let settings = Settings::read(&request.call, None).ok();
-        if let Some(settings) = &settings
-            && take_back(settings, &request.call, &request.who)?
+        // With ranges that have changed or become wrong, the address is in one of the other ledgers that are there.
+        let Ok(settings) = Settings::read(&request.call, None) else {
+            return take_back_anywhere(&request.call, &request.who);
+        };
+        if !take_back(&settings, &request.call, &request.who)?
+            && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
-            return Ok(());
+            // The network's own ledgers have been read: another network's must not keep this pod from ending.
+            eprintln!("{}: {error}", self.0);
         }
-        take_back_anywhere(&request.call, &request.who)
+        Ok(())
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {

@@ -32,8 +32,8 @@ use super::{detach, devices, readiness, routes};
 /// # Errors
 /// The first failure, after everything was undone; what could not be undone is in its details.
 pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<Success, Error> {
-    all_plugins_are_there(hands, entry)?;
-    all_names_are_free(entry)?;
+    plugins_are_there(hands, entry, &entry.plan.delegates)?;
+    names_are_free(entry, &entry.plan.delegates)?;
     let mut record = journal.begin(entry)?;
     let carried = carry_out(&mut record, hands, entry);
     let Err(error) = carried else { return carried };
@@ -48,13 +48,8 @@ pub(super) fn attach(journal: &Journal, hands: &Delegates, entry: &mut Entry) ->
     })
 }
 
-/// Refuses a plan whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
+/// Refuses delegates whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
 /// the plugin of that name could remove.
-fn all_plugins_are_there(hands: &Delegates, entry: &Entry) -> Result<(), Error> {
-    plugins_are_there(hands, entry, &entry.plan.delegates)
-}
-
-/// The same of some of its delegates.
 pub(super) fn plugins_are_there<'a>(
     hands: &Delegates,
     entry: &Entry,
@@ -69,12 +64,7 @@ pub(super) fn plugins_are_there<'a>(
     Ok(())
 }
 
-/// Refuses a plan one of whose interfaces is there already (S25): undoing it would remove what is not ours.
-fn all_names_are_free(entry: &Entry) -> Result<(), Error> {
-    names_are_free(entry, &entry.plan.delegates)
-}
-
-/// The same of some of its delegates.
+/// Refuses delegates one of whose interfaces is there already (S25): undoing it would remove what is not ours.
 pub(super) fn names_are_free<'a>(
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,

@@ -15,6 +15,7 @@ use cni::network::Network;
 use cni::result::Success;
 use cni::{Context, Error};
 use npwg::change::{self, Change};
+use npwg::exchange::Done;
 use npwg::journal::{Attachment, Entry, State};
 use npwg::plan::{Delegate, Plan};
 
@@ -22,11 +23,11 @@ use super::journal::Journal;
 use super::{attach, detach};
 use crate::delegates::Delegates;
 
-/// What was done, a line each, and what was not.
+/// What came of a change.
 #[derive(Debug, Default)]
-pub(super) struct Done {
-    /// For people.
-    pub(super) lines: Vec<String>,
+pub(super) struct Changed {
+    /// What was done.
+    pub(super) done: Vec<Done>,
     /// What failed.
     pub(super) errors: Vec<Error>,
 }
@@ -40,10 +41,10 @@ pub(super) fn change(
     hands: &Delegates,
     entry: &Entry,
     plan: &Plan,
-) -> Result<Done, Error> {
-    let mut done = Done::default();
-    let Some(change) = change::between(entry, plan)? else { return Ok(done) };
-    let (added, removed): (Vec<usize>, Vec<usize>) = (change.added().collect(), change.removed().collect());
+) -> Result<Changed, Error> {
+    let mut changed = Changed::default();
+    let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
+    let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
     attach::plugins_are_there(hands, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
     journal.begin(&entry)?;
@@ -52,24 +53,24 @@ pub(super) fn change(
         match detach::detach_one(hands, &entry, place, &delegate) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
-                done.lines.push(format!("Remove {} from {}", delegate.ifname, delegate.network));
+                let Delegate { network, ifname, .. } = delegate;
+                changed.done.push(Done { network, ifname, added: None });
             }
-            Err(error) => done.errors.push(note(&mut entry, place, error, "detach")),
+            Err(error) => changed.errors.push(note(&mut entry, place, error, "detach")),
         }
         journal.update(&entry)?;
     }
     for place in added {
-        add(hands, &mut entry, place, &mut done);
+        add(hands, &mut entry, place, &mut changed);
         journal.update(&entry)?;
     }
-    let settled = settle(&mut entry, wanted);
-    done.errors.extend(settled.err());
+    changed.errors.extend(settle(&mut entry, wanted).err());
     journal.update(&entry)?;
-    Ok(done)
+    Ok(changed)
 }
 
 /// Attaches one network; what an attempt leaves is taken back.
-fn add(hands: &Delegates, entry: &mut Entry, place: usize, done: &mut Done) {
+fn add(hands: &Delegates, entry: &mut Entry, place: usize, changed: &mut Changed) {
     let delegate = entry.plan.delegates[place].clone();
     let started = Instant::now();
     let attached = attach::names_are_free(entry, [&delegate])
@@ -77,10 +78,9 @@ fn add(hands: &Delegates, entry: &mut Entry, place: usize, done: &mut Done) {
         .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
     match attached {
         Ok((_, attached)) => {
-            let Delegate { network, ifname, .. } = &delegate;
-            let ips: Vec<String> =
-                attached.success.ips.iter().map(|ip| ip.address.addr().to_string()).collect();
-            done.lines.push(format!("Add {ifname} [{}] from {network}", ips.join(" ")));
+            let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
+            let Delegate { network, ifname, .. } = delegate;
+            changed.done.push(Done { network, ifname, added: Some(ips) });
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),
@@ -89,11 +89,11 @@ fn add(hands: &Delegates, entry: &mut Entry, place: usize, done: &mut Done) {
             };
         }
         Err((error, begun)) => {
-            done.errors.push(note(entry, place, error, "attach"));
+            changed.errors.push(note(entry, place, error, "attach"));
             let left = if begun { detach::detach_one(hands, entry, place, &delegate) } else { Ok(()) };
             match left {
                 Ok(()) => entry.attachments[place].state = State::Detached,
-                Err(error) => done.errors.push(note(entry, place, error, "undo")),
+                Err(error) => changed.errors.push(note(entry, place, error, "undo")),
             }
         }
     }

@@ -23,7 +23,7 @@ use npwg::plan::{Plan, PodIdentity};
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::change::{self, Done};
+use super::change::{self, Changed};
 use super::journal::Journal;
 use super::lock::Lock;
 use super::{agent, check_all, detach};
@@ -113,19 +113,25 @@ pub fn obey() -> Result<(), Error> {
     crate::interface::collected(errors)
 }
 
-/// Is a sandbox as it was attached? Nothing is said of one that is not whole, or is busy.
+/// The entry of a sandbox, locked; nothing where somebody is at it already, or it is gone or another pod's.
+fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<(Lock, Entry)>, Error> {
+    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
+    let Some(entry) = journal.read(container)? else {
+        lock.retire();
+        return Ok(None);
+    };
+    Ok((entry.plan.pod.uid == uid).then_some((lock, entry)))
+}
+
+/// Is a sandbox as it was attached? Nothing is said of one that is not whole.
 fn check(
     journal: &Journal,
     hands: &Delegates,
     container: &ContainerId,
     uid: &str,
 ) -> Result<Option<Outcome>, Error> {
-    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
-    let Some(entry) = journal.read(container)? else {
-        lock.retire();
-        return Ok(None);
-    };
-    if entry.plan.pod.uid != uid || !entry.complete || !has_namespace(&entry)? {
+    let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
+    if !entry.complete || !has_namespace(&entry)? {
         return Ok(None);
     }
     let (uid, done) = (uid.to_owned(), Vec::new());
@@ -135,21 +141,15 @@ fn check(
 
 /// Makes a running sandbox the one of `plan`.
 fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Outcome>, Error> {
-    let container = &plan.container;
-    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
-    let Some(entry) = journal.read(container)? else {
-        lock.retire();
-        return Ok(None);
-    };
-    let is_whole = entry.complete || entry.changing;
-    if entry.plan.pod.uid != plan.pod.uid || !is_whole || !has_namespace(&entry)? {
+    let (container, uid) = (&plan.container, &plan.pod.uid);
+    let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
+    if !(entry.complete || entry.changing) || !has_namespace(&entry)? {
         return Ok(None);
     }
-    let Done { lines, errors } = change::change(journal, hands, &entry, plan)
-        .unwrap_or_else(|error| Done { lines: Vec::new(), errors: vec![error] });
-    let error = Error::join(errors);
-    let uid = plan.pod.uid.clone();
-    Ok(Some(Outcome { of: Work::Change, container: container.clone(), uid, done: lines, error }))
+    let Changed { done, errors } = change::change(journal, hands, &entry, plan)
+        .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
+    let (container, uid) = (container.clone(), uid.clone());
+    Ok(Some(Outcome { of: Work::Change, container, uid, done, error: Error::join(errors) }))
 }
 
 fn take_down(
@@ -159,13 +159,8 @@ fn take_down(
     uid: &str,
     certainty: Certainty,
 ) -> Result<(), Error> {
-    // Somebody is at it: no need to wait.
-    let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(()) };
-    let Some(mut entry) = journal.read(container)? else {
-        lock.retire();
-        return Ok(());
-    };
-    if entry.plan.pod.uid != uid || (certainty == Certainty::PodGone && has_namespace(&entry)?) {
+    let Some((lock, mut entry)) = find(journal, container, uid)? else { return Ok(()) };
+    if certainty == Certainty::PodGone && has_namespace(&entry)? {
         return Ok(());
     }
     detach::take_down(journal, hands, &mut entry)?;
