@@ -27,9 +27,7 @@ use super::networks::InUse;
 use super::request::{self, ATTACHMENTS};
 use super::{relay, reply, wire};
 use crate::journal::Journal;
-use crate::network_api::{
-    self, Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest,
-};
+use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
 
 /// Whose the network of sandboxes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +91,7 @@ impl Calls {
     async fn set(&self, body: Incoming) -> Result<Response<Body>, Status> {
         let SetRequest { config } = decode(&self.gatherer.gather(body).await?)?;
         let stored = self.conditions.networks.set(config).await?;
-        let network = self.conditions.one(stored.checked.name.to_string()).await?;
-        let network = network.unwrap_or_else(|| network_api::Network {
-            config: Some(stored.checked.config.clone()),
-            status: None,
-        });
-        Ok(answer(&SetReply { network: Some(network) }))
+        Ok(answer(&SetReply { network: self.conditions.one(stored).await? }))
     }
 
     async fn remove(&self, body: Incoming) -> Result<Response<Body>, Status> {

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -48,11 +48,14 @@ pub(crate) struct Conditions {
     answers: Mutex<BTreeMap<String, Answer>>,
 }
 
-/// A network to be looked at; the fallback is as if it had been set.
-struct Subject {
-    label: String,
-    stored: Arc<Stored>,
+/// What was found of a network: both hold until a plugin says otherwise.
+struct Found {
+    managed: AtomicBool,
+    connected: AtomicBool,
 }
+
+/// An attachment: its sandbox, and its place in the plan.
+type Place<'a> = (&'a Entry, usize);
 
 impl Conditions {
     /// Of these networks, with what the journal knows.
@@ -60,24 +63,24 @@ impl Conditions {
         Conditions { networks, sandboxes, answers: Mutex::default() }
     }
 
-    /// All networks, as they are now.
+    /// All networks, as they are now; the one on disk is as if it had been set.
     pub(crate) async fn list(self: &Arc<Conditions>) -> Result<Vec<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
-        blocking(move || conditions.look()).await
+        let look = move || {
+            let all: Vec<Arc<Stored>> =
+                conditions.on_disk().into_iter().chain(conditions.networks.all()).collect();
+            conditions.examine(&all)
+        };
+        blocking(look).await
     }
 
-    /// One network as it is now, by its label.
+    /// One network as it is now.
     pub(crate) async fn one(
         self: &Arc<Conditions>,
-        label: String,
+        stored: Arc<Stored>,
     ) -> Result<Option<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
-        let found = blocking(move || {
-            let subjects = conditions.subjects();
-            let subject = subjects.into_iter().find(|subject| subject.label == label);
-            subject.map(|subject| conditions.examine(&[subject]))
-        });
-        Ok(found.await?.and_then(|mut found| found.pop()))
+        blocking(move || conditions.examine(&[stored]).pop()).await
     }
 
     /// Whether sandboxes can be made: the default network is ready, or without one some network is.
@@ -118,13 +121,7 @@ impl Conditions {
         Err(why)
     }
 
-    fn subjects(&self) -> Vec<Subject> {
-        let stored = self.networks.all().into_iter();
-        let stored = stored.map(|stored| Subject { label: stored.checked.name.to_string(), stored });
-        self.on_disk().into_iter().chain(stored).collect()
-    }
-
-    fn on_disk(&self) -> Option<Subject> {
+    fn on_disk(&self) -> Option<Arc<Stored>> {
         let OnDisk::Found(network) = self.networks.fallback.read() else { return None };
         let view = conflist::view(&network).ok()?;
         let metadata = NetworkMetadata { name: FALLBACK.to_owned(), ..NetworkMetadata::default() };
@@ -135,52 +132,54 @@ impl Conditions {
             network: *network,
             ranges: Vec::new(),
         };
-        Some(Subject { label: FALLBACK.to_owned(), stored: Arc::new(Stored { checked, draining: false }) })
+        Some(Arc::new(Stored { checked, draining: false }))
     }
 
-    fn look(&self) -> Vec<network_api::Network> {
-        self.examine(&self.subjects())
-    }
-
-    /// Looks at each: what takes a program to be run by a few threads, the rest at once.
-    fn examine(&self, subjects: &[Subject]) -> Vec<network_api::Network> {
+    /// Looks at each. Every plugin is asked once, however long all of them take together.
+    fn examine(&self, all: &[Arc<Stored>]) -> Vec<network_api::Network> {
         let sandboxes = self.sandboxes.all();
-        let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), subjects);
-        let slow: Vec<usize> = (0..subjects.len())
-            .filter(|index| {
-                subjects.get(*index).is_some_and(|subject| {
-                    subject.stored.checked.network.version >= Verb::Status.since()
-                        || users.contains_key(index)
-                })
-            })
-            .collect();
-        let next = AtomicUsize::new(0);
-        let nobody = Vec::new();
+        let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), all);
         let look = self.networks.plugins.look();
-        let examine = |index: usize| {
-            let subject = subjects.get(index)?;
-            let used = users.get(&index).unwrap_or(&nobody);
-            let Stored { checked, draining } = &*subject.stored;
-            let managed = self.management(&look, &subject.label, &checked.network, &checked.needs);
-            Some(network_api::Network {
-                config: Some(checked.config.clone()),
-                status: Some(NetworkStatus {
-                    sandbox_management: !draining && managed.is_ok(),
-                    connectivity: used.iter().all(|(entry, place)| self.connected(entry, *place).is_ok()),
-                }),
-            })
+        let unasked = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
+        let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, unasked())).collect();
+        // Each network for itself, then each attachment on it.
+        let questions: Vec<(usize, Option<Place<'_>>)> =
+            (0..all.len()).map(|index| (index, None)).chain(users).collect();
+        let ask = |(index, user): &(usize, Option<Place<'_>>)| {
+            let Some((Stored { checked, draining }, found)) = networks.get(*index) else { return };
+            match user {
+                None => {
+                    let label = checked.name.to_string();
+                    let ready = || self.management(&look, &label, &checked.network, &checked.needs).is_ok();
+                    found.managed.store(!draining && ready(), Ordering::Relaxed);
+                }
+                Some((entry, place)) if found.connected.load(Ordering::Relaxed) => {
+                    if self.connected(entry, *place).is_err() {
+                        found.connected.store(false, Ordering::Relaxed);
+                    }
+                }
+                // One that is not as it was is enough.
+                Some(_) => {}
+            }
         };
+        let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..PARALLEL.min(slow.len()) {
-                // What is found is kept for a moment; below it is picked up.
+            for _ in 0..PARALLEL.min(questions.len()) {
                 scope.spawn(|| {
-                    while let Some(index) = slow.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        examine(*index);
+                    while let Some(question) = questions.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        ask(question);
                     }
                 });
             }
         });
-        (0..subjects.len()).filter_map(examine).collect()
+        let told = networks.into_iter().map(|(stored, Found { managed, connected })| network_api::Network {
+            config: Some(stored.checked.config.clone()),
+            status: Some(NetworkStatus {
+                sandbox_management: managed.into_inner(),
+                connectivity: connected.into_inner(),
+            }),
+        });
+        told.collect()
     }
 
     fn management(
@@ -229,28 +228,24 @@ impl Conditions {
     }
 }
 
-/// The live attachments of each subject, by its place.
+/// The live attachments on each of these networks, with the network's place among them.
 fn users<'a>(
     entries: impl Iterator<Item = &'a Entry>,
-    subjects: &[Subject],
-) -> BTreeMap<usize, Vec<(&'a Entry, usize)>> {
-    let places: BTreeMap<&str, usize> =
-        subjects.iter().enumerate().map(|(index, subject)| (subject.label.as_str(), index)).collect();
-    let fallback = subjects.iter().position(|subject| subject.label == FALLBACK);
-    let mut users: BTreeMap<usize, Vec<(&Entry, usize)>> = BTreeMap::new();
+    all: &[Arc<Stored>],
+) -> Vec<(usize, Option<Place<'a>>)> {
+    let places: BTreeMap<String, usize> =
+        all.iter().enumerate().map(|(index, stored)| (stored.checked.name.to_string(), index)).collect();
+    let fallback =
+        places.get(FALLBACK).and_then(|index| Some((*index, &all.get(*index)?.checked.network.name)));
+    let mut users = Vec::new();
     for entry in entries.filter(|entry| entry.complete && Path::new(&entry.netns).exists()) {
         for (place, delegate) in entry.plan.delegates.iter().enumerate() {
-            let by_label = places.get(delegate.network.as_str()).copied();
+            let by_label = places.get(&delegate.network).copied();
             // Who asked for nothing has it under its CNI name.
-            let by_default = fallback.filter(|index| {
-                delegate.role == Role::Default
-                    && subjects
-                        .get(*index)
-                        .is_some_and(|subject| subject.stored.checked.network.name == delegate.config_name)
-            });
-            if let Some(index) = by_label.or(by_default) {
-                users.entry(index).or_default().push((entry, place));
-            }
+            let by_default = fallback
+                .filter(|(_, name)| delegate.role == Role::Default && **name == delegate.config_name)
+                .map(|(index, _)| index);
+            users.extend(by_label.or(by_default).map(|index| (index, Some((entry, place)))));
         }
     }
     users
