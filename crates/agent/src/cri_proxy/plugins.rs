@@ -62,6 +62,21 @@ impl Look<'_> {
     }
 }
 
+/// What runs as a plugin.
+enum Program {
+    /// A file of its own.
+    File(PathBuf),
+    /// `weft-cni`, which has to be told the name and may not know it; and why there is no file.
+    Hands(PathBuf, Error),
+}
+
+impl Program {
+    fn path(&self) -> &Path {
+        let (Program::File(path) | Program::Hands(path, _)) = self;
+        path
+    }
+}
+
 /// Which file a program is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fingerprint {
@@ -97,41 +112,38 @@ impl Plugins {
     }
 
     fn versions(&self, plugin: &PluginType) -> Result<Vec<String>, Error> {
-        let file = Fingerprint::of(self.program(plugin)?.0)?;
+        let program = self.program(plugin)?;
+        let file = Fingerprint::of(program.path().to_owned())?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(plugin).cloned();
         if let Some((_, versions)) = known.filter(|(known, _)| *known == file) {
             return Ok(versions);
         }
-        let versions = probe::versions(self, plugin, &self.path)?;
+        let versions = probe::versions(self, plugin, &self.path).map_err(|error| match program {
+            Program::File(_) => error,
+            // It is not built in, either.
+            Program::Hands(_, absent) => absent,
+        })?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(plugin.clone(), (file, versions.clone()));
         Ok(versions)
     }
 
-    /// The program, and the name it has to be told.
-    fn program(&self, plugin: &PluginType) -> Result<(PathBuf, Option<String>), Error> {
+    fn program(&self, plugin: &PluginType) -> Result<Program, Error> {
         match (exec::find(plugin, &self.path), &self.hands) {
-            (Ok(found), _) => Ok((found, None)),
-            (Err(_), Some(hands)) if is_built_in(hands, plugin) => {
-                Ok((hands.clone(), Some(plugin.to_string())))
-            }
-            (Err(error), _) => Err(error),
+            (Ok(found), _) => Ok(Program::File(found)),
+            (Err(absent), Some(hands)) => Ok(Program::Hands(hands.clone(), absent)),
+            (Err(absent), None) => Err(absent),
         }
     }
 }
 
-fn is_built_in(hands: &Path, plugin: &PluginType) -> bool {
-    let environment = Environment { command: "VERSION".to_owned(), ..Environment::default() };
-    let mut command = Command::new(hands);
-    command.arg(plugin.as_str());
-    matches!(Exec::new(DEADLINE).complete(command, &environment, b"{}"), Ok((_, None)))
-}
-
 impl Invoke for Plugins {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
-        let (program, name) = self.program(plugin)?;
-        let mut command = Command::new(program);
-        command.args(name);
+        let program = self.program(plugin)?;
+        let mut command = Command::new(program.path());
+        if let Program::Hands(..) = program {
+            command.arg(plugin.as_str());
+        }
         let (output, failure) = Exec::new(DEADLINE).complete(command, environment, stdin)?;
         failure.map_or(Ok(output.stdout), Err)
     }
