@@ -1,0 +1,76 @@
+{{/* The image, by digest if there is one. */}}
+{{- define "weft.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* What identifies one of the parts, in selectors, too: it never changes. Called with its name. */}}
+{{- define "weft.labels" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/component: {{ . }}
+{{- end -}}
+
+{{/* What every container but the hands' is held to. */}}
+{{- define "weft.bare" -}}
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* A ServiceAccount, called with its name and namespace. */}}
+{{- define "weft.account" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+{{- end -}}
+
+{{/* The rights of the role `role` for an account, everywhere: kind ClusterRole. */}}
+{{- define "weft.everywhere" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ .role }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ .role }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .name }}
+    namespace: {{ .namespace }}
+{{- end -}}
+
+{{/* The rights of the role of its own name for an account, in its namespace. */}}
+{{- define "weft.here" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .name }}
+    namespace: {{ .namespace }}
+{{- end -}}
+
+{{/* Who it is, for the Lease. */}}
+{{- define "weft.identity" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+{{- end -}}

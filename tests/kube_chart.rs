@@ -1,0 +1,261 @@
+//! The Helm chart beside the kustomizations, by Helm's own code and with a real API server.
+//!
+//! ```text
+//!   deploy/helm/weft ── Helm ──┐
+//!                              ├── the same objects ──► kube-apiserver
+//!   deploy/{base,…} ── kubectl kustomize ──┘
+//! ```
+//!
+//! Rules: what a value is good for is seen in what it changes; the table of values has every one of them.
+
+#![cfg(test)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rig::kube::Accounts;
+use rig::parts::{parts, text};
+use rig::{Kube, Machine};
+use serde_json::{Value, json};
+use testkit::{Finished, Host, host, workspace};
+
+/// A machine where Helm runs, with no network but its own and no right that is not needed.
+struct Helm {
+    machine: Arc<Machine>,
+    interpreter: PathBuf,
+}
+
+impl Helm {
+    fn new(host: Host) -> Option<Helm> {
+        let interpreter = parts("helm")?.join("bin/python");
+        Some(Helm { machine: Arc::new(Machine::new(host, "control")), interpreter })
+    }
+
+    /// `helm COMMAND CHART WORDS`.
+    fn run(&self, command: &str, words: &[&str], stdin: &str) -> Finished {
+        let bare = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
+        let (script, chart) = (workspace().join("lanes/kube/helm"), workspace().join("deploy/helm/weft"));
+        let helm = self.machine.command("setpriv").args(bare).args([text(&self.interpreter), text(&script)]);
+        let helm = helm.args([command, text(&chart)]).args(words);
+        helm.stdin(stdin).deadline(rig::machine::PATIENCE).finish()
+    }
+
+    /// What the chart makes with each of these values: objects as YAML, or a refusal.
+    fn template(&self, values: &[Value]) -> Vec<Result<String, String>> {
+        let answers = self.run("template", &[], &json!(values).to_string()).success().json();
+        let answers = answers.as_array().expect("a list").clone();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let answer =
+            |value: Value| text(&value["objects"]).ok_or(text(&value["refused"]).unwrap_or_default());
+        answers.into_iter().map(answer).collect()
+    }
+}
+
+/// Every object of a document in YAML by kind and name, as kubectl reads it.
+fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
+    let read = kube.attempt(["create", "--dry-run=client", "-o", "json", "-f", "-"], yaml).success().stdout;
+    let objects = serde_json::Deserializer::from_str(&read).into_iter::<Value>().map(|object| {
+        let object = object.expect("JSON");
+        let name = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+        let kind = object["kind"].as_str().expect("a kind");
+        (format!("{kind} {}/{}", name("namespace"), name("name")), object.clone())
+    });
+    objects.collect()
+}
+
+/// Each value and what it may be instead; with everything that can be there.
+fn others() -> Vec<(&'static str, Value)> {
+    let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
+    let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
+    vec![
+        ("image.repository", json!("registry.example/weft")),
+        ("image.tag", json!("1.2.3")),
+        ("image.digest", json!(format!("sha256:{}", "0".repeat(64)))),
+        ("image.pullPolicy", json!("Always")),
+        ("imagePullSecrets", json!([{ "name": "a" }])),
+        ("paths.configurations", json!("/var/lib/rancher/k3s/agent/etc/cni/net.d")),
+        ("paths.plugins", json!("/var/lib/rancher/k3s/data/cni")),
+        ("paths.podResources", json!("/var/snap/kubelet/pod-resources")),
+        ("install.fileName", json!("000-weft.conflist")),
+        ("install.readyFile", json!("/run/flannel/subnet.env")),
+        ("install.configuration", json!("{}")),
+        ("install.resources", resources.clone()),
+        ("agent.log", json!("debug")),
+        ("agent.logFormat", json!("json")),
+        ("agent.listen.address", json!("0.0.0.0")),
+        ("agent.listen.port", json!(9999)),
+        ("agent.orphanGrace", json!(0)),
+        ("agent.checkInterval", json!(0)),
+        ("agent.syncNetworks", json!(true)),
+        ("agent.extraArgs", json!(["--journal=/var/lib/cni/multus"])),
+        ("agent.resources", resources.clone()),
+        ("agent.nodeSelector", words.clone()),
+        ("agent.affinity", json!({ "nodeAffinity": {} })),
+        ("agent.tolerations", tolerations.clone()),
+        ("agent.priorityClassName", json!("")),
+        ("agent.maxUnavailable", json!(1)),
+        ("agent.podAnnotations", words.clone()),
+        ("agent.podLabels", words.clone()),
+        ("hotPlug.enabled", json!(false)),
+        ("hotPlug.resources", resources.clone()),
+        ("ipam.enabled", json!(false)),
+        ("ipam.replicas", json!(1)),
+        ("ipam.resources", resources.clone()),
+        ("ipam.nodeSelector", words.clone()),
+        ("ipam.tolerations", tolerations.clone()),
+        ("ipam.priorityClassName", json!("")),
+        ("neutron.enabled", json!(false)),
+        ("neutron.replicas", json!(1)),
+        ("neutron.vifStore", json!("kuryrport")),
+        ("neutron.configuration.cloud.name", json!("other")),
+        ("neutron.configuration.cloud.file", json!("/other")),
+        ("neutron.configuration.neutron", json!({ "portDebug": true })),
+        ("neutron.cloudsSecret", json!("other")),
+        ("neutron.resources", resources),
+        ("neutron.nodeSelector", words),
+        ("neutron.tolerations", tolerations),
+        ("neutron.priorityClassName", json!("")),
+    ]
+}
+
+/// Values in which everything is there.
+fn all() -> Value {
+    json!({ "hotPlug": { "enabled": true }, "ipam": { "enabled": true }, "neutron": { "enabled": true } })
+}
+
+/// `values` with one of them set.
+fn with(values: &Value, path: &str, value: &Value) -> Value {
+    let mut values = values.clone();
+    let place = path.split('.').fold(&mut values, |place, key| &mut place[key]);
+    *place = value.clone();
+    values
+}
+
+/// The paths of values that are none of maps, but for those that mean something as a whole.
+fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value.as_object().filter(|map| !map.is_empty() && !path.ends_with("resources")) {
+        None => drop(found.insert(path.to_owned())),
+        Some(map) => map.iter().for_each(|(key, value)| {
+            let dot = if path.is_empty() { "" } else { "." };
+            leaves(value, &format!("{path}{dot}{key}"), found);
+        }),
+    }
+}
+
+#[test]
+fn the_chart_makes_what_the_kustomizations_make() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
+    let found = helm.run("lint", &[], "").success().stdout;
+    assert_eq!(found, "1 Chart.yaml icon is recommended\n");
+    let ways: [(Value, &[&str]); 5] = [
+        (json!({}), &["base"]),
+        (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
+        (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
+        (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
+        (all(), &["hot-plug", "ipam", "neutron"]),
+    ];
+    let values: Vec<Value> = ways.iter().map(|(values, _)| values.clone()).collect();
+    for ((values, directories), made) in ways.iter().zip(helm.template(&values)) {
+        let made = objects(&kube, &made.unwrap_or_else(|why| panic!("{values}: {why}")));
+        let kustomized = directories.iter().map(|directory| {
+            let directory = workspace().join("deploy").join(directory);
+            kube.kubectl(["kustomize", text(&directory)])
+        });
+        let kustomized = objects(&kube, &kustomized.collect::<Vec<_>>().join("\n---\n"));
+        let names = |of: &BTreeMap<String, Value>| of.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&made), names(&kustomized), "{directories:?}");
+        for (name, object) in &kustomized {
+            assert_eq!(&made[name], object, "{directories:?}: {name}");
+        }
+    }
+}
+
+#[test]
+fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
+    let ours = |kind: &str| {
+        let names = kube.kubectl(["get", kind, "-A", "-o", "name"]);
+        names.lines().filter(|name| name.contains("/weft-")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let admin = kube.admin();
+    let install = |values: &Value| helm.run("install", &[&admin], &values.to_string()).success().stdout;
+    assert_eq!(install(&json!({})), "1 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
+    assert_eq!(ours("clusterrole"), ["clusterrole.rbac.authorization.k8s.io/weft-agent"]);
+    let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
+    assert_eq!(definitions.lines().count(), 4, "{definitions}");
+    // Each value that there is, as something else, is taken by the server.
+    let mut values = all();
+    for (path, value) in others().iter().filter(|(path, _)| !path.ends_with("enabled")) {
+        values = with(&values, path, value);
+    }
+    assert_eq!(install(&values), "2 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-hands"]);
+    assert_eq!(ours("deployment"), ["deployment.apps/weft-controller-ipam", "deployment.apps/weft-neutron"]);
+    let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);
+    let words = agent["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    for word in ["--hot-plug", "--listen=0.0.0.0:9999", "--orphan-grace=0", "--journal=/var/lib/cni/multus"] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+    // None at all would mean those of before.
+    assert_eq!(install(&json!({ "hotPlug": { "enabled": false } })), "3 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
+    helm.run("uninstall", &[&admin], "").success();
+    for kind in [
+        "daemonset",
+        "deployment",
+        "configmap",
+        "serviceaccount",
+        "clusterrole",
+        "clusterrolebinding",
+        "role",
+    ] {
+        assert_eq!(ours(kind), [""; 0], "{kind}");
+    }
+    assert_eq!(kube.kubectl(["get", "crd", "-o", "name"]), definitions, "networks outlive their chart");
+}
+
+#[test]
+fn each_value_is_good_for_something() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let mut there = BTreeSet::new();
+    leaves(&helm.run("values", &[], "").success().json(), "", &mut there);
+    let tried: BTreeSet<String> = others().iter().map(|(path, _)| (*path).to_owned()).collect();
+    assert_eq!(there, tried, "values of the chart, and values that are tried");
+    let values: Vec<Value> =
+        [all()].into_iter().chain(others().iter().map(|(path, value)| with(&all(), path, value))).collect();
+    let made = helm.template(&values);
+    let plain = made[0].clone().expect("what is made with everything");
+    for ((path, value), made) in others().iter().zip(&made[1..]) {
+        let made = made.as_ref().unwrap_or_else(|why| panic!("{path}: {value}: {why}"));
+        assert_ne!(*made, plain, "{path}: {value} changes nothing");
+    }
+}
+
+#[test]
+fn values_that_are_wrong_are_refused_by_name() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let wrong = [
+        ("agents", json!({}), "agents"),
+        ("agent.loglevel", json!("debug"), "loglevel"),
+        ("agent.orphanGrace", json!(-1), "/agent/orphanGrace"),
+        ("agent.listen.port", json!(70000), "/agent/listen/port"),
+        ("agent.logFormat", json!("xml"), "/agent/logFormat"),
+        ("image.digest", json!("latest"), "/image/digest"),
+        ("image.pullPolicy", json!("Sometimes"), "/image/pullPolicy"),
+        ("paths.plugins", json!("opt/cni/bin"), "/paths/plugins"),
+        ("install.fileName", json!("../00-weft.conflist"), "/install/fileName"),
+        ("install.fileName", json!("00-weft.yaml"), "/install/fileName"),
+        ("hotPlug.enabled", json!("yes"), "/hotPlug/enabled"),
+        ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
+        ("ipam.replicas", json!(-1), "/ipam/replicas"),
+    ];
+    let values: Vec<Value> = wrong.iter().map(|(path, value, _)| with(&json!({}), path, value)).collect();
+    for ((path, value, word), made) in wrong.iter().zip(helm.template(&values)) {
+        let why = made.expect_err(&format!("{path}: {value} is taken"));
+        assert!(why.contains(word), "{path}: {value}: {why}");
+    }
+}
