@@ -166,7 +166,7 @@ impl Brain {
     }
 
     /// Puts the Neutron ports into a plan that wants some, once they are written.
-    async fn ports(&self, pod: &Pod, plan: &mut Plan, wanted: &[(usize, String)]) -> Result<(), Error> {
+    async fn ports(&self, pod: &Pod, plan: &mut Plan, wanted: &[vifs::Wanted]) -> Result<(), Error> {
         if wanted.is_empty() {
             return Ok(());
         }

@@ -6,14 +6,14 @@
 //!
 //! Rules: the plan that goes to the hands, and so the journal, holds the whole description of each port: nothing is
 //! looked up on the node. Further ports are numbered as the controller does, in the order of the selection, those alone
-//! whose definition has `openstack.org/kuryr-config`. A definition that has it and names no plugin of type neutron, as
+//! whose definition has `openstack.org/kuryr-config`; what stands before the number is the controller's own affair. A definition that has it and names no plugin of type neutron, as
 //! Kuryr's do, is one of a network of that type.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni::name::IfName;
 use cni::{Error, code};
-use neutron::pod_state::{DEFAULT, PodState};
+use neutron::pod_state::PodState;
 use neutron::vif::{Kind, Vif};
 use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use npwg::plan::{Plan, Role};
@@ -23,8 +23,6 @@ use crate::controller::wish::KURYR_CONFIG;
 
 /// The plugin.
 const PLUGIN: &str = "neutron";
-/// How further ports are named.
-const PREFIX: &str = "eth";
 
 /// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
 pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
@@ -54,8 +52,10 @@ fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
     list.chain(std::iter::once(config))
 }
 
-/// The ports that a plan waits for: the delegate's index, and Kuryr's name of the port. What a running pod holds already
-/// waits for none.
+/// A port that a plan waits for: the delegate's index, and the port's number, 0 for that of the default network.
+pub(crate) type Wanted = (usize, usize);
+
+/// The ports that a plan waits for. What a running pod holds already waits for none.
 ///
 /// # Errors
 /// A running pod is to get one: ports are numbered in the order of the selection, and one that changes has another.
@@ -63,7 +63,7 @@ pub(crate) fn wanted(
     plan: &Plan,
     networks: &BTreeSet<String>,
     held: &[(String, IfName)],
-) -> Result<Vec<(usize, String)>, Error> {
+) -> Result<Vec<Wanted>, Error> {
     let mut number = 0;
     let mut wanted = Vec::new();
     for (index, delegate) in plan.delegates.iter().enumerate() {
@@ -82,8 +82,8 @@ pub(crate) fn wanted(
                 let why = format!("network {}: a running pod gets no port of Neutron", delegate.network);
                 return Err(Error::config(why).details("create the pod anew"));
             }
-            Role::Default => wanted.push((index, DEFAULT.to_owned())),
-            _ if selected => wanted.push((index, format!("{PREFIX}{number}"))),
+            Role::Default => wanted.push((index, 0)),
+            _ if selected => wanted.push((index, number)),
             _ => {}
         }
     }
@@ -94,12 +94,15 @@ pub(crate) fn wanted(
 ///
 /// # Errors
 /// A port that nobody here can plug in.
-pub(crate) fn put(plan: &mut Plan, wanted: &[(usize, String)], state: &PodState) -> Result<bool, Error> {
-    if wanted.iter().any(|(_, name)| state.vif(name).is_none()) {
+pub(crate) fn put(plan: &mut Plan, wanted: &[Wanted], state: &PodState) -> Result<bool, Error> {
+    if wanted.iter().any(|(_, number)| find(state, *number).is_none()) {
         return Ok(false);
     }
-    for (index, name) in wanted {
-        let (Some(vif), Some(delegate)) = (state.vif(name), plan.delegates.get_mut(*index)) else { continue };
+    for (index, number) in wanted {
+        let (Some((name, vif)), Some(delegate)) = (find(state, *number), plan.delegates.get_mut(*index))
+        else {
+            continue;
+        };
         let described = describe(vif, delegate.role)
             .map_err(|why| Error::config(format!("port {} ({name}): {why}", vif.id)))?;
         let mut config: Value = serde_json::from_str(&delegate.config)
@@ -116,10 +119,23 @@ pub(crate) fn put(plan: &mut Plan, wanted: &[(usize, String)], state: &PodState)
     Ok(true)
 }
 
+/// The port of a number: the controller's configuration says what stands before it.
+fn find(state: &PodState, number: usize) -> Option<(&str, &Vif)> {
+    let is_it = |name: &str| {
+        let letters = name.trim_end_matches(|last: char| last.is_ascii_digit());
+        name[letters.len()..].parse() == Ok(number)
+    };
+    match number {
+        0 => state.vifs().find(|(name, _)| *name == neutron::pod_state::DEFAULT),
+        _ => state.additional.iter().map(|(name, vif)| (name.as_str(), vif)).find(|(name, _)| is_it(name)),
+    }
+}
+
 /// Why a plan cannot be made yet.
-pub(crate) fn missing(wanted: &[(usize, String)], state: Option<&PodState>) -> Error {
-    let lacks = |name: &&str| state.is_none_or(|state| state.vif(name).is_none());
-    let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).filter(lacks).collect();
+pub(crate) fn missing(wanted: &[Wanted], state: Option<&PodState>) -> Error {
+    let lacks = |number: &usize| state.is_none_or(|state| find(state, *number).is_none());
+    let names = wanted.iter().map(|(_, number)| *number).filter(lacks);
+    let names: Vec<String> = names.map(|number| format!("eth{number}")).collect();
     let why = format!("no Neutron port for {} has been written yet", names.join(", "));
     Error::new(code::TRY_AGAIN_LATER, why)
         .details("`weft controller --neutron` makes them; an Event of the pod says why it has not")
