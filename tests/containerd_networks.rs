@@ -9,12 +9,20 @@
 
 #![cfg(test)]
 
+use std::sync::mpsc::Receiver;
+
 use rig::cluster;
 use rig::containerd::NETWORKS;
+use rig::cri::Event;
+use rig::machine::PATIENCE;
 use rig::proxy::bridge;
 use rig::{Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
+
+/// What happened, as CRI numbers it.
+const STARTED: i32 = 1;
+const STOPPED: i32 = 2;
 
 /// A runtime, a proxy before it, no network.
 macro_rules! proxy {
@@ -224,4 +232,47 @@ fn a_network_may_be_everybodys_default_and_without_the_list_the_proxy_only_forwa
     let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect_err("not ours");
     assert!(error.contains("--runtime-networks"), "{error}");
     proxy.ready().expect("what the runtime says passes");
+}
+
+#[test]
+fn the_runtime_is_the_one_that_was_named() {
+    let proxy = proxy!();
+    let version = proxy.cri().version().expect("a version");
+    assert!(version.starts_with(proxy.node().release().version()), "{version}");
+}
+
+#[test]
+fn events_of_a_sandbox_tell_the_address_of_each_network_and_not_our_annotation() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(proxy) = Proxy::with_networks_on_newest(host) else { return };
+    proxy.set(&bridge("red", 1));
+    proxy.set(&bridge("blue", 2));
+    let (events, behind) = (proxy.cri().events(), proxy.node().cri().events());
+    rig::machine::until("both are told of what happens", || {
+        settle(&proxy, &[("", "red"), ("", "blue")]);
+        (events.try_recv().is_ok() && behind.try_recv().is_ok()).then_some(())
+    });
+    let pod = proxy.pod_on("web", &[("", "red"), ("", "blue"), ("wire", "blue")]);
+    let web = proxy.cri().run_pod_sandbox(&pod).expect("a pod");
+    let plain = proxy.cri().run_pod_sandbox(&proxy.pod_on("plain", &[("", "red")])).expect("a pod");
+    let expected = ["eth0", "net1", "wire"].map(|link| address(&proxy, &web, link));
+    let next = |events: &Receiver<Event>, id: &str, kind| loop {
+        let event = events.recv_timeout(PATIENCE).expect("an event");
+        if event.container == id && event.kind == kind {
+            return event.sandbox.expect("a sandbox's status");
+        }
+    };
+    let started = next(&events, &web, STARTED);
+    assert_eq!(started.addresses, expected);
+    assert_eq!(started.networks, ["", "blue", "blue"]);
+    assert!(started.annotations.is_empty(), "{:?}", started.annotations);
+    let raw = next(&behind, &web, STARTED);
+    assert_eq!(raw.addresses, expected[..1], "the runtime by itself knows of one");
+    assert_eq!(raw.annotations.len(), 1, "and has ours");
+    assert_eq!(next(&events, &plain, STARTED).networks, [""]);
+    proxy.cri().stop_pod_sandbox(&web).expect("stop");
+    let stopped = next(&events, &web, STOPPED);
+    assert!(stopped.annotations.is_empty(), "{:?}", stopped.annotations);
+    proxy.cri().remove_pod_sandbox(&web).expect("remove");
+    proxy.remove(&plain);
 }

@@ -1,4 +1,4 @@
-//! A real containerd with runc, on a machine of the test's own; see `lanes/containerd/prepare`.
+//! A real containerd with runc, on a machine of the test's own; see `lanes/containerd/prepare` and `release`.
 //!
 //! Everything it writes is in memory and goes with the machine: state, images, containers. Paths are those that
 //! containerd has by itself.
@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, bridge, configuration as configuration_of};
 use crate::cri::{Cri, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, Sandbox};
 use crate::machine::Machine;
 use crate::parts::{parts, text};
+use crate::release::Release;
 
 /// Where it listens.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -28,7 +29,8 @@ pub const PAUSE: &str = "weft.test/pause:1";
 #[derive(Debug)]
 pub struct Containerd {
     machine: Arc<Machine>,
-    root: String,
+    release: Release,
+    runc: String,
     busybox: String,
 }
 
@@ -52,13 +54,30 @@ impl Containerd {
     #[must_use]
     #[track_caller]
     pub fn reading(host: Host, directory: &str) -> Option<Containerd> {
+        let release = Release::chosen(&parts("containerd")?);
+        Containerd::released(host, directory, release)
+    }
+
+    /// The same with a containerd 2.x; nothing, and the test is skipped, if there is none.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn newest(host: Host, directory: &str) -> Option<Containerd> {
+        let release = Release::newest(&parts("containerd")?)?;
+        Containerd::released(host, directory, release)
+    }
+
+    #[track_caller]
+    fn released(host: Host, directory: &str, release: Release) -> Option<Containerd> {
         let parts = parts("containerd")?;
         let machine = Arc::new(Machine::new(host, "node"));
         machine.run(["mkdir", "-p", NETWORKS, directory]);
-        let root = text(&parts.join("root")).to_owned();
-        machine.write(CONFIGURATION, configuration(&root, directory));
+        let runc = text(&parts.join("root/usr/sbin")).to_owned();
+        machine.write(CONFIGURATION, release.configuration(&format!("{runc}/runc"), directory));
         let busybox = text(&parts.join("busybox.tar")).to_owned();
-        let containerd = Containerd { machine, root, busybox };
+        let containerd = Containerd { machine, release, runc, busybox };
         containerd.launch();
         containerd.import(text(&parts.join("pause.tar")));
         Some(containerd)
@@ -87,7 +106,7 @@ impl Containerd {
     /// Puts an image where the runtime finds it.
     #[track_caller]
     pub fn import(&self, file: &str) {
-        let ctr = format!("{}/usr/bin/ctr", self.root);
+        let ctr = format!("{}/ctr", self.release.programs());
         self.run([&ctr, "-n", "k8s.io", "images", "import", file]);
     }
 
@@ -107,7 +126,13 @@ impl Containerd {
     /// The environment's `PATH` with which the runtime's programs are found.
     #[must_use]
     pub fn path(&self) -> String {
-        format!("PATH={0}/usr/bin:{0}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin", self.root)
+        format!("PATH={}:{}:/usr/sbin:/usr/bin:/sbin:/bin", self.release.programs(), self.runc)
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn release(&self) -> &Release {
+        &self.release
     }
 
     /// Starts it, where it does not run.
@@ -234,35 +259,4 @@ pub fn network_list(plugin: &Value) -> Value {
     plugin["capabilities"] =
         json!({ "portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true });
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "plugins": [plugin] })
-}
-
-/// Without CAP_SYS_RESOURCE runc cannot make a pod less likely to be killed when memory is short:
-/// `restrict_oom_score_adj` asks it to do what it can.
-fn configuration(root: &str, directory: &str) -> String {
-    format!(
-        r#"version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-oom_score = 0
-disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.internal.v1.tracing"]
-[grpc]
-  address = "{SOCKET}"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "/var/lib/containerd/opt"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE}"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  stream_server_address = "127.0.0.1"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/opt/cni/bin"
-    conf_dir = "{directory}"
-    max_conf_num = 1
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      BinaryName = "{root}/usr/sbin/runc"
-"#
-    )
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -172,6 +173,22 @@ struct PodIp {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct ContainerEventResponse {
+    #[prost(string, tag = "1")]
+    container_id: String,
+    #[prost(int32, tag = "2")]
+    kind: i32,
+    #[prost(message, optional, tag = "4")]
+    status: Option<PodSandboxStatus>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct VersionResponse {
+    #[prost(string, tag = "3")]
+    runtime_version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
 struct ListPodSandboxResponse {
     #[prost(message, repeated, tag = "1")]
     items: Vec<ListedSandbox>,
@@ -239,6 +256,17 @@ pub struct Sandbox {
     pub info: Value,
 }
 
+/// Something that happened to a container, or to a sandbox's own.
+#[derive(Debug)]
+pub struct Event {
+    /// Of which container.
+    pub container: String,
+    /// 0 created, 1 started, 2 stopped, 3 deleted.
+    pub kind: i32,
+    /// What the runtime says of its sandbox, without its own notes; nothing, if there is none any more.
+    pub sandbox: Option<Sandbox>,
+}
+
 /// A client of one runtime.
 #[derive(Debug)]
 pub struct Cri {
@@ -248,6 +276,17 @@ pub struct Cri {
 // === impl Sandbox ===
 
 impl Sandbox {
+    fn of(status: PodSandboxStatus) -> Sandbox {
+        let PodSandboxStatus { state, network, annotations } = status;
+        let network = network.unwrap_or_default();
+        let first = Some(network.ip).filter(|ip| !ip.is_empty());
+        let first = first.map(|ip| PodIp { ip, network_name: String::new() });
+        let ips: Vec<PodIp> = first.into_iter().chain(network.additional_ips).collect();
+        let addresses = ips.iter().map(|ip| ip.ip.clone()).collect();
+        let networks = ips.into_iter().map(|ip| ip.network_name).collect();
+        Sandbox { ready: state == 0, addresses, networks, annotations, info: Value::Null }
+    }
+
     /// The name below `/run/netns` of its network namespace.
     ///
     /// # Panics
@@ -303,16 +342,54 @@ impl Cri {
     /// What the runtime says, in its words.
     pub fn pod_sandbox_status(&self, id: &str) -> Result<Sandbox, String> {
         let answer: PodSandboxStatusResponse = self.call("PodSandboxStatus", sandbox(id))?;
-        let status = answer.status.unwrap_or_default();
-        let network = status.network.unwrap_or_default();
-        let first = Some(network.ip).filter(|ip| !ip.is_empty());
-        let first = first.map(|ip| PodIp { ip, network_name: String::new() });
-        let ips: Vec<PodIp> = first.into_iter().chain(network.additional_ips).collect();
-        let addresses = ips.iter().map(|ip| ip.ip.clone()).collect();
-        let networks = ips.into_iter().map(|ip| ip.network_name).collect();
         let info =
             answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        Ok(Sandbox { ready: status.state == 0, addresses, networks, annotations: status.annotations, info })
+        Ok(Sandbox { info, ..Sandbox::of(answer.status.unwrap_or_default()) })
+    }
+
+    /// What happens to containers, from some moment on: a runtime says that it has begun with the first event. It ends
+    /// where the runtime ends it, or refuses.
+    #[must_use]
+    pub fn events(&self) -> Receiver<Event> {
+        let (events, received) = mpsc::channel();
+        let cri = Cri { socket: self.socket.clone() };
+        // It ends with the runtime's, or with the test.
+        std::thread::spawn(move || {
+            runtime().block_on(async {
+                let stream = cri.stream("GetContainerEvents").await;
+                let Ok(mut stream): Result<tonic::Streaming<ContainerEventResponse>, _> = stream else {
+                    return;
+                };
+                while let Ok(Some(event)) = stream.message().await {
+                    let ContainerEventResponse { container_id, kind, status } = event;
+                    let event = Event { container: container_id, kind, sandbox: status.map(Sandbox::of) };
+                    if events.send(event).is_err() {
+                        break;
+                    }
+                }
+            });
+        });
+        received
+    }
+
+    /// The runtime's version.
+    ///
+    /// # Errors
+    /// What the runtime says, in its words.
+    pub fn version(&self) -> Result<String, String> {
+        self.call::<_, VersionResponse>("Version", Empty {}).map(|answer| answer.runtime_version)
+    }
+
+    async fn stream<A: Message + Default + 'static>(
+        &self,
+        method: &str,
+    ) -> Result<tonic::Streaming<A>, String> {
+        let mut client = tonic::client::Grpc::new(self.connect().await?);
+        client.ready().await.map_err(|error| error.to_string())?;
+        let path = path(method)?;
+        let request = tonic::Request::new(Empty {});
+        let answer = client.server_streaming(request, path, ProstCodec::<Empty, A>::default()).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     }
 
     /// The ids of all sandboxes, and whether they run.
@@ -353,8 +430,7 @@ impl Cri {
             let channel = self.connect().await?;
             let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(16 << 20);
             client.ready().await.map_err(|error| error.to_string())?;
-            let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"))
-                .map_err(|error| error.to_string())?;
+            let path = path(method)?;
             let mut request = tonic::Request::new(request);
             request.set_timeout(DEADLINE);
             let codec = ProstCodec::<Q, A>::default();
@@ -375,6 +451,10 @@ impl Cri {
         let connected = endpoint.connect_with_connector(connector).await;
         connected.map_err(|error| format!("connect to {}: {error}", self.socket.display()))
     }
+}
+
+fn path(method: &str) -> Result<PathAndQuery, String> {
+    PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}")).map_err(|error| error.to_string())
 }
 
 fn runtime() -> Runtime {

@@ -24,6 +24,7 @@ pub mod node;
 pub mod openstack;
 pub mod parts;
 pub mod proxy;
+pub mod release;
 pub mod traffic;
 
 use serde_json::{Value, json};

@@ -43,9 +43,22 @@ impl Proxy {
     #[track_caller]
     pub fn with_networks(host: Host) -> Option<Proxy> {
         let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        Some(Proxy::with_plugins_on(node))
+    }
+
+    /// The same before a containerd 2.x.
+    #[must_use]
+    #[track_caller]
+    pub fn with_networks_on_newest(host: Host) -> Option<Proxy> {
+        let node = Containerd::newest(host, RUNTIME_NETWORKS)?;
+        Some(Proxy::with_plugins_on(node))
+    }
+
+    #[track_caller]
+    fn with_plugins_on(node: Containerd) -> Proxy {
         crate::install(&node);
         node.install(&testkit::binary("weft-test-plugin"), &["one", "two", "three"]);
-        Some(Proxy::with_networks_on(node))
+        Proxy::with_networks_on(node)
     }
 
     /// The same, which logs as in production: for benches.
