@@ -87,6 +87,7 @@ fn others() -> Vec<(&'static str, Value)> {
         ("agent.listen.port", json!(9999)),
         ("agent.orphanGrace", json!(0)),
         ("agent.checkInterval", json!(0)),
+        ("agent.runtimeEndpoint", json!("/run/containerd/containerd.sock")),
         ("agent.syncNetworks", json!(true)),
         ("agent.extraArgs", json!(["--journal=/var/lib/cni/multus"])),
         ("agent.resources", resources.clone()),

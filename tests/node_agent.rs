@@ -170,6 +170,31 @@ fn container() -> Value {
 }
 
 #[test]
+fn a_static_pod_has_its_networks_its_status_and_its_end() {
+    let node = node!();
+    install(&node);
+    node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
+    node.until_pods_can_be_made("my-namespace");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "fixed", "namespace": "my-namespace", "annotations": { NETWORKS: "net-a" } },
+        "spec": { "containers": [container()], "terminationGracePeriodSeconds": 1 },
+    });
+    let file = format!("{}/fixed.json", rig::node::STATIC_PODS);
+    node.write(&file, pod.to_string());
+    let name = format!("fixed-{}", rig::node::NAME);
+    node.until_pods_ready(["-n", "my-namespace", &name]);
+    let object = node.kube().json(["pod", "-n", "my-namespace", &name]);
+    let own = object["metadata"]["annotations"]["kubernetes.io/config.mirror"].as_str().expect("a uid");
+    assert_ne!(object["metadata"]["uid"], own, "what the API has is another object");
+    let status = status(&node, "my-namespace", &name);
+    assert_eq!(shown(&status), node.addresses("my-namespace", &name));
+    assert_eq!(status.len(), 2);
+    node.run(["rm", &file]);
+    node.until_no_pod_runs();
+}
+
+#[test]
 fn a_running_pod_gets_a_network_and_gives_it_back() {
     let node = node!();
     bring_default_network(&node);

@@ -89,6 +89,43 @@ fn without_its_agent_a_pod_goes_and_the_next_waits_for_it() {
 }
 
 #[test]
+fn a_sandbox_that_the_runtime_lost_is_taken_down_while_its_pod_lives_on_in_the_next() {
+    let (node, agent) = node!();
+    let before = node.snapshot();
+    agent.stop("TERM");
+    agent.start(&["--orphan-grace", "1", "--runtime-endpoint", "unix:///run/containerd/containerd.sock"]);
+    agent.wait_until_ready();
+    let mut web = known(&agent, &node, "web", "net-a");
+    let lost = node.cri().run_pod_sandbox(&web).expect("a pod");
+    let netns = node.sandbox(&lost).netns();
+    // Somebody's own, by the same journal: the runtime has never had it, and its pod is gone.
+    let (own, uid) = (agent.machine.pod("own"), agent.pod("own", &json!({})));
+    let by_hand = agent.attachment(&own, "own", &uid);
+    by_hand.add(&configuration(&bridge("default", 1))).success();
+    agent.delete_pod("own");
+    node.lose(&lost);
+    web.metadata.as_mut().expect("metadata").attempt = 1;
+    let web = node.cri().run_pod_sandbox(&web).expect("a pod");
+    let entry = |id: &str| node.read(format!("/var/lib/weft/sandboxes/{id}.json"));
+    assert!(entry(&lost).is_some() && entry(&web).is_some());
+    let next = known(&agent, &node, "next", "net-b");
+    // It may just be making it: fifteen seconds are passed over.
+    until("what was lost is taken down", || {
+        node.remove(&node.cri().run_pod_sandbox(&next).expect("a pod"));
+        entry(&lost).is_none().then_some(())
+    });
+    assert!(entry(&web).is_some() && rig::link(&own, "eth0").is_some(), "what is there is left alone");
+    assert_eq!(links(&node.inside(&web)), ["eth0", "net1"]);
+    by_hand.del(&configuration(&bridge("default", 1))).success();
+    node.remove(&web);
+    // What the runtime itself left of what it lost: the namespace, and its results.
+    node.run(["sh", "-c", &format!("rm /var/lib/cni/results/*-{lost}-*")]);
+    node.run(["sh", "-c", &format!("umount /run/netns/{netns} && rm /run/netns/{netns}")]);
+    own.remove();
+    assert_nothing_left("what was lost", &node, &before);
+}
+
+#[test]
 fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };

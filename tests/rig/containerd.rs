@@ -123,6 +123,18 @@ impl Containerd {
         self.launch();
     }
 
+    /// It loses a sandbox, as if its state were of before: nothing runs, nobody calls DEL, the namespace stays.
+    #[track_caller]
+    pub fn lose(&self, id: &str) {
+        let ctr = format!("{}/ctr", self.release.programs());
+        self.run([&ctr, "-n", "k8s.io", "tasks", "kill", "--signal", "KILL", id]);
+        self.machine.wait("containerd", "forgets a container", || {
+            self.attempt([&ctr, "-n", "k8s.io", "containers", "rm", id]).code.filter(|code| *code == 0)
+        });
+        self.restart("KILL");
+        assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
+    }
+
     /// The environment's `PATH` with which the runtime's programs are found.
     #[must_use]
     pub fn path(&self) -> String {

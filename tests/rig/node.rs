@@ -32,6 +32,9 @@ pub const NAME: &str = "node";
 /// How long a change of a node or a pod may take: a kubelet has clocks of ten seconds and more.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Where the kubelet reads pods that no API server has told it of.
+pub const STATIC_PODS: &str = "/etc/weft-test/static-pods";
+
 /// What a kubelet sets in the kernel of its node, or refuses to start.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
@@ -125,6 +128,7 @@ impl Node {
             "authentication": { "anonymous": { "enabled": false }, "x509": { "clientCAFile": kube.pki("ca.crt") } },
             "authorization": { "mode": "Webhook" },
             "cgroupDriver": "cgroupfs",
+            "staticPodPath": STATIC_PODS,
             "cgroupRoot": self.machine().group(),
             "failSwapOn": false,
             "makeIPTablesUtilChains": false,
@@ -146,6 +150,7 @@ impl Node {
             "volumeStatsAggPeriod": "-1s",
         });
         self.write(format!("{CONFIGURATIONS}/kubelet.json"), configuration.to_string());
+        self.run(["mkdir", "-p", STATIC_PODS]);
         self.machine().make_group();
         let words = [
             &kube.program("kubelet"),

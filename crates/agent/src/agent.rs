@@ -18,11 +18,13 @@ mod drift;
 pub(crate) mod events;
 mod facts;
 pub(crate) mod health;
+mod local_service;
 pub(crate) mod metrics;
 pub(crate) mod once;
 mod orders;
 mod pod_resources;
 mod publisher;
+mod runtime_sandboxes;
 pub(crate) mod sandboxes;
 pub(crate) mod socket;
 mod supplier;
@@ -44,6 +46,7 @@ use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use brain::{Brain, Care};
 use publisher::Publisher;
+use runtime_sandboxes::RuntimeSandboxes;
 use sandboxes::Sandboxes;
 use socket::Socket;
 
@@ -81,6 +84,9 @@ pub(crate) struct Arguments {
     /// How long a pod must have been gone before its sandbox is taken down unasked, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
+    /// Ask the container runtime, through this socket, which sandboxes it has: those that it has lost are taken down
+    #[arg(long, value_name = "PATH")]
+    runtime_endpoint: Option<String>,
     /// Set every definition as a network of the container runtime, through this socket: the CRI Network API
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::cri_proxy::SOCKET)]
     sync_networks: Option<PathBuf>,
@@ -154,6 +160,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         pod_resources,
         listen,
         orphan_grace,
+        runtime_endpoint,
         sync_networks,
         check_interval,
         hot_plug,
@@ -164,9 +171,16 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let page = health::bind(*listen).await?;
     let socket = Socket::bind(socket)?;
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
+    let (runtime, orphan_grace) = (Arc::new(RuntimeSandboxes::default()), Duration::from_secs(*orphan_grace));
+    if let Some(endpoint) = runtime_endpoint {
+        // A kubelet is told it as an address.
+        let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+        tokio::spawn(runtime_sandboxes::follow(endpoint, orphan_grace, Arc::clone(&runtime)));
+    }
     let care = Care {
         sandboxes: Arc::clone(&sandboxes),
-        orphan_grace: Duration::from_secs(*orphan_grace),
+        runtime,
+        orphan_grace,
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
         vif_store: *vif_store,

@@ -37,6 +37,7 @@ use super::facts;
 use super::health::Told;
 use super::metrics::Metrics;
 use super::orders::Overseer;
+use super::runtime_sandboxes::RuntimeSandboxes;
 use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
 use super::supplier::Supplier;
@@ -84,6 +85,8 @@ pub(crate) struct Brain {
 pub(crate) struct Care {
     /// The sandboxes of this node.
     pub(crate) sandboxes: Arc<Sandboxes>,
+    /// Those that the runtime knows, if it is asked.
+    pub(crate) runtime: Arc<RuntimeSandboxes>,
     /// How long a pod must be gone before its sandbox is taken down unasked.
     pub(crate) orphan_grace: Duration,
     /// How often a sandbox is checked; zero for never.
@@ -113,7 +116,11 @@ impl Brain {
             events: Events::new(client.clone(), node),
             metrics: Metrics::new(),
             supplier: Supplier::new(client.clone(), node),
-            overseer: Arc::new(Overseer::new(Arc::clone(&care.sandboxes), care.orphan_grace)),
+            overseer: Arc::new(Overseer::new(
+                Arc::clone(&care.sandboxes),
+                Arc::clone(&care.runtime),
+                care.orphan_grace,
+            )),
             sandboxes: Arc::clone(&care.sandboxes),
             drift: Drift::new(care.check_interval),
             changes: care.hot_plug.then(Changes::default),

@@ -48,6 +48,9 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
 
 /// The taint of a node that a person, or a machine, has made sure to be off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
+/// runtime and its plugins are told.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 /// How long the API may take for one object.
 pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
 
@@ -152,10 +155,12 @@ impl Reduced for PodObject {
 
     fn reduce(self) -> Pod {
         let PodObject { metadata, spec: PodSpec { host_network, service_account_name, node_name } } = self;
+        let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
+        let uid = mirrored.or(metadata.uid);
         Pod {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
-            uid: metadata.uid.unwrap_or_default(),
+            uid: uid.unwrap_or_default(),
             labels: sorted(metadata.labels),
             annotations: sorted(metadata.annotations),
             host_network,
@@ -279,5 +284,11 @@ mod tests {
             (pod.uid.as_str(), pod.service_account_name.as_str(), pod.node_name.as_str()),
             ("u", "s", "w")
         );
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_the_uid_that_its_runtime_is_told() {
+        let object = json!({ "metadata": { "name": "p", "uid": "of-the-mirror", "annotations": { MIRROR: "of-the-pod" } } });
+        assert_eq!(serde_json::from_value::<PodObject>(object).unwrap().reduce().uid, "of-the-pod");
     }
 }

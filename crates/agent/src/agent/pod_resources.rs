@@ -7,18 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use cni::{Error, code};
-use hyper_util::rt::TokioIo;
 use npwg::device::{Device, Devices};
 use prost::Message;
-use tokio::net::UnixStream;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic_prost::ProstCodec;
+
+use super::local_service;
 
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest answer, in bytes.
-const ANSWER_MAX: usize = 16 << 20;
 const LIST: &str = "/v1.PodResourcesLister/List";
 
 #[derive(Clone, PartialEq, Message)]
@@ -65,37 +60,10 @@ pub(crate) async fn devices(socket: &Path, namespace: &str, name: &str) -> Resul
         let why = format!("kubelet {}: {cause}", socket.display());
         Error::new(code::TRY_AGAIN_LATER, why).details("the devices of the pod are not known")
     };
-    let answer = tokio::time::timeout(PATIENCE, list(socket)).await;
+    let question = local_service::call::<_, ListResponse>(socket, LIST, ListRequest {});
+    let answer = tokio::time::timeout(PATIENCE, question).await;
     let answer = answer.map_err(|_| failed(&format_args!("no answer within {PATIENCE:?}")))?;
     Ok(of_pod(answer.map_err(|why| failed(&why))?, namespace, name))
-}
-
-async fn list(socket: &Path) -> Result<ListResponse, String> {
-    let socket = socket.to_owned();
-    let connect = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    // The name of the host is of no account: the connector knows the socket.
-    let endpoint = Endpoint::from_static("http://localhost");
-    let channel: Channel =
-        endpoint.connect_with_connector(connect).await.map_err(|cause| with_sources(&cause))?;
-    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_MAX);
-    client.ready().await.map_err(|cause| with_sources(&cause))?;
-    let codec: ProstCodec<ListRequest, ListResponse> = ProstCodec::default();
-    let path = PathAndQuery::from_static(LIST);
-    let answer = client.unary(tonic::Request::new(ListRequest {}), path, codec).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn of_pod(answer: ListResponse, namespace: &str, name: &str) -> Devices {

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::core::Status;
+use kube::{Api, Client, Resource};
 use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
@@ -24,7 +25,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::brain::{Brain, place};
-use super::cluster::PodObject;
+use super::cluster::{PodObject, Reduced};
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
 
 /// Writes at a time.
@@ -65,6 +66,16 @@ enum Written {
     Yes(String),
     /// The pod is gone, or is another one of its name.
     Moot,
+    Failed(String),
+}
+
+/// What came of one request.
+#[derive(Debug)]
+enum Patched {
+    Yes,
+    Gone,
+    /// The pod of that name has another uid.
+    Another,
     Failed(String),
 }
 
@@ -198,23 +209,57 @@ fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox
     of_pod.into_values().map(|(container, sandbox)| (container.clone(), sandbox.clone())).collect()
 }
 
-/// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
+/// Writes it, to this very pod. What the API has of a static pod has another uid than the pod: that is asked for once
+/// the API refuses ours.
 async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
     let PodIdentity { namespace, name, uid } = pod;
-    let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
     let pods: Api<PodObject> = Api::namespaced(client, namespace);
-    let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
-    let written = pods.patch_status(name, &parameters, &patch);
-    match tokio::time::timeout(WRITE_MAX, written).await {
-        Ok(Ok(_)) => Written::Yes(text),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Written::Moot,
-        // A conflict over anything but the uid cannot be: the patch names no version.
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 && status.message.contains("uid") => {
-            debug!(namespace, name, message = status.message, "another pod of the name");
-            Written::Moot
+    let written = async {
+        let moot = match patch(&pods, name, uid, &text).await {
+            Patched::Another => match pods.get(name).await {
+                Ok(there) => {
+                    let own = there.meta().uid.clone().unwrap_or_default();
+                    match there.reduce().uid == *uid && own != *uid {
+                        true => patch(&pods, name, &own, &text).await,
+                        false => Patched::Another,
+                    }
+                }
+                Err(error) => Patched::Failed(error.to_string()),
+            },
+            patched => patched,
+        };
+        match moot {
+            Patched::Yes => Written::Yes(text),
+            Patched::Gone | Patched::Another => Written::Moot,
+            Patched::Failed(why) => Written::Failed(why),
         }
-        Ok(Err(error)) => Written::Failed(error.to_string()),
-        Err(_) => Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs())),
+    };
+    let late = || Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs()));
+    tokio::time::timeout(WRITE_MAX, written).await.unwrap_or_else(|_| late())
+}
+
+/// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
+async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patched {
+    let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
+    match pods.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Patched::Yes,
+        Err(kube::Error::Api(status)) if status.code == 404 => Patched::Gone,
+        Err(kube::Error::Api(status)) if is_about_uid(&status) => {
+            debug!(name, message = status.message, "another pod of the name");
+            Patched::Another
+        }
+        Err(error) => Patched::Failed(error.to_string()),
+    }
+}
+
+/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
+/// names no version, so there is nothing else to be in conflict with.
+fn is_about_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    match status.code {
+        409 => status.message.to_lowercase().contains("uid"),
+        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
+        _ => false,
     }
 }
 
