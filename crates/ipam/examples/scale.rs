@@ -154,7 +154,7 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
     let (mut taken, before) =
         (0_u64, registry.requests.lock().expect("no panic before").values().sum::<u64>());
     for object in dead.into_iter().filter(is_dead) {
-        now(reclaim(&registry, &grid, object, clock.now)).expect("it is as it was");
+        now(reclaim(&registry, object, clock.now)).expect("it is as it was");
         taken += 1;
     }
     let after: u64 = registry.requests.lock().expect("no panic before").values().sum();
@@ -173,7 +173,7 @@ fn allocator(held: u64) {
     }
     let clock = Clock { now: 1_000_000, rest: 0 };
     for mark in 0..held {
-        let Turn::Given(_, _, Some(_)) = turn::give(&mut ledger, clock, &filter, mark + 1, Wish::Any) else {
+        let Turn::Given(..) = turn::give(&mut ledger, clock, &filter, mark + 1, Wish::Any) else {
             panic!("full")
         };
     }
@@ -184,7 +184,7 @@ fn allocator(held: u64) {
         let Turn::Given(..) = turn::give(&mut ledger, clock, &filter, mark, Wish::Any) else {
             panic!("full")
         };
-        let _ = turn::take_back(&mut ledger, clock.now, |_, known| known == mark);
+        let _ = turn::take_back(&mut ledger, clock.now, &[mark]);
     }
     let each = started.elapsed().as_secs_f64() / rounds as f64;
     println!(

@@ -95,7 +95,7 @@ impl<R: Registry> Counter<'_, R> {
                         return Ok(lease);
                     }
                     // Every address in it is somebody's already.
-                    give_back(self.registry, &self.grid, net, &lease.uid, self.clock.now).await?;
+                    give_back(self.registry, net, &lease.uid, self.clock.now).await?;
                 }
                 Err(Fault::Conflict) => {}
                 Err(fault) => return Err(fault.into()),
@@ -111,11 +111,8 @@ impl<R: Registry> Counter<'_, R> {
         if self.unwritten(&taken).is_some() {
             return Ok(());
         }
-        let rested = |object: &&Object| {
-            let Holder { node, claim, freed, .. } = &object.holder;
-            node.is_empty() && claim.is_empty() && freed.saturating_add(self.clock.rest) <= self.clock.now
-        };
-        match all.iter().filter(|object| object.is_single()).any(|object| rested(&object)) {
+        let rested = |object: &Object| object.is_nobodys() && object.rests_until(self.clock).is_none();
+        match all.iter().filter(|object| object.is_single()).any(rested) {
             true => Ok(()),
             false => Err(Refusal::Exhausted),
         }
@@ -127,6 +124,14 @@ impl<R: Registry> Counter<'_, R> {
         let known = object.holes.len();
         for single in inside {
             let ip = single.net.addr();
+            // Nobody's, and rested: nothing needs to be known of it any more. If somebody is taking it, it is a hole.
+            if single.is_nobodys() && single.rests_until(self.clock).is_none() {
+                match self.registry.delete(&single).await {
+                    Ok(()) => continue,
+                    Err(Fault::Conflict) => {}
+                    Err(fault) => return Err(fault.into()),
+                }
+            }
             if !object.holes.contains(&ip) {
                 object.holes.push(ip);
             }
@@ -137,14 +142,18 @@ impl<R: Registry> Counter<'_, R> {
         Ok(Lease { net: object.net, uid: object.lease_id(), bound: false, holes: object.holes })
     }
 
-    /// Leases this very address.
+    /// Leases this very address. Whoever names it does not wait until it has rested.
     pub async fn address(&self, ip: IpAddr) -> Result<Lease, Refusal> {
+        self.address_at(ip, Clock { rest: 0, ..self.clock }).await
+    }
+
+    async fn address_at(&self, ip: IpAddr, clock: Clock) -> Result<Lease, Refusal> {
         let net = IpNet::from(ip);
         for _ in 0..BLIND {
             let object = match self.registry.create(net, &self.holder).await {
                 Ok(object) => object,
                 Err(Fault::Conflict) => match self.registry.read(net).await? {
-                    Some(known) => self.take_over(known).await?,
+                    Some(known) => self.take_over(known, clock).await?,
                     None => continue,
                 },
                 Err(fault) => return Err(fault.into()),
@@ -154,7 +163,7 @@ impl<R: Registry> Counter<'_, R> {
         Err(Refusal::Contended)
     }
 
-    /// A single address is ours unless somebody has the block it lies in.
+    /// A single address is ours unless somebody has the block it lies in: then it gives way. What a claim keeps is kept.
     async fn outside_blocks(&self, object: Object) -> Result<Lease, Refusal> {
         let ip = object.net.addr();
         if !self.grid.is_single()
@@ -162,15 +171,20 @@ impl<R: Registry> Counter<'_, R> {
             && let Some(block) = self.registry.read(net).await?
             && !block.holes.contains(&ip)
         {
-            self.registry.delete(&object).await?;
+            if object.holder.claim.is_empty() || object.holder.turn == 0 {
+                self.registry.delete(&object).await?;
+            } else {
+                // Kept since before: whoever is leasing the block will see it, and find a hole next time.
+                reclaim(self.registry, object, self.clock.now).await?;
+            }
             return Err(Refusal::Held { net, node: block.holder.node });
         }
         Ok(Lease { net: object.net, uid: object.lease_id(), bound: true, holes: Vec::new() })
     }
 
     /// Takes an address that is written down already, if it is ours to take.
-    async fn take_over(&self, object: Object) -> Result<Object, Refusal> {
-        let Holder { node, ledger, owner, claim, freed, turn } = &object.holder;
+    async fn take_over(&self, object: Object, clock: Clock) -> Result<Object, Refusal> {
+        let Holder { node, ledger, owner, claim, turn, .. } = &object.holder;
         let (own, refused) = (&self.holder, Refusal::Held { net: object.net, node: node.clone() });
         let claimed = !claim.is_empty() && *claim == own.claim;
         if !claim.is_empty() && !claimed {
@@ -183,8 +197,8 @@ impl<R: Registry> Counter<'_, R> {
             if !movable {
                 return Err(refused);
             }
-        } else if !claimed && freed.saturating_add(self.clock.rest) > self.clock.now {
-            return Err(Refusal::Resting(freed.saturating_add(self.clock.rest)));
+        } else if let (false, Some(ends)) = (claimed, object.rests_until(clock)) {
+            return Err(Refusal::Resting(ends));
         }
         let holder = Holder { turn: turn + 1, freed: 0, ..own.clone() };
         match self.registry.replace(&Object { holder, ..object }).await {
@@ -198,7 +212,7 @@ impl<R: Registry> Counter<'_, R> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.claimed(&self.holder.claim).await?;
             if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
-                let object = self.take_over(object).await?;
+                let object = self.take_over(object, self.clock).await?;
                 return self.outside_blocks(object).await;
             }
         }
@@ -210,13 +224,13 @@ impl<R: Registry> Counter<'_, R> {
                 && (node, ledger, owner, claim) == (&own.node, &own.ledger, &own.owner, &own.claim)
         };
         if let Some(object) = all.iter().find(ours).filter(|_| !self.holder.owner.is_empty()) {
-            let object = self.take_over(object.clone()).await?;
+            let object = self.take_over(object.clone(), self.clock).await?;
             return self.outside_blocks(object).await;
         }
         let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
         for _ in 0..TRIES {
             let Some(ip) = self.unwritten(&taken) else { break };
-            match self.address(ip).await {
+            match self.address_at(ip, self.clock).await {
                 Err(Refusal::Held { net, .. }) => {
                     taken.insert(net);
                     taken.insert(IpNet::from(ip));
@@ -239,14 +253,13 @@ impl<R: Registry> Counter<'_, R> {
     /// An address that was given back: the one that has rested longest.
     async fn released(&self, all: Vec<Object>) -> Result<Lease, Refusal> {
         let nobodys = |object: &Object| {
-            let Holder { node, claim, .. } = &object.holder;
-            object.is_single() && node.is_empty() && claim.is_empty() && self.filter.admits(object.net.addr())
+            object.is_single() && object.is_nobodys() && self.filter.admits(object.net.addr())
         };
         let mut free: Vec<Object> = all.into_iter().filter(nobodys).collect();
         free.sort_by_key(|object| object.holder.freed);
         let mut refusal = Refusal::Exhausted;
         for object in free.into_iter().take(TRIES) {
-            match self.take_over(object).await {
+            match self.take_over(object, self.clock).await {
                 Ok(object) => return self.outside_blocks(object).await,
                 Err(resting @ Refusal::Resting(_)) => return Err(resting),
                 Err(held @ Refusal::Held { .. }) => {
@@ -297,7 +310,7 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     async fn return_unknown(&self, object: &Object) -> Result<(), Fault> {
-        give_back(self.registry, &self.grid, object.net, &object.lease_id(), self.clock.now).await
+        give_back(self.registry, object.net, &object.lease_id(), self.clock.now).await
     }
 
     async fn unknown(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Object>, Fault> {
@@ -316,19 +329,13 @@ impl<R: Registry> Counter<'_, R> {
 
 /// Gives a block or an address back. What is not that lease any more was given back before.
 ///
-/// Where every block is one address, and where a claim keeps it, the object stays: it says since when the address rests.
-pub async fn give_back<R: Registry>(
-    registry: &R,
-    grid: &Grid,
-    net: IpNet,
-    lease: &str,
-    now: u64,
-) -> Result<(), Fault> {
+/// The object of a single address stays: it says since when the address rests.
+pub async fn give_back<R: Registry>(registry: &R, net: IpNet, lease: &str, now: u64) -> Result<(), Fault> {
     let Some(object) = registry.read(net).await? else { return Ok(()) };
     if object.lease_id() != lease || object.holder.node.is_empty() {
         return Ok(());
     }
-    match reclaim(registry, grid, object, now).await {
+    match reclaim(registry, object, now).await {
         // It was changed under our hands: by whom is seen next time.
         Err(Fault::Conflict) => Err(Fault::Unknown("somebody else is changing it".to_owned())),
         other => other,
@@ -338,13 +345,8 @@ pub async fn give_back<R: Registry>(
 /// Takes from a node what it had; only if that is as it was when `object` was read.
 ///
 /// Read first, then make sure that the node is gone, then take: a node that came back has changed what it has.
-pub async fn reclaim<R: Registry>(
-    registry: &R,
-    grid: &Grid,
-    mut object: Object,
-    now: u64,
-) -> Result<(), Fault> {
-    if grid.is_single() || !object.holder.claim.is_empty() {
+pub async fn reclaim<R: Registry>(registry: &R, mut object: Object, now: u64) -> Result<(), Fault> {
+    if object.is_single() {
         let Holder { claim, turn, .. } = object.holder;
         object.holder = Holder { claim, turn, freed: now, ..Holder::default() };
         return registry.replace(&object).await.map(drop);

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::ledger::Clock;
 use ipnet::IpNet;
 
 /// A block, or a single address.
@@ -85,6 +86,17 @@ impl Object {
     /// Which lease of it this is.
     pub fn lease_id(&self) -> String {
         format!("{}.{}", self.uid, self.holder.turn)
+    }
+
+    /// Is it no node's, and kept for nobody?
+    pub fn is_nobodys(&self) -> bool {
+        self.holder.node.is_empty() && self.holder.claim.is_empty()
+    }
+
+    /// When it has rested since it was given back, by the clocks of two nodes; nothing if it has.
+    pub fn rests_until(&self, clock: Clock) -> Option<u64> {
+        let ends = self.holder.freed.saturating_add(clock.rest);
+        (ends > clock.now).then_some(ends)
     }
 
     /// Is it one address?

@@ -34,8 +34,8 @@ pub enum Wish {
 /// How a turn went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// This address, once the edit is written.
-    Given(Place, IpAddr, Option<Edit>),
+    /// This address, once the edits are written; none if it was held before.
+    Given(Place, IpAddr, Vec<Edit>),
     /// The ledger lacks this.
     Ask(Wish, Option<Refusal>),
     /// It cannot be had.
@@ -68,7 +68,7 @@ pub struct Supply {
 
 /// Gives the owner with this mark an address: the one it has, else one that is free.
 pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish: Wish) -> Turn {
-    if let Some(place) = ledger.held_by(mark)
+    if let Some(place) = ledger.held_by(mark).next()
         && let Some(ip) = ledger.address(place)
     {
         return match wish {
@@ -76,14 +76,14 @@ pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish:
                 net: IpNet::from(ip),
                 node: "this one, for the same owner".into(),
             }),
-            _ => Turn::Given(place, ip, None),
+            _ => Turn::Given(place, ip, Vec::new()),
         };
     }
     match wish {
         Wish::Address(ip) => give_this(ledger, clock, mark, ip),
         Wish::Kept => Turn::Ask(wish, None),
         Wish::Any | Wish::Nothing => match ledger.choose(clock, |ip| filter.admits(ip)) {
-            Choice::Free(place, ip) => Turn::Given(place, ip, Some(ledger.hold(place, clock.now, mark))),
+            Choice::Free(place, ip) => Turn::Given(place, ip, ledger.hold(place, clock.now, mark).into()),
             Choice::Resting(until) => Turn::Ask(Wish::Any, Some(Refusal::Resting(until))),
             Choice::Full => Turn::Ask(Wish::Any, None),
         },
@@ -97,47 +97,51 @@ fn give_this(ledger: &mut Ledger, clock: Clock, mark: u64, ip: IpAddr) -> Turn {
     let Some(block) = ledger.block(place.page) else { return Turn::Refused(refused) };
     match (block.state, ledger.slot(place)) {
         (State::Active, Slot::Free(_)) if !block.bound => {
-            Turn::Given(place, ip, Some(ledger.hold(place, clock.now, mark)))
+            Turn::Given(place, ip, ledger.hold(place, clock.now, mark).into())
         }
         (_, Slot::Held(..) | Slot::Unknown) => Turn::Refused(refused),
         _ => Turn::Ask(Wish::Address(ip), Some(refused)),
     }
 }
 
-/// Takes back what the owner holds; its addresses, each with its edits.
-pub fn take_back(
-    ledger: &mut Ledger,
-    now: u64,
-    is_owner: impl Fn(Place, u64) -> bool,
-) -> Vec<(Place, Vec<Edit>)> {
-    let own: Vec<Place> =
-        ledger.held().filter(|(place, _, mark)| is_owner(*place, *mark)).map(|(place, ..)| place).collect();
-    let free = |place: Place| {
-        let mut edits = vec![ledger.free(place, now)];
+/// Takes back what the owners with these marks hold; its edits.
+pub fn take_back(ledger: &mut Ledger, now: u64, marks: &[u64]) -> Vec<Edit> {
+    let own: Vec<Place> = marks.iter().flat_map(|mark| ledger.held_by(*mark)).collect();
+    free(ledger, now, &own)
+}
+
+/// Takes back what is held at these places; its edits.
+pub fn free(ledger: &mut Ledger, now: u64, places: &[Place]) -> Vec<Edit> {
+    let mut edits = Vec::new();
+    for place in places {
+        edits.extend(ledger.free(*place, now));
         if ledger.block(place.page).is_some_and(|block| block.bound) {
             edits.push(ledger.set(place.page, State::Returning));
         }
-        (place, edits)
-    };
-    own.into_iter().map(free).collect()
+    }
+    edits
 }
 
 /// Marks the blocks that nobody needs: those for one owner that is gone, and those idle for `idle` milliseconds while
 /// `keep` addresses are free elsewhere.
 pub fn tidy(ledger: &mut Ledger, clock: Clock, idle: u64, keep: u64) -> Vec<Edit> {
-    let mut free = ledger.count(clock, |_| true).free;
     let blocks: Vec<Block> = ledger.blocks().collect();
+    let mut free = None;
     let mut edits = Vec::new();
     for block in blocks {
         match block.state {
             State::Active if block.bound && !ledger.is_held(&block) => {
                 edits.push(ledger.set(block.page, State::Returning));
             }
-            State::Active if !block.bound && ledger.is_idle(&block, clock) => {
-                let long = ledger.last_used(&block).saturating_add(idle) <= clock.now;
-                let own = ledger.free_in(&block);
-                if long && free.saturating_sub(own) >= keep {
-                    free = free.saturating_sub(own);
+            State::Active
+                if !block.bound
+                    && ledger.is_idle(&block, clock)
+                    && ledger.last_used(&block).saturating_add(idle) <= clock.now =>
+            {
+                let free = free.get_or_insert_with(|| ledger.count(clock, |_| true).free);
+                let rest = free.saturating_sub(ledger.free_in(&block));
+                if rest >= keep {
+                    *free = rest;
                     edits.push(ledger.set(block.page, State::Returning));
                 }
             }
@@ -174,7 +178,7 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
         let of_lease = |block: &Block| block.uid == lease.uid && block.net == lease.net;
         let page = ledger.blocks().find(of_lease).map(|block| block.page);
         if let (true, Some(page)) = (lease.bound, page) {
-            edits.push(ledger.hold(Place { page, slot: 0 }, clock.now, mark));
+            edits.extend(ledger.hold(Place { page, slot: 0 }, clock.now, mark));
         }
     }
     edits
@@ -186,7 +190,7 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = Supply::default();
     for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Returning) {
-        match give_back(counter.registry, &counter.grid, *net, lease, counter.clock.now).await {
+        match give_back(counter.registry, *net, lease, counter.clock.now).await {
             Ok(()) => supply.gone.push(lease.clone()),
             Err(fault) => supply.refusal = Some(fault.into()),
         }

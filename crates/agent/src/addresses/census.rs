@@ -221,7 +221,7 @@ impl Census {
             around.retain(|(other, outer, _)| other == space && outer.net.contains(&object.net));
             for (_, outer, holder) in &around {
                 let hole = object.is_single() && outer.holes.contains(&object.net.addr());
-                let both = !object.holder.node.is_empty() && !outer.holder.node.is_empty();
+                let both = !object.is_nobodys() && !outer.holder.node.is_empty();
                 if both && !hole {
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
                     let why = format!("{} is in {}, too", object.net, name(holder));

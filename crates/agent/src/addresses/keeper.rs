@@ -35,6 +35,8 @@ const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
 /// Longest text of an Event, in bytes.
 const NOTE_MAX: usize = 1000;
+/// How long the object of an address that was asked for outlives its pod: longer than addresses rest.
+const RESTED: Duration = Duration::from_secs(3600);
 
 /// Who keeps pools in order.
 pub(crate) struct Keeper {
@@ -123,10 +125,9 @@ impl Keeper {
             for pool in &census.pools {
                 let name = pool.metadata.name.as_deref().unwrap_or_default();
                 let Some(registry) = self.registry(pool) else { continue };
-                let grid = pool.grid().ok().flatten();
                 for object in census.objects_of(name).filter(|object| object.holder.node == node) {
-                    let (net, Some(grid)) = (object.net, grid) else { continue };
-                    match reclaim(&registry, &grid, object, now()).await {
+                    let net = object.net;
+                    match reclaim(&registry, object, now()).await {
                         Ok(()) => {
                             info!(pool = name, block = %net, node, "taken back from a node that is gone");
                             taken += 1;
@@ -157,15 +158,17 @@ impl Keeper {
         Some(Cluster::new(self.client.clone(), name, grid, pod, self.requests.clone()))
     }
 
-    /// Removes addresses that are kept for nobody.
+    /// Removes addresses that are kept for nobody, and what is left of those that were asked for and have rested.
     async fn end_claims(&self, census: &Census) -> Result<u64, String> {
-        let kept = |object: &Object| !object.holder.claim.is_empty() && object.holder.node.is_empty();
+        let kept = |object: &Object| object.is_single() && object.holder.node.is_empty();
         let mut claims = None;
         let mut ended = 0;
         for pool in &census.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             let Some(registry) = self.registry(pool) else { continue };
-            for object in census.objects_of(name).filter(kept) {
+            // Where each address is leased alone, its object says which has rested longest.
+            let stays = |object: &Object| object.is_nobodys() && registry.grid.is_single();
+            for object in census.objects_of(name).filter(|object| kept(object) && !stays(object)) {
                 let claim = object.holder.claim.clone();
                 if claim.starts_with(OF_CLAIM) && claims.is_none() {
                     claims = Some(self.claims().await?);
@@ -194,6 +197,10 @@ impl Keeper {
         claims: Option<&BTreeSet<(String, String)>>,
     ) -> bool {
         let claim = object.holder.claim.as_str();
+        let kept = Duration::from_millis(now().saturating_sub(object.holder.freed));
+        if claim.is_empty() {
+            return kept > RESTED;
+        }
         let parts = |text: &str| -> Option<(String, String)> {
             let mut parts = text.split('/');
             Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
@@ -207,7 +214,6 @@ impl Keeper {
             return !pod(rest, uid);
         }
         if let Some(rest) = claim.strip_prefix(OF_POD) {
-            let kept = Duration::from_millis(now().saturating_sub(object.holder.freed));
             return !pod(rest, "") && kept > self.retention;
         }
         let Some(rest) = claim.strip_prefix(OF_CLAIM) else { return false };

@@ -29,7 +29,8 @@ pub(crate) struct Cluster {
     client: Client,
     blocks: Api<BlockObject>,
     pool: String,
-    grid: Grid,
+    /// How the pool is cut.
+    pub(crate) grid: Grid,
     /// Namespace and name of the pod that a claim is about.
     pod: (String, String),
     requests: prometheus_client::metrics::counter::Counter,

@@ -186,8 +186,7 @@ impl Supplier {
         let unconfirmed = demand.known.iter().any(|known| known.state == KnownState::Unconfirmed);
         if demand.wish == Want::Nothing {
             for (_, lease) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
-                let given =
-                    give_back(counter.registry, &counter.grid, lease.net, &lease.uid, counter.clock.now);
+                let given = give_back(counter.registry, lease.net, &lease.uid, counter.clock.now);
                 given.await.map_err(|fault| fault.to_string())?;
             }
         }

@@ -33,7 +33,9 @@ fn every_change_is_what_its_edit_says() {
     let mut file = ledger.image().to_vec();
     let lease = Lease { holes: vec!["10.0.1.3".parse().unwrap()], ..lease("10.0.1.0/28", "b") };
     let place = Place { page: 0, slot: 5 };
-    let mut edits = vec![ledger.add(&lease, 7).unwrap(), ledger.hold(place, 9, 42), ledger.free(place, 10)];
+    let mut edits = vec![ledger.add(&lease, 7).unwrap()];
+    edits.extend(ledger.hold(place, 9, 42));
+    edits.extend(ledger.free(place, 10));
     edits.push(ledger.set(1, State::Returning));
     edits.extend(ledger.begin("boot-2", 11));
     for Edit { offset, bytes } in edits {
@@ -101,8 +103,8 @@ fn a_new_boot_frees_what_was_held_and_asks_whose_blocks_are() {
 fn what_is_not_known_is_never_given_and_never_idle() {
     let ledger = ledger(&["10.0.0.0/31"]);
     let mut image = ledger.image().to_vec();
-    image[PREFACE + HEAD + 7] = 9;
-    image[PREFACE + HEAD + SLOT + 7] = 200;
+    image[PREFACE + BODY + 7] = 9;
+    image[PREFACE + BODY + SLOT + 7] = 200;
     let ledger = Ledger::read(image.clone()).unwrap();
     assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
     assert!(!ledger.is_idle(&ledger.block(0).unwrap(), CLOCK));
@@ -124,4 +126,36 @@ fn a_filter_is_asked_for_every_address() {
     let odd = |ip: IpAddr| ip.to_string() == "10.0.0.9";
     assert!(matches!(ledger.choose(CLOCK, odd), Choice::Free(Place { page: 0, slot: 9 }, _)));
     assert_eq!(ledger.count(CLOCK, odd).free, 1);
+}
+
+#[test]
+fn a_tag_that_was_left_behind_hides_an_address_only_while_another_is_free() {
+    let mut ledger = ledger(&["10.0.0.0/31"]);
+    let first = ledger.find("10.0.0.0".parse().unwrap()).unwrap();
+    let mut image = ledger.image().to_vec();
+    // Killed after the first edit of a hold; after the first of a free it looks the same.
+    let [tag, _] = ledger.hold(first, 1, 42);
+    assert_eq!(tag.bytes.len(), 1, "a tag, not a slot");
+    image[usize::try_from(tag.offset).unwrap()] = tag.bytes[0];
+    let mut ledger = Ledger::read(image).unwrap();
+    assert_eq!(ledger.held_by(42).next(), None);
+    let given: Vec<String> = (0..2).map(|mark| take(&mut ledger, CLOCK, mark).to_string()).collect();
+    assert_eq!(given, ["10.0.0.1", "10.0.0.0"]);
+    assert_eq!(ledger.held_by(1).next(), Some(first));
+    assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
+}
+
+#[test]
+fn what_is_held_is_found_by_its_mark_whatever_else_has_its_tag() {
+    let mut ledger = ledger(&["10.0.0.0/24", "10.0.1.0/24"]);
+    // Of 510 marks each two have one tag.
+    let given: Vec<IpAddr> = (0..510).map(|mark| take(&mut ledger, CLOCK, mark)).collect();
+    for (mark, ip) in (0..).zip(&given) {
+        let own: Vec<Place> = ledger.held_by(mark).collect();
+        assert_eq!(own, [ledger.find(*ip).unwrap()], "{mark}");
+        let _ = ledger.free(own[0], CLOCK.now);
+        assert_eq!(ledger.held_by(mark).next(), None);
+    }
+    assert!(!ledger.has_free(CLOCK, |_| true, 3), "they rest");
+    assert!(ledger.has_free(CLOCK, |_| true, 2) && ledger.has_free(at(9_000_000), |_| true, 512));
 }

@@ -83,6 +83,8 @@ struct Node {
     seen: Vec<Object>,
     /// Pods that were told an address; what a call for which was killed is in here without one.
     pods: BTreeMap<Owner, Option<IpAddr>>,
+    /// What those asked for that did not take any.
+    wishes: BTreeMap<Owner, Wish>,
 }
 
 /// All of it.
@@ -147,9 +149,7 @@ impl Call {
             // What was done in the ledger is in the file by now.
             Verb::Del(_) | Verb::Tidy(_) if self.begun => Some(Wish::Nothing),
             Verb::Del(_) => {
-                for (_, edits) in turn::take_back(ledger, clock.now, |_, known| known == mark) {
-                    self.unwritten.extend(edits);
-                }
+                self.unwritten.extend(turn::take_back(ledger, clock.now, &[mark]));
                 self.begun = true;
                 None
             }
@@ -160,8 +160,8 @@ impl Call {
             }
             Verb::Add(_, wish) => {
                 self.outcome = match turn::give(ledger, clock, filter, mark, *wish) {
-                    Turn::Given(_, ip, edit) => {
-                        self.unwritten.extend(edit);
+                    Turn::Given(_, ip, edits) => {
+                        self.unwritten.extend(edits);
                         Some(Ok(Some(ip)))
                     }
                     Turn::Refused(refusal) => Some(Err(refusal)),
@@ -211,6 +211,7 @@ impl Cluster {
             agent: Vec::new(),
             seen: Vec::new(),
             pods: BTreeMap::new(),
+            wishes: BTreeMap::new(),
         };
         Cluster {
             seed,
@@ -312,7 +313,8 @@ impl Cluster {
             (0..4, Some(owner)) if !busy(&self.nodes[index], &owner) => Verb::Del(owner),
             // A repeated ADD. For a pod that is gone from the cluster there is none.
             (4, Some(owner)) if !busy(&self.nodes[index], &owner) && !self.is_gone(&owner) => {
-                Verb::Add(owner, Wish::Any)
+                let wish = self.nodes[index].wishes.get(&owner).copied().unwrap_or(Wish::Any);
+                Verb::Add(owner, wish)
             }
             (5, _) => Verb::Tidy(4),
             _ => {
@@ -333,7 +335,8 @@ impl Cluster {
                 Verb::Add(owner, wish)
             }
         };
-        if let Verb::Add(owner, _) = &verb {
+        if let Verb::Add(owner, wish) = &verb {
+            self.nodes[index].wishes.insert(owner.clone(), *wish);
             self.nodes[index].pods.entry(owner.clone()).or_insert(None);
         }
         if let Verb::Del(owner) = &verb {
@@ -534,12 +537,12 @@ impl Cluster {
 
     /// The controller takes back what nodes have that are dead and fenced: it reads, makes sure, then takes.
     fn reclaim(&self) -> Task<()> {
-        let (api, grid, now) = (self.api.clone(), self.grid, self.now);
+        let (api, now) = (self.api.clone(), self.now);
         Box::pin(async move {
             let Ok(all) = api.all().await else { return };
             let Ok(dead) = api.dead().await else { return };
             for object in all.into_iter().filter(|object| dead.contains(&object.holder.node)) {
-                let _ = ipam::lease::reclaim(&api, &grid, object, now).await;
+                let _ = ipam::lease::reclaim(&api, object, now).await;
             }
         })
     }

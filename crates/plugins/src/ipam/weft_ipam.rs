@@ -40,7 +40,7 @@ pub struct WeftIpam(pub &'static str);
 
 /// Fewer free addresses than this, and the agent is told that more will be needed. A block of 256 is enough for the
 /// 250 pods of a full node without another.
-const LOW: u64 = 4;
+const LOW: usize = 4;
 /// Most addresses of one attachment that are looked for when its configuration cannot be read.
 const SETS_MAX: usize = 16;
 /// How long a block is idle before it is given back, in milliseconds.
@@ -94,8 +94,8 @@ impl Plugin for WeftIpam {
             let mut held = None;
             for pool in &set.pools {
                 let Some(store) = Store::find(&settings.directory, &pool.name)? else { continue };
-                let place = store.ledger.held().find(|(_, _, mark)| *mark == who.mark);
-                held = held.or(place.and_then(|(place, ..)| store.ledger.address(place)));
+                let place = store.ledger.held_by(who.mark).next();
+                held = held.or(place.and_then(|place| store.ledger.address(place)));
             }
             let Attachment { container, ifname } = &request.who;
             let Some(ip) = held else {
@@ -125,13 +125,9 @@ impl Plugin for WeftIpam {
             owner.network == network && !valid.contains(&(owner.container.as_str(), owner.ifname.as_str()))
         };
         each_pool(&settings, |store, pool| {
-            let stale: HashSet<Place> = store
-                .ledger
-                .held()
-                .map(|(place, ..)| place)
-                .filter(|place| is_stale(&store.owner(*place)))
-                .collect();
-            release(&settings, store, pool, Demanded::Always, |place, _| stale.contains(&place))
+            let held = store.ledger.held().map(|(place, ..)| place);
+            let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
+            release(&settings, store, pool, Demanded::Always, &stale)
         })
     }
 
@@ -227,11 +223,11 @@ fn give_from(settings: &Settings, pool: &Pool, wish: Wish, who: &Who) -> Result<
     for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
         let wanted = match turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish) {
-            Turn::Given(place, ip, edit) => {
-                // A repeated ADD: it is on the disk already, and nobody else's.
-                let Some(edit) = edit else { return Ok(ip) };
+            // A repeated ADD: it is on the disk already, and nobody else's.
+            Turn::Given(_, ip, edits) if edits.is_empty() => return Ok(ip),
+            Turn::Given(place, ip, edits) => {
                 store.sign(place, &who.owner)?;
-                store.write(&[edit])?;
+                store.write(&edits)?;
                 let low = settings.source == Source::Cluster
                     && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), LOW);
                 let demand =
@@ -261,7 +257,7 @@ fn give_from(settings: &Settings, pool: &Pool, wish: Wish, who: &Who) -> Result<
         };
         let edits = turn::receive(&mut store.ledger, clock, who.mark, &supply);
         // An address of our own is held as soon as it is written.
-        if let Some((place, ..)) = store.ledger.held().find(|(_, _, mark)| *mark == who.mark) {
+        if let Some(place) = store.ledger.held_by(who.mark).next() {
             store.sign(place, &who.owner)?;
         }
         store.write(&edits)?;
@@ -299,11 +295,9 @@ fn take_back(settings: &Settings, call: &Call, who: &Attachment) -> Result<bool,
     let marks = marks(call, who, settings.sets.len());
     let found = Cell::new(false);
     each_pool(settings, |store, pool| {
-        release(settings, store, pool, Demanded::IfNeeded, |_, mark| {
-            let own = marks.contains(&mark);
-            found.set(found.get() || own);
-            own
-        })
+        let own: Vec<Place> = marks.iter().flat_map(|mark| store.ledger.held_by(*mark)).collect();
+        found.set(found.get() || !own.is_empty());
+        release(settings, store, pool, Demanded::IfNeeded, &own)
     })?;
     Ok(found.get())
 }
@@ -317,9 +311,8 @@ fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
         match Store::find(&directory, &name) {
             Ok(Some(mut store)) => {
-                for (_, edits) in turn::take_back(&mut store.ledger, now(), |_, mark| marks.contains(&mark)) {
-                    errors.extend(store.write(&edits).err());
-                }
+                let edits = turn::take_back(&mut store.ledger, now(), &marks);
+                errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
             Err(error) => errors.push(error),
@@ -355,16 +348,15 @@ fn release(
     mut store: Store,
     pool: &Pool,
     demanded: Demanded,
-    is_owner: impl Fn(Place, u64) -> bool,
+    stale: &[Place],
 ) -> Result<(), Error> {
     let clock = Clock { now: now(), rest: settings.rest };
-    for (_, edits) in turn::take_back(&mut store.ledger, clock.now, is_owner) {
-        store.write(&edits)?;
-    }
+    let edits = turn::free(&mut store.ledger, clock.now, stale);
+    store.write(&edits)?;
     if settings.source == Source::File {
         return store.settle();
     }
-    let edits = turn::tidy(&mut store.ledger, clock, IDLE, LOW);
+    let edits = turn::tidy(&mut store.ledger, clock, IDLE, LOW as u64);
     store.write(&edits)?;
     let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
     let returning = demand.known.iter().any(|known| known.state == KnownState::Returning);

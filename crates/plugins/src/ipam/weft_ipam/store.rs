@@ -83,7 +83,9 @@ impl Store {
             Err(error) => return Ok(Err(error)),
         };
         let most = ipam::ledger::PREFACE + PAGES_MAX * ipam::ledger::PAGE;
-        let mut image = Vec::new();
+        // Room for all of it at once; it has not grown since, for nobody else has the turn.
+        let length = usize::try_from(file.metadata()?.len()).unwrap_or(most).min(most);
+        let mut image = Vec::with_capacity(length + 1);
         (&file).take(most as u64).read_to_end(&mut image)?;
         let current = boot::id().unwrap_or("unknown");
         if image.is_empty() {
