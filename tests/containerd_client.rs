@@ -107,11 +107,9 @@ fn a_client_of_another_language_sets_uses_and_removes_networks() {
     assert_eq!(answers[14]["reply"]["runtime_name"], "containerd");
 }
 
-/// Networks that are wrong, each with the path that is told.
-fn wrong_networks() -> Vec<(Value, &'static str)> {
+/// Networks whose name or kind is wrong, each with the path that is told.
+fn wrong_metadata() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);
-    let list = "/cniv1_config";
-    let plugin = "/cniv1_config/plugins/0";
     let long = "x".repeat(300);
     vec![
         (Value::Null, "config"),
@@ -125,16 +123,49 @@ fn wrong_networks() -> Vec<(Value, &'static str)> {
         (with(&good, "/metadata/uid", json!(long)), "config.metadata.uid"),
         (with(&good, "/metadata/uid", json!("a\nb")), "config.metadata.uid"),
         (with(&good, "/network_type", json!(7)), "config.network_type"),
+        (with(&good, "/metadata/name", json!("a b")), "config.metadata.name"),
+        (with(&good, "/metadata/name", json!("\u{0}")), "config.metadata.name"),
+        (with(&good, "/metadata/namespace", json!("../etc")), "config.metadata.namespace"),
+        (with(&good, "/metadata/namespace", json!("x".repeat(64))), "config.metadata.namespace"),
+        (with(&good, "/network_type", json!(-1)), "config.network_type"),
+    ]
+}
+
+/// The same, whose list is.
+fn wrong_lists() -> Vec<(Value, &'static str)> {
+    let good = network("red", 1);
+    let list = "/cniv1_config";
+    let plugin = "/cniv1_config/plugins/0";
+    vec![
         (with(&good, list, Value::Null), "config.cniv1_config"),
         (with(&good, "/cniv1_config/cni_version", json!("")), "config.cniv1_config.cni_version"),
         (with(&good, "/cniv1_config/cni_version", json!("9.9.9")), "config.cniv1_config.cni_version"),
         (with(&good, "/cniv1_config/network_name", json!("_x")), "config.cniv1_config.network_name"),
         (with(&good, "/cniv1_config/network_name", json!("a b")), "config.cniv1_config.network_name"),
         (with(&good, "/cniv1_config/plugins", json!([])), "config.cniv1_config.plugins"),
+        (with(&good, &format!("{plugin}/type"), json!("nobody")), "config.cniv1_config"),
+        (with(&good, "/cniv1_config/cni_version", json!("1.0.0 ")), "config.cniv1_config.cni_version"),
+        (with(&good, "/cniv1_config/network_name", json!("_fallback")), "config.cniv1_config.network_name"),
+        (
+            with(&good, "/cniv1_config/plugins", Value::from(vec![json!({ "type": "bridge" }); 33])),
+            "config.cniv1_config.plugins",
+        ),
+        (
+            with(&good, &format!("{plugin}/parameters/note"), json!("x".repeat(3 << 20))),
+            "config.cniv1_config",
+        ),
+    ]
+}
+
+/// The same, whose plugin is.
+fn wrong_plugins() -> Vec<(Value, &'static str)> {
+    let good = network("red", 1);
+    let plugin = "/cniv1_config/plugins/0";
+    let many: Vec<String> = (0..33).map(|number| format!("c{number}")).collect();
+    vec![
         (with(&good, &format!("{plugin}/type"), json!("")), "config.cniv1_config.plugins[0].type"),
         (with(&good, &format!("{plugin}/type"), json!("../bridge")), "config.cniv1_config.plugins[0].type"),
         (with(&good, &format!("{plugin}/type"), json!("weft")), "config.cniv1_config.plugins[0].type"),
-        (with(&good, &format!("{plugin}/type"), json!("nobody")), "config.cniv1_config"),
         (
             with(&good, &format!("{plugin}/capabilities"), json!([""])),
             "config.cniv1_config.plugins[0].capabilities[0]",
@@ -159,18 +190,50 @@ fn wrong_networks() -> Vec<(Value, &'static str)> {
             with(&good, &format!("{plugin}/parameters/ipam"), json!("{\"type\":\"../x\"}")),
             "config.cniv1_config.plugins[0].parameters[\"ipam\"]",
         ),
+        (with(&good, "/cniv1_config/plugins", json!([{}])), "config.cniv1_config.plugins[0].type"),
+        (with(&good, &format!("{plugin}/type"), json!("multus")), "config.cniv1_config.plugins[0].type"),
+        (
+            with(&good, &format!("{plugin}/capabilities"), json!(many)),
+            "config.cniv1_config.plugins[0].capabilities",
+        ),
+        (
+            with(&good, &format!("{plugin}/capabilities"), json!(["a b"])),
+            "config.cniv1_config.plugins[0].capabilities[0]",
+        ),
+        (
+            with(&good, &format!("{plugin}/parameters"), json!({ "": "1" })),
+            "config.cniv1_config.plugins[0].parameters",
+        ),
+        (
+            with(&good, &format!("{plugin}/parameters"), json!({ "a\nb": "1" })),
+            "config.cniv1_config.plugins[0].parameters",
+        ),
+        (
+            with(&good, &format!("{plugin}/parameters"), json!({ "RuntimeConfig": "{}" })),
+            "config.cniv1_config.plugins[0].parameters",
+        ),
+    ]
+}
+
+/// The same, whose addresses are.
+fn wrong_ranges() -> Vec<(Value, &'static str)> {
+    let good = network("red", 1);
+    vec![
         (with(&good, "/ip_ranges", json!([{ "cidr": "10.7.0.0/24" }])), "config.ip_ranges"),
         (ranges(&good, &["x"]), "config.ip_ranges[0].cidr"),
         (ranges(&good, &["10.7.0.9/24"]), "config.ip_ranges[0].cidr"),
         (ranges(&good, &["10.7.0.0/32"]), "config.ip_ranges[0].cidr"),
         (ranges(&good, &["10.7.0.0/24", "10.7.0.0/25"]), "config.ip_ranges[1].cidr"),
+        (ranges(&good, &[""]), "config.ip_ranges[0].cidr"),
+        (ranges(&good, &["fd00::/129"]), "config.ip_ranges[0].cidr"),
+        (ranges(&good, &["10.7.0.0/24"; 65]), "config.ip_ranges"),
     ]
 }
 
 #[test]
 fn every_field_that_is_wrong_is_refused_by_its_path_and_nothing_is_stored() {
     let proxy = proxy!();
-    let wrong = wrong_networks();
+    let wrong = [wrong_metadata(), wrong_lists(), wrong_plugins(), wrong_ranges()].concat();
     let set = |config: &Value| match config {
         Value::Null => json!({ "method": "SetPodNetwork", "request": {} }),
         config => json!({ "method": "SetPodNetwork", "request": { "config": config } }),
@@ -204,12 +267,8 @@ fn ranges(network: &Value, cidrs: &[&str]) -> Value {
     with(&taking, "/ip_ranges", Value::from(ranges))
 }
 
-#[test]
-fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
-    let proxy = proxy!();
-    proxy.set(&bridge("red", 1));
-    proxy.set(&bridge("blue", 2));
-    let before = proxy.node().snapshot();
+/// Sandboxes that ask for what cannot be, each with the code and words that are told.
+fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)> {
     let one =
         |interface: &str, network: &str| json!({ "interface_name": interface, "network_name": network });
     let on = |networks: Value| proxy.pod_in_json("web", &networks);
@@ -222,7 +281,7 @@ fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
     both["annotations"] = json!({ "weft.dev/networks": "[{\"network_name\":\"red\"}]" });
     annotated["annotations"] = json!({ "weft.dev/networks": "[{\"network\":\"red\"}]" });
     let many: Vec<Value> = (0..40).map(|_| one("", "red")).collect();
-    let cases: Vec<(Value, &str, &str)> = vec![
+    vec![
         (on(json!([one("", "")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
         (on(json!([one("", "nobody")])), "NOT_FOUND", "config.networks[0].network_name: \"nobody\""),
         (on(json!([one("", "_fallback")])), "NOT_FOUND", "config.networks[0].network_name: _fallback"),
@@ -252,7 +311,60 @@ fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
         (reserved, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/attachments\"]"),
         (both, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/networks\"]"),
         (annotated, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/networks\"]"),
-    ];
+    ]
+}
+
+/// The same, which ask in a wrong form.
+fn misspelt_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)> {
+    let one =
+        |interface: &str, network: &str| json!({ "interface_name": interface, "network_name": network });
+    let on = |networks: Value| proxy.pod_in_json("web", &networks);
+    let long = "x".repeat(100_000);
+    let asking = |key: &str, text: &str| on(json!([{ "network_name": "red", "parameters": { key: text } }]));
+    let in_annotation = |parameters: &str| {
+        let mut pod = on(json!([]));
+        let asked = format!(r#"[{{"network_name":"red","parameters":{parameters}}}]"#);
+        pod["annotations"] = json!({ "weft.dev/networks": asked });
+        pod
+    };
+    vec![
+        (on(json!([one("", "a/b/c")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
+        (on(json!([one("", "/red")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
+        (on(json!([one("", "red\n")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
+        (on(json!([one("", &long)])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
+        (on(json!([one("a/b", "red")])), "INVALID_ARGUMENT", "config.networks[0].interface_name"),
+        (on(json!([one(&long, "red")])), "INVALID_ARGUMENT", "config.networks[0].interface_name"),
+        (asking("ips", "10.1.0.9"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"]: "),
+        (asking("ips", "[7]"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"][0]: "),
+        (
+            asking("ips", "[\"10.1.0.9\",\"x\"]"),
+            "INVALID_ARGUMENT",
+            "config.networks[0].parameters[\"ips\"][1]: ",
+        ),
+        (asking("mac", "x"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
+        (asking("mac", "01:00:5e:00:00:01"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
+        (asking("mac", &long), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
+        (asking(&long, "1"), "INVALID_ARGUMENT", "config.networks[0].parameters"),
+        (
+            in_annotation("{\"mac\":7}"),
+            "INVALID_ARGUMENT",
+            "config.annotations[\"weft.dev/networks\"][0].parameters[\"mac\"]: ",
+        ),
+        (
+            in_annotation(&format!("{{\"{long}\":7}}")),
+            "INVALID_ARGUMENT",
+            "config.annotations[\"weft.dev/networks\"]",
+        ),
+    ]
+}
+
+#[test]
+fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
+    let proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    proxy.set(&bridge("blue", 2));
+    let before = proxy.node().snapshot();
+    let cases = [impossible_sandboxes(&proxy), misspelt_sandboxes(&proxy)].concat();
     let calls: Vec<Value> = cases
         .iter()
         .map(|(config, _, _)| json!({ "method": "RunPodSandbox", "request": { "config": config } }))

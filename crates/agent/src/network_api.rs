@@ -1,10 +1,12 @@
 //! The messages of the CRI Network API, as `proto/podnetwork.proto` has them.
 //!
-//! They are written down with prost's derive; a test holds them against the .proto. As JSON and YAML, for people, their
+//! They are written down with prost's derive; `tests` holds each field of them against the .proto. As JSON and YAML, for people, their
 //! fields have the names of the .proto.
 
 pub(crate) mod client;
 pub(crate) mod conflist;
+#[cfg(test)]
+mod tests;
 pub(crate) mod validation;
 
 use std::collections::BTreeMap;

@@ -29,6 +29,9 @@ use super::{relay, reply, wire};
 use crate::journal::Journal;
 use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
 
+/// Longest message of a refusal, in characters; each may be three bytes, and a byte three of a header.
+const MESSAGE_MAX: usize = 1024;
+
 /// Whose the network of sandboxes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
@@ -53,6 +56,7 @@ impl Calls {
         let path = request.uri().path().to_owned();
         let answered = self.dispatch(backend, request, &path).await;
         answered.unwrap_or_else(|status| {
+            let status = bounded(status);
             debug!(path, code = ?status.code(), why = status.message(), "refused");
             status.into_http()
         })
@@ -147,6 +151,13 @@ impl Calls {
         wire::push(&mut message, CONFIG, &config);
         Ok((message.into(), Some(held)))
     }
+}
+
+/// A message is a header: one that repeats what a client sent must not be longer than clients take.
+fn bounded(status: Status) -> Status {
+    let Some((end, _)) = status.message().char_indices().nth(MESSAGE_MAX) else { return status };
+    let text = status.message().get(..end).unwrap_or_default();
+    Status::new(status.code(), format!("{text}…"))
 }
 
 /// Hands a call to the runtime, and its answer back.

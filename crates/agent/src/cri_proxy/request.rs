@@ -8,14 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni::name::{IfName, ifname_fault};
+use npwg::metadata::{definition_name_fault, label_fault};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tonic::Status;
 
 use super::messages::PodSandboxConfig;
-use super::networks::{Networks, Usable};
+use super::networks::Networks;
+use super::parameters;
 use crate::network_api::validation::fault;
-use crate::network_api::{Name, SandboxNetwork, conflist};
+use crate::network_api::{FALLBACK, Name, SandboxNetwork, conflist};
 
 /// By this annotation a client asks that cannot send the field.
 pub(crate) const NETWORKS: &str = "weft.dev/networks";
@@ -28,8 +30,6 @@ pub(crate) const PRIMARY: &str = "eth0";
 const NETWORKS_MAX: usize = 32;
 /// Largest annotation, in bytes.
 const ANNOTATION_MAX: usize = 256 << 10;
-/// Largest parameters of a sandbox, in bytes.
-const PARAMETERS_MAX: usize = 64 << 10;
 
 /// One attachment of a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,18 +77,30 @@ pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Res
     }
     let interfaces = interfaces(&path, asked.iter().map(|(interface, _, _)| interface.as_str()))?;
     let mut attachments = Vec::with_capacity(asked.len());
-    let mut room = PARAMETERS_MAX;
-    for (index, ((_, network, parameters), interface)) in asked.into_iter().zip(interfaces).enumerate() {
+    let mut room = parameters::BYTES_MAX;
+    for (index, ((_, network, wanted), interface)) in asked.into_iter().zip(interfaces).enumerate() {
         let path = format!("{path}[{index}]");
         let at = format!("{path}.network_name");
-        if network.is_empty() {
-            return Err(fault(&at, network, "names no network"));
-        }
-        let usable = networks.find(&Name::read(&network), &at)?;
-        check_parameters(&parameters, &usable, &path, &mut room)?;
-        attachments.push(Attachment { interface, network, parameters });
+        let usable = networks.find(&name(&network, &at)?, &at)?;
+        parameters::check(&wanted, &usable, &path, &mut room)?;
+        attachments.push(Attachment { interface, network, parameters: wanted });
     }
     Ok(attachments)
+}
+
+/// Which network a sandbox means, at `path`.
+fn name(written: &str, path: &str) -> Result<Name, Status> {
+    if written.is_empty() {
+        return Err(fault(path, written, "names no network"));
+    }
+    let name = Name::read(written);
+    let namespaced = written.contains('/');
+    let illegal = label_fault(&name.namespace).filter(|_| namespaced);
+    let illegal = illegal.or_else(|| definition_name_fault(&name.name).filter(|_| name.name != FALLBACK));
+    match illegal {
+        None => Ok(name),
+        Some(why) => Err(fault(path, written, format_args!("is no name of a network: {why}"))),
+    }
 }
 
 fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
@@ -159,28 +171,6 @@ fn interfaces<'a>(path: &str, asked: impl Iterator<Item = &'a str> + Clone) -> R
             Err(Status::invalid_argument(format!("{path}: {why}")))
         }
     }
-}
-
-fn check_parameters(
-    parameters: &BTreeMap<String, Box<RawValue>>,
-    usable: &Usable,
-    path: &str,
-    room: &mut usize,
-) -> Result<(), Status> {
-    let declared = usable.network.capabilities().map_err(|error| fault(path, &usable.label, error))?;
-    for (key, value) in parameters {
-        let at = format!("{path}.parameters[{key:?}]");
-        if !declared.contains(key) {
-            let known: Vec<&str> = declared.iter().map(String::as_str).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let why = format!("no plugin of network {} takes it; they take: {known}", usable.label);
-            return Err(fault(&at, value.get(), why));
-        }
-        *room = room.checked_sub(key.len() + value.get().len()).ok_or_else(|| {
-            fault(&at, value.get().len(), format_args!("parameters must be at most {PARAMETERS_MAX} bytes"))
-        })?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
