@@ -37,7 +37,8 @@ impl Helm {
         let bare = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let (script, chart) = (workspace().join("lanes/kube/helm"), workspace().join("deploy/helm/weft"));
         let helm = self.machine.command("setpriv").args(bare).args([text(&self.interpreter), text(&script)]);
-        let helm = helm.args([command, text(&chart)]).args(words);
+        // Its cache of what the server offers.
+        let helm = helm.env("HOME", rig::machine::CONFIGURATIONS).args([command, text(&chart)]).args(words);
         helm.stdin(stdin).deadline(rig::machine::PATIENCE).finish()
     }
 

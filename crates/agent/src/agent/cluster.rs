@@ -50,7 +50,7 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
 /// runtime and its plugins are told.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 /// How long the API may take for one object.
 pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
 

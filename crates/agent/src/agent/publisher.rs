@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::Status;
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::brain::{Brain, place};
-use super::cluster::{PodObject, Reduced};
+use super::cluster::{MIRROR, PodObject, Reduced};
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
 
 /// Writes at a time.
@@ -35,6 +35,8 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How soon a status that is not what we have written counts as lost.
 const LAG_MAX: Duration = Duration::from_secs(5);
+/// How often a pod is replaced that others change, too.
+const REPLACES: usize = 5;
 /// How long one write may take.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
@@ -76,6 +78,7 @@ enum Patched {
     Gone,
     /// The pod of that name has another uid.
     Another,
+    Forbidden,
     Failed(String),
 }
 
@@ -213,9 +216,10 @@ fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox
 /// the API refuses ours.
 async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
     let PodIdentity { namespace, name, uid } = pod;
-    let pods: Api<PodObject> = Api::namespaced(client, namespace);
+    let pods: Api<PodObject> = Api::namespaced(client.clone(), namespace);
     let written = async {
         let moot = match patch(&pods, name, uid, &text).await {
+            Patched::Forbidden => replace(client, pod, &text).await,
             Patched::Another => match pods.get(name).await {
                 Ok(there) => {
                     let own = there.meta().uid.clone().unwrap_or_default();
@@ -231,6 +235,7 @@ async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
         match moot {
             Patched::Yes => Written::Yes(text),
             Patched::Gone | Patched::Another => Written::Moot,
+            Patched::Forbidden => Written::Failed("it may neither be patched nor replaced".to_owned()),
             Patched::Failed(why) => Written::Failed(why),
         }
     };
@@ -244,12 +249,42 @@ async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patc
     match pods.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => Patched::Yes,
         Err(kube::Error::Api(status)) if status.code == 404 => Patched::Gone,
+        Err(kube::Error::Api(status)) if status.code == 403 => Patched::Forbidden,
         Err(kube::Error::Api(status)) if is_about_uid(&status) => {
             debug!(name, message = status.message, "another pod of the name");
             Patched::Another
         }
         Err(error) => Patched::Failed(error.to_string()),
     }
+}
+
+/// `kubectl -n NAMESPACE replace --subresource status`, by who has the rights that Multus's installation gives: those
+/// are to read and to replace. Everything else that is there is kept.
+async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
+    let PodIdentity { namespace, name, uid } = pod;
+    let kind = ApiResource::erase::<PodObject>(&());
+    let pods: Api<DynamicObject> = Api::namespaced_with(client, namespace, &kind);
+    let mut last = String::new();
+    for _ in 0..REPLACES {
+        let mut there = match pods.get(name).await {
+            Ok(there) => there,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Patched::Gone,
+            Err(error) => return Patched::Failed(error.to_string()),
+        };
+        let mirrored = there.annotations().get(MIRROR);
+        if there.metadata.uid.as_ref() != Some(uid) && mirrored != Some(uid) {
+            return Patched::Another;
+        }
+        there.annotations_mut().insert(NETWORK_STATUS.to_owned(), text.to_owned());
+        match pods.replace_status(name, &PostParams::default(), &there).await {
+            Ok(_) => return Patched::Yes,
+            Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
+            // Somebody else was quicker.
+            Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
+            Err(error) => return Patched::Failed(error.to_string()),
+        }
+    }
+    Patched::Failed(last)
 }
 
 /// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
