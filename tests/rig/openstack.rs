@@ -220,6 +220,16 @@ impl OpenStack {
         self.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string());
     }
 
+    /// Says where a pod's node is, as a kubelet would.
+    #[track_caller]
+    pub fn set_host_address(&self, name: &str, address: &str) {
+        let mut pod = self.kube.json(["pod", "-n", NAMESPACE, name]);
+        pod["metadata"]["resourceVersion"] = Value::Null;
+        pod["status"]["hostIP"] = json!(address);
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/status");
+        self.kube.attempt(["replace", "--raw", &path, "-f", "-"], &pod.to_string()).success();
+    }
+
     /// Removes a pod at once, as if its kubelet had ended it.
     #[track_caller]
     pub fn delete_pod(&self, name: &str) {

@@ -205,6 +205,11 @@ impl Client {
         self.call(Method::PUT, &path, Some(&json!({ "sub_ports": subports })), None).await
     }
 
+    /// All trunks, with their subports.
+    pub(crate) async fn trunks(&self) -> Result<Vec<Value>, Error> {
+        self.show("/v2.0/trunks?fields=id&fields=sub_ports", "trunks").await
+    }
+
     /// A trunk's subports.
     pub(crate) async fn subports(&self, id: &str) -> Result<Vec<Value>, Error> {
         let trunk: Value = self.show(&format!("/v2.0/trunks/{}", word(id)), "trunk").await?;

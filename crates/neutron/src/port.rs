@@ -159,7 +159,7 @@ pub struct NewPort {
     /// What it is for.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub device_id: String,
-    /// Always true.
+    /// Is it to be plugged in at all? One that only keeps an address is not.
     pub admin_state_up: bool,
     /// Where it will be plugged in; absent for what is nested.
     #[serde(rename = "binding:host_id", skip_serializing_if = "Option::is_none")]

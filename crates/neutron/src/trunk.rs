@@ -59,10 +59,23 @@ impl Client {
             let subport = json!([{ "port_id": port, "segmentation_type": "vlan", "segmentation_id": id }]);
             match self.change_trunk(trunk, "add_subports", &subport).await {
                 Ok(_) => return Ok(id),
-                Err(error) if error.status() == Some(409) && tries < TRIES => tries += 1,
+                // Every other conflict is the port's own.
+                Err(error) if error.kind() == "DuplicateSubPort" && tries < TRIES => tries += 1,
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Takes a port out of whatever trunk it is in.
+    pub async fn unnest_everywhere(&self, port: &str) -> Result<(), Error> {
+        let trunks = self.trunks().await?;
+        let has_it = |trunk: &&Value| {
+            trunk["sub_ports"].as_array().into_iter().flatten().any(|subport| subport["port_id"] == port)
+        };
+        for trunk in trunks.iter().filter(has_it) {
+            self.unnest(trunk["id"].as_str().unwrap_or_default(), port).await?;
+        }
+        Ok(())
     }
 
     /// Takes a subport out of its trunk; one that is in none is out already.

@@ -27,6 +27,8 @@ use super::wish::Wish;
 
 /// The beginning of the tag that says which interface of its pod a port is.
 const ATTACHMENT: &str = "weft-attachment=";
+/// The beginning of the tag that says whose a port is where its `device_id` cannot: a subport of a trunk has none.
+const POD: &str = "weft-pod=";
 /// The extension by which a port is tagged as it is made.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
 /// How long a subnet is known: longer than a burst of pods, shorter than somebody waits who has changed it.
@@ -118,8 +120,10 @@ impl Allocator {
     ) -> Result<(), Trouble> {
         for wish in wishes.iter().filter(|wish| state.vif(&wish.name).is_none()).collect::<Vec<_>>() {
             let (subnet, network) = self.subnet(&wish.subnet).await.map_err(Trouble::from)?;
+            // Before anything is made for it.
+            let node = self.node_for(subject, wish).await?;
             let port = self.port(subject, wish, &subnet, found).await?;
-            let how = self.plugging(subject, wish, &port).await;
+            let how = self.plugging(node.as_ref(), wish, &port).await;
             let vif = how.and_then(|how| {
                 Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
                     reason: "PortNotBound",
@@ -132,14 +136,17 @@ impl Allocator {
             });
             match vif {
                 Ok(mut vif) => {
-                    // Kuryr's nested macvlan has nobody who would say that it works.
-                    vif.active |= matches!(vif.kind, Kind::MacvlanNested);
+                    if matches!(vif.kind, Kind::MacvlanNested) {
+                        vif.address = beside(wish, &port);
+                        // There is nobody who would say that it works.
+                        vif.active = true;
+                    }
                     state.insert(&wish.name, vif);
                 }
                 Err(trouble) => {
                     // What cannot be used is not kept; a failure of this leaves it to the next look at all ports.
                     self.pools.forget(&port.id);
-                    let _ = self.neutron.delete_port(&port.id).await;
+                    let _ = self.remove(&port).await;
                     return Err(trouble);
                 }
             }
@@ -268,39 +275,67 @@ impl Allocator {
             network_id: subnet.network_id.clone(),
             fixed_ips,
             device_id: pod.uid.clone(),
-            host_id: (wish.driver != Driver::NestedVlan).then(|| pod.node_name.clone()),
-            mac_address: wish.mac.clone(),
+            host_id: (wish.driver == Driver::NeutronVif).then(|| pod.node_name.clone()),
+            // The hardware address of a macvlan is not its port's.
+            mac_address: wish.mac.clone().filter(|_| wish.driver != Driver::NestedMacvlan),
             ..self.bare()
         };
         port.tags.push(tag);
+        if wish.driver == Driver::NestedVlan {
+            port.tags.push(format!("{POD}{}", pod.uid));
+        }
+        // It keeps the address, and the switch is to look for whoever answers there: OVN would send what comes from
+        // beyond a router to the port itself.
+        port.admin_state_up = wish.driver != Driver::NestedMacvlan;
         if self.rules.port_debug {
             port.name = format!("{}/{}", pod.namespace, pod.name).chars().take(255).collect();
         }
         port
     }
 
-    /// How a port is plugged in; for a nested one the node's own port is changed.
-    async fn plugging(&self, subject: &Subject, wish: &Wish, port: &Port) -> Result<Plugging, Trouble> {
+    /// The port of the pod's node, where the pod's is to be nested in it.
+    async fn node_for(&self, subject: &Subject, wish: &Wish) -> Result<Option<Port>, Trouble> {
         if wish.driver == Driver::NeutronVif {
-            if port.vif_type == BINDING_FAILED {
-                return Err(not_bound(port));
-            }
-            return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
+            return Ok(None);
         }
         let Some(host) = subject.host else {
             let why = format!("driverType {}: the node's address is not known yet", wish.driver);
             return Err(Trouble { reason: "NodeUnknown", why, passes: true });
         };
         let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await?;
-        if wish.driver == Driver::NestedMacvlan {
-            self.neutron.allow(&node.id, &pairs(port), Allowed::Yes).await?;
-            return Ok(Plugging::Macvlan);
-        }
-        let Some(trunk) = &node.trunk_details else {
+        if wish.driver == Driver::NestedVlan && node.trunk_details.is_none() {
             let why = format!("driverType nested-vlan: the node's port {} is no trunk's parent", node.id);
             return Err(Trouble::new("NodeNotTrunk", why));
+        }
+        Ok(Some(node))
+    }
+
+    /// How a port is plugged in; for a nested one the node's own port is changed.
+    async fn plugging(&self, node: Option<&Port>, wish: &Wish, port: &Port) -> Result<Plugging, Trouble> {
+        let Some(node) = node else {
+            if port.vif_type == BINDING_FAILED {
+                return Err(not_bound(port));
+            }
+            return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         };
+        let Some(trunk) = node.trunk_details.as_ref().filter(|_| wish.driver == Driver::NestedVlan) else {
+            self.neutron.allow(&node.id, &pairs(port, &beside(wish, port)), Allowed::Yes).await?;
+            return Ok(Plugging::Macvlan);
+        };
+        if !port.device_id.is_empty() {
+            // From here on its tag says whose it is: a trunk takes nobody's port.
+            let nobody = serde_json::json!({ "device_id": "" });
+            self.neutron.update_port(&port.id, &nobody, None).await?;
+        }
         Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
+    }
+
+    /// Removes a port that was made, out of the trunk it may be in.
+    pub(crate) async fn remove(&self, port: &Port) -> Result<(), Error> {
+        if port.tags.iter().any(|tag| tag.starts_with(POD)) {
+            self.neutron.unnest_everywhere(&port.id).await?;
+        }
+        self.neutron.delete_port(&port.id).await
     }
 
     /// The node's own port, which may be gone with its node. What cannot be asked now is not gone.
@@ -362,7 +397,10 @@ impl Allocator {
     /// The ports that were made for a pod, whoever made them.
     pub(crate) async fn of_pod(&self, uid: &str) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
-        self.neutron.ports(&[("device_id", uid), ("tags", &tag)]).await
+        let mut ports = self.neutron.ports(&[("device_id", uid), ("tags", &tag)]).await?;
+        let nested = self.neutron.ports(&[("tags", &format!("{tag},{POD}{uid}"))]).await?;
+        ports.extend(nested.into_iter().filter(|port| port.device_id.is_empty()));
+        Ok(ports)
     }
 
     /// Which of these ports are ACTIVE, in as few requests as there is room for in an address.
@@ -379,6 +417,12 @@ impl Allocator {
     }
 }
 
+/// Whose a port is: a pod's uid; nobody's, if it waits in a pool.
+pub(crate) fn owner(port: &Port) -> &str {
+    let tagged = port.tags.iter().find_map(|tag| tag.strip_prefix(POD));
+    Some(port.device_id.as_str()).filter(|id| !id.is_empty()).or(tagged).unwrap_or_default()
+}
+
 fn not_bound(port: &Port) -> Trouble {
     let why = format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
     Trouble { reason: "PortNotBound", why, passes: true }
@@ -388,10 +432,21 @@ fn is_ours(owner: &str) -> bool {
     owner == DEVICE_OWNER || owner == "trunk:subport"
 }
 
+/// The hardware address of a macvlan: what is asked for, or one that only differs from its port's in a bit of the first
+/// byte. What is sent to the port's own goes to the port, which is plugged in nowhere: OVN knows where each address is.
+fn beside(wish: &Wish, port: &Port) -> String {
+    wish.mac.clone().unwrap_or_else(|| {
+        let own = port.mac_address.to_lowercase();
+        let first = own.get(..2).and_then(|byte| u8::from_str_radix(byte, 16).ok());
+        // Locally administered, and no group's.
+        first.map_or(own.clone(), |byte| format!("{:02x}{}", (byte ^ 0x08) & 0xfe | 0x02, &own[2..]))
+    })
+}
+
 /// What the node's port speaks for.
-fn pairs(port: &Port) -> Vec<AddressPair> {
+fn pairs(port: &Port, mac: &str) -> Vec<AddressPair> {
     let one = |ip: &FixedIp| {
-        let mac_address = Some(port.mac_address.clone());
+        let mac_address = Some(mac.to_owned());
         ip.ip_address.map(|address| AddressPair { ip_address: address.to_string(), mac_address })
     };
     port.fixed_ips.iter().filter_map(one).collect()

@@ -28,7 +28,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::allocator::{Allocator, Trouble};
+use super::allocator::{Allocator, Trouble, owner};
 use super::store::{self, Place, Unwritten};
 use super::subject::{KuryrPort, Subject, SubjectObject};
 use super::wish::{self, Wish};
@@ -457,7 +457,7 @@ impl Desk {
             match made {
                 Ok(ports) => {
                     for port in ports {
-                        failed = self.allocator.neutron.delete_port(&port.id).await.err().or(failed);
+                        failed = self.allocator.remove(&port).await.err().or(failed);
                     }
                 }
                 Err(error) => failed = Some(error),
@@ -520,17 +520,18 @@ impl Desk {
         let mut lost = Vec::new();
         let mut found: BTreeMap<String, Vec<Port>> = BTreeMap::new();
         for port in ports {
-            let pooled = port.device_id.is_empty();
+            let owner = owner(&port).to_owned();
+            let pooled = owner.is_empty();
             if used.contains(&port.id) {
                 if pooled {
                     self.allocator.learn(&port, true);
                 }
-            } else if living.contains(&port.device_id) {
-                found.entry(port.device_id.clone()).or_default().push(port);
+            } else if living.contains(&owner) {
+                found.entry(owner).or_default().push(port);
             } else if unreadable.iter().any(|text| text.contains(&port.id)) {
                 // Whoever wrote it may need the port: it is neither given to another pod nor removed.
             } else if !(pooled && self.allocator.learn(&port, false)) {
-                lost.push(port.id);
+                lost.push(port);
             }
         }
         info!(
@@ -543,22 +544,22 @@ impl Desk {
         if orphans == Orphans::Remove {
             *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
         }
-        let (due, rest): (Vec<String>, Vec<String>) =
-            lost.into_iter().partition(|id| orphans == Orphans::Remove || suspects.contains(id));
-        *suspects = rest.into_iter().collect();
+        let (due, rest): (Vec<Port>, Vec<Port>) =
+            lost.into_iter().partition(|port| orphans == Orphans::Remove || suspects.contains(&port.id));
+        *suspects = rest.into_iter().map(|port| port.id).collect();
         self.remove(due);
         Ok(())
     }
 
     /// Removes ports that nobody has, a few at a time; one that cannot be removed is found again at the next comparison.
-    fn remove(&self, ports: Vec<String>) {
+    fn remove(&self, ports: Vec<Port>) {
         let allocator = Arc::clone(&self.allocator);
         tokio::spawn(async move {
             for few in ports.chunks(PARALLEL / 2) {
                 let allocator = &allocator;
-                let removals = few.iter().map(|id| async move {
-                    warn!(port = id, "belongs to no pod: it is removed");
-                    if let Err(error) = allocator.neutron.delete_port(id).await {
+                let removals = few.iter().map(|port| async move {
+                    warn!(port = port.id, "belongs to no pod: it is removed");
+                    if let Err(error) = allocator.remove(port).await {
                         warn!(%error, "not removed");
                     }
                 });
