@@ -52,7 +52,7 @@ node: ## a whole node: kubelet, containerd, control plane
 neutron: ## a real Neutron with ML2/OVN
 	@lanes/run neutron
 
-bench: build ## side by side with the peers in PEERS=DIR, by ratio
+bench: build ## side by side with the peers in PEERS=DIR or PEERS=debian, by ratio
 	@benches/run $(PEERS)
 	@benches/cri-proxy
 

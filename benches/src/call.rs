@@ -47,20 +47,29 @@ pub(crate) struct Plugin<'a> {
 
 /// Calls it; an error holds what it printed.
 pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Result<Duration, Failure> {
-    let Plugin { directory, name, config } = plugin;
-    let answer = config.with_extension("answer");
+    call_in(verb, plugin, [&container.id, &container.netns], &plugin.config.with_extension("answer"))
+}
+
+/// Calls a plugin that has nothing to do in the container's namespace; any number of them at once.
+pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Result<Duration, Failure> {
+    let answer = plugin.config.with_extension(format!("{container}.answer"));
+    call_in(verb, plugin, [container, "/run/netns/none"], &answer)
+}
+
+fn call_in(verb: &str, plugin: Plugin<'_>, who: [&str; 2], answer: &Path) -> Result<Duration, Failure> {
+    let (Plugin { directory, name, config }, [container, netns]) = (plugin, who);
     let mut command = Command::new(directory.join(name));
     command
         .env_clear()
         .env("CNI_COMMAND", verb)
-        .env("CNI_CONTAINERID", &container.id)
-        .env("CNI_NETNS", &container.netns)
+        .env("CNI_CONTAINERID", container)
+        .env("CNI_NETNS", netns)
         .env("CNI_IFNAME", "eth0")
         .env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=pod")
         .env("CNI_PATH", directory)
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(File::open(config)?)
-        .stdout(File::create(&answer)?)
+        .stdout(File::create(answer)?)
         .stderr(Stdio::null());
     let started = Instant::now();
     let status = command.status()?;

@@ -6,6 +6,7 @@
 //!
 //! Usage: `weft-bench SCRATCH OUR_PLUGINS PEER_PLUGINS RUNS`, inside a network namespace of its own (see `run`).
 
+mod addresses;
 mod call;
 mod cases;
 mod crowd;
@@ -67,6 +68,7 @@ fn run() -> Result<(), Failure> {
     interfaces::interfaces(&setting, &mut table)?;
     cases::chained(&setting, &mut table)?;
     leases::leases(&setting, &mut table)?;
+    addresses::addresses(&setting, &mut table)?;
     cases::pods(&setting, &mut table)?;
     crowd::crowd(&setting, &mut table)?;
     cases::size(&setting, &mut table)?;

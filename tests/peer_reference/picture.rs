@@ -140,9 +140,10 @@ impl Alike {
     }
 }
 
-/// A result without what says nothing: theirs has an empty `dns`.
+/// A result in one order, and without what says nothing: theirs has an empty `dns`.
 pub(crate) fn said(result: &Value) -> Value {
     let mut result = result.clone();
+    result.sort_all_objects();
     if let Some(map) = result.as_object_mut() {
         map.retain(|key, value| key != "dns" || value.as_object().is_none_or(|dns| !dns.is_empty()));
     }
