@@ -134,10 +134,11 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
         let name = format!("n{step}");
         let set = proxy.network(&["set", "-f", "-"], &bridge(&name, 9).to_string());
         let removed = proxy.network(&["rm", &name], "");
-        let survived = proxy.lives();
+        let survived = proxy.cri().version().is_ok();
         if survived {
             proxy.stop("KILL");
         }
+        rig::machine::until("it is dead", || (!proxy.lives()).then_some(()));
         proxy.bury();
         // The next one reads what is there.
         proxy.launch();
@@ -162,10 +163,7 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
     }
     assert!(killed >= 8, "it was killed {killed} times only: binding, storing and removing are more steps");
     let leftovers = proxy.run(["sh", "-c", "ls /var/lib/weft/networks | grep -vc json || true"]);
-    assert!(
-        leftovers.trim() == "0" || leftovers.trim() == "1",
-        "what was not renamed is written over: {leftovers}"
-    );
+    assert_eq!(leftovers.trim(), "0", "what was not renamed is removed by the next one");
 }
 
 #[test]
@@ -185,4 +183,126 @@ fn a_network_that_fails_fails_the_sandbox_and_the_others_are_undone() {
     assert_nothing_left("a network that fails", proxy.node(), &before);
     // And a file that is nobody's default.
     assert_eq!(proxy.run(["ls", NETWORKS]), "");
+}
+
+/// Takes down what the runtime has, as a kubelet does that finds it, and makes sandboxes until nothing else is in the journal.
+#[track_caller]
+fn clear(proxy: &Proxy) {
+    let entries = || proxy.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep json || true"]);
+    rig::machine::until("what the runtime does not know is taken down", || {
+        for (id, _) in proxy.cri().list_pod_sandbox().expect("a list") {
+            // Another one may be at it.
+            let _ = proxy.cri().stop_pod_sandbox(&id).and_then(|()| proxy.cri().remove_pod_sandbox(&id));
+        }
+        if let Ok(next) = proxy.cri().run_pod_sandbox(&proxy.pod_on("next", &BOTH)) {
+            proxy.remove(&next);
+        }
+        entries().is_empty().then_some(())
+    });
+    assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), []);
+    // What a runtime leaves of a sandbox that it forgot: its namespace, and the results it had.
+    let forgotten = "for place in /run/netns/cni-*; do [ ! -e $place ] || { umount $place; rm $place; }; done
+        rm -f /var/lib/cni/results/*";
+    proxy.run(["sh", "-c", forgotten]);
+}
+
+#[test]
+fn a_proxy_killed_at_any_step_of_a_sandbox_leaves_nothing_once_the_next_one_is_asked() {
+    let proxy = proxy!();
+    let before = proxy.node().snapshot();
+    let killer = testkit::binary("weft-test-killer").display().to_string();
+    let (mut early, mut midway) = (0, 0);
+    for step in 1.. {
+        proxy.stop("KILL");
+        proxy.bury();
+        let number = step.to_string();
+        proxy.launch_under(&[&killer, &number]);
+        rig::machine::until("it listens, or is dead", || {
+            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+        });
+        let listens = proxy.lives();
+        let answer = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH));
+        let survived = proxy.cri().version().is_ok();
+        if survived {
+            proxy.stop("KILL");
+        }
+        rig::machine::until("it is dead", || (!proxy.lives()).then_some(()));
+        proxy.bury();
+        proxy.launch();
+        if listens && answer.is_err() {
+            midway += 1;
+        } else {
+            early += 1;
+        }
+        // What was said to be there is there; what was not may be, and goes like it.
+        let listed = proxy.node().cri().list_pod_sandbox().expect("a list");
+        if let Ok(web) = &answer {
+            assert!(listed.contains(&(web.clone(), true)), "step {step}: {listed:?}");
+        }
+        clear(&proxy);
+        if survived {
+            break;
+        }
+    }
+    assert!(midway >= 5, "killed {midway} times while a sandbox was made, {early} times before");
+    assert_nothing_left("a proxy that died midway", proxy.node(), &before);
+}
+
+#[test]
+fn a_runtime_killed_while_a_sandbox_is_made_leaves_nothing_in_the_end() {
+    let mut proxy = proxy!();
+    proxy.relaunch(&["--orphan-grace", "1"]);
+    let before = proxy.node().snapshot();
+    proxy.run(["mkdir", "/opt/cni/real"]);
+    proxy.run(["mv", "/opt/cni/bin/weft", "/opt/cni/real/weft"]);
+    let die = "kill -9 $(cat /run/services/containerd.pid)";
+    let real = "/opt/cni/real/weft";
+    // Before anything is attached, when all of it is, and when the networks were just taken away again.
+    for (verb, steps) in [
+        ("ADD", format!("{die}; exec {real}")),
+        ("ADD", format!("{real} >/run/result; code=$?; {die}; cat /run/result; exit $code")),
+        ("DEL", format!("{die}; exec {real}")),
+        ("DEL", format!("{real}; {die}")),
+    ] {
+        let script = format!("#!/bin/sh\n[ \"$CNI_COMMAND\" = {verb} ] || exec {real}\n{steps}\n");
+        proxy.write("/opt/cni/bin/.weft", script);
+        proxy.run(["chmod", "755", "/opt/cni/bin/.weft"]);
+        proxy.run(["mv", "/opt/cni/bin/.weft", "/opt/cni/bin/weft"]);
+        let told = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH));
+        if let Ok(web) = &told {
+            assert_eq!(verb, "DEL");
+            proxy.cri().stop_pod_sandbox(web).expect_err("the runtime dies");
+        }
+        rig::machine::until("the runtime is dead", || (!proxy.node().lives("containerd")).then_some(()));
+        proxy.run(["rm", "-f", "/opt/cni/bin/weft", "/run/result", "/run/services/containerd.pid"]);
+        proxy.run(["cp", real, "/opt/cni/bin/weft"]);
+        proxy.node().launch();
+        clear(&proxy);
+    }
+    proxy.run(["mv", real, "/opt/cni/bin/weft"]);
+    proxy.run(["rmdir", "/opt/cni/real"]);
+    assert_nothing_left("a runtime that died midway", proxy.node(), &before);
+}
+
+#[test]
+fn a_sandbox_that_the_runtime_lost_frees_its_networks_and_its_addresses() {
+    let mut proxy = proxy!();
+    proxy.relaunch(&["--orphan-grace", "1"]);
+    let before = proxy.node().snapshot();
+    let lost = proxy.cri().run_pod_sandbox(&proxy.pod_on("lost", &BOTH)).expect("a pod");
+    let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect("a pod");
+    proxy.node().lose(&lost);
+    let entry = |id: &str| proxy.read(format!("/var/lib/weft/sandboxes/{id}.json"));
+    let next = proxy.pod_on("next", &[("", "red")]);
+    rig::machine::until("what was lost is taken down", || {
+        proxy.remove(&proxy.cri().run_pod_sandbox(&next).expect("a pod"));
+        entry(&lost).is_none().then_some(())
+    });
+    assert!(entry(&web).is_some(), "what is there is left alone");
+    assert_eq!(links(&proxy.node().inside(&web)), ["eth0", "net1"]);
+    proxy.remove(&web);
+    proxy.network(&["rm", "blue"], "").success();
+    proxy.set(&bridge("blue", 2));
+    clear(&proxy);
+    assert_nothing_left("what was lost", proxy.node(), &before);
 }

@@ -131,6 +131,10 @@ impl Containerd {
         self.machine.wait("containerd", "forgets a container", || {
             self.attempt([&ctr, "-n", "k8s.io", "containers", "rm", id]).code.filter(|code| *code == 0)
         });
+        if let Release::Two(_) = self.release {
+            // It notes sandboxes apart from their containers.
+            self.run([&ctr, "-n", "k8s.io", "sandboxes", "rm", "--force", id]);
+        }
         self.restart("KILL");
         assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
     }

@@ -32,12 +32,15 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use npwg::journal as record;
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::agent::orders::Overseer;
+use crate::agent::runtime_sandboxes::{self, RuntimeSandboxes};
 use crate::agent::sandboxes::{RESCAN, Sandboxes};
 use crate::agent::socket::Socket;
 use crate::agent::{self, Log};
@@ -100,6 +103,9 @@ pub(crate) struct Arguments {
     /// The agent's socket: it plans for sandboxes that ask for no networks
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
+    /// How long, in seconds, the runtime must have been without a sandbox before that is taken down unasked
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    orphan_grace: u64,
     #[command(flatten)]
     log: Log,
 }
@@ -113,6 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
         arguments;
+    let grace = Duration::from_secs(arguments.orphan_grace);
     let entries = directory.join(record::ENTRIES);
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
@@ -121,7 +128,12 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let questions = Socket::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
-    let planner = Arc::new(Planner { networks: Arc::clone(&networks), agent: agent.clone() });
+    let known = Arc::new(RuntimeSandboxes::default());
+    if owner == Owner::Ours {
+        tokio::spawn(runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known)));
+    }
+    let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
+    let planner = Arc::new(Planner { networks: Arc::clone(&networks), agent: agent.clone(), overseer });
     let conditions = Arc::new(Conditions::of(networks, sandboxes));
     let calls = Arc::new(Calls { conditions, journal, owner, gatherer: Gatherer::new() });
     info!(listen = %listen.display(), runtime = %runtime.display(), ?owner, "started");

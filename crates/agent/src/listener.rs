@@ -39,6 +39,7 @@ impl Listener {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
             _ => {}
         }
+        sweep(directory, path);
         let inner = UnixListener::bind(&hidden).map_err(failed)?;
         fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let inode = fs::metadata(&hidden).map_err(failed)?.ino();
@@ -71,6 +72,21 @@ impl Listener {
         if fs::metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Removes what others left that died before their socket was in its place: nobody listens there.
+fn sweep(directory: &Path, path: &Path) {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
+    let is_left = |found: &Path| {
+        let rest = found.file_name().and_then(|found| found.to_str()?.strip_prefix(name)?.strip_prefix('.'));
+        rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+            && std::os::unix::net::UnixStream::connect(found)
+                .is_err_and(|cause| cause.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    let found = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in found.filter(|path| is_left(path)) {
+        let _ = fs::remove_file(path);
     }
 }
 

@@ -83,6 +83,25 @@ impl Overseer {
         self.ordered(self.suspected(pods, now), now)
     }
 
+    /// The same where no cluster is known: what the runtime has lost of the sandboxes that it made by the list `network`.
+    pub(crate) fn lost(&self, network: &str) -> Vec<Order> {
+        let now = Instant::now();
+        let all = self.sandboxes.all();
+        let names: BTreeSet<&str> = all.keys().map(ContainerId::as_str).collect();
+        self.runtime.retain(|container| names.contains(container));
+        let suspected = all.iter().filter_map(|(container, sandbox)| {
+            let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
+            // By another list it is another runtime's, or somebody's own.
+            let is_its_own = entry.network.as_str() == network && !uid.is_empty();
+            let sight = self.runtime.sight(container.as_str());
+            let seen = Seen { sight, pod: PodSeen::Here, progress: Progress::of(entry) };
+            let suspicion = seen.suspicion(self.grace, now).filter(|_| is_its_own)?;
+            Some((container.clone(), (uid.clone(), suspicion)))
+        });
+        let suspected = suspected.collect();
+        self.ordered(suspected, now)
+    }
+
     /// The orders that come of what is suspected now; each has its uid.
     fn ordered(&self, suspected: BTreeMap<ContainerId, (String, Suspicion)>, now: Instant) -> Vec<Order> {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 //! it and the networks as they are now, by the same planner as every other.
 //!
 //! Rules: a sandbox that asks for nothing gets the default network as the file has it, or, where an agent is named, what
-//! the agent plans.
+//! the agent plans; with each plan go orders to take down what the runtime has lost, which nobody else would.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,10 +24,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::condition;
 use super::networks::{Networks, Usable};
 use super::request::{ATTACHMENTS, Attachment};
+use super::{condition, runtime_network};
 use crate::agent::metrics::Metrics;
+use crate::agent::orders::Overseer;
 use crate::agent::socket::Oracle;
 use crate::network_api::Name;
 use crate::network_api::validation::IP_RANGES;
@@ -41,6 +42,8 @@ pub(crate) struct Planner {
     pub(crate) networks: Arc<Networks>,
     /// The agent's socket, for sandboxes that ask for nothing.
     pub(crate) agent: Option<PathBuf>,
+    /// Who looks for sandboxes that the runtime has lost.
+    pub(crate) overseer: Overseer,
 }
 
 /// A network and what a sandbox wants of it.
@@ -68,7 +71,7 @@ impl Oracle for Planner {
     }
 
     fn orders(&self) -> Vec<Order> {
-        Vec::new()
+        self.overseer.lost(runtime_network::NAME)
     }
 
     fn metrics(&self) -> Option<&Metrics> {

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// Its name: it sorts before others, for a runtime takes the first.
 const FILE: &str = "00-weft.conflist";
 /// Name of the network.
-const NAME: &str = "weft-cri";
+pub(crate) const NAME: &str = "weft-cri";
 /// What runtimes of CNI 1.0.0 and 1.1.0 understand.
 const VERSION: &str = "1.0.0";
 

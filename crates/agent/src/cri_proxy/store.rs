@@ -25,6 +25,9 @@ const FILE_MAX: u64 = 16 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Store(PathBuf);
 
+/// What a file ends with that is not in its place yet.
+const TEMPORARY: &str = "new";
+
 /// A network that was set.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
@@ -49,12 +52,15 @@ impl Store {
         Ok(Store(directory.to_owned()))
     }
 
-    /// Everything that can be read.
+    /// Everything that can be read. What a process left that died while it wrote, nobody was told of: it is removed.
     pub(crate) fn read_all(&self) -> Result<Vec<Stored>, Failure> {
         let failed = |cause| Failure::new(format!("networks: read {}: {cause}", self.0.display()));
         let mut found = Vec::new();
         for file in fs::read_dir(&self.0).map_err(failed)? {
             let path = file.map_err(failed)?.path();
+            if path.extension().is_some_and(|extension| extension == TEMPORARY) {
+                let _ = fs::remove_file(&path);
+            }
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
@@ -71,7 +77,7 @@ impl Store {
         let Stored { checked, draining } = stored;
         let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
         let path = self.file(&checked.name);
-        let temporary = path.with_extension("new");
+        let temporary = path.with_extension(TEMPORARY);
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         let written = serde_json::to_vec_pretty(&document)

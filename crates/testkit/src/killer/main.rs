@@ -72,6 +72,7 @@ fn main() -> ExitCode {
             eprintln!("killed before {before}");
             // Whoever is watched ends with us.
             let _ = child.kill();
+            reap(Pid::from_raw(child.id().cast_signed()));
             let _ = child.wait();
             ExitCode::from(KILLED)
         }
@@ -148,6 +149,17 @@ impl Watched {
         }
         self.left -= 1;
         (self.left == 0).then_some(*name)
+    }
+}
+
+/// Threads that are watched are reaped one by one; before that the process is not.
+fn reap(main: Pid) {
+    loop {
+        match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) if pid == main => return,
+            Err(nix::errno::Errno::ECHILD) => return,
+            _ => {}
+        }
     }
 }
 
