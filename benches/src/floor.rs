@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use linux::link::Change;
 use linux::link::create::{NewKind, NewLink, Peer};
 use linux::route::{Existing, Route};
 use linux::{Netns, Rtnl};
@@ -41,5 +42,23 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     let added = started.elapsed();
     let started = Instant::now();
     inside.delete_link(link.index, "eth0")?;
+    Ok((added, started.elapsed()))
+}
+
+/// A link of the host moved into a container, with an address, and back again.
+pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration, Duration), Failure> {
+    let started = Instant::now();
+    let mut host = Rtnl::open()?;
+    let netns = Netns::open(Path::new(&container.netns))?;
+    let link = host.link(name)?;
+    let there = Change { name: Some("eth0"), up: Some(true), ..Change::default() };
+    host.move_link(link.index, name, &netns, &there)?;
+    let mut inside = netns.rtnl()?;
+    let link = inside.link("eth0")?;
+    inside.add_address(link.index, "eth0", "10.255.0.2/24".parse()?)?;
+    let added = started.elapsed();
+    let started = Instant::now();
+    let back = Change { name: Some(name), ..Change::default() };
+    inside.move_link(link.index, "eth0", &Netns::own()?, &back)?;
     Ok((added, started.elapsed()))
 }

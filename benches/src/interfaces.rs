@@ -7,9 +7,10 @@ use linux::Rtnl;
 use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer};
 use serde_json::{Value, json};
 
+use crate::call::Container;
 use crate::cases::{Duel, duel};
-use crate::table::Table;
-use crate::{Failure, Setting};
+use crate::table::{Table, Times};
+use crate::{Failure, Setting, floor};
 
 /// The parent of all, and what is moved: one for each contestant.
 const PARENT: &str = "parent0";
@@ -17,7 +18,7 @@ const PARENT: &str = "parent0";
 /// ADD and DEL with an address of host-local.
 pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let mut host = Rtnl::open()?;
-    for name in [PARENT, "movew", "moveg"] {
+    for name in [PARENT, "movew", "moveg", "movef"] {
         let far = format!("{name}far");
         let peer = Peer { name: &far, mtu: None, mac: None, netns: None };
         host.add_link(&NewLink { up: true, ..NewLink::new(name, NewKind::Veth(peer)) })?;
@@ -39,6 +40,13 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
             host.delete_link(trial, "trial0")?;
         }
         let Duel { ours, peer } = duel(setting, plugin, |tag| config(setting, plugin, tag))?;
+        if plugin == "host-device" {
+            let moved = |run| floor::moved_link(&Container::new(format!("m{run}"))?, "movef");
+            let times = (0..setting.runs).map(moved).collect::<Result<Vec<_>, Failure>>()?;
+            let (there, back): (Vec<_>, Vec<_>) = times.into_iter().unzip();
+            table.compare("host-device + host-local ADD", &ours.0, "kernel floor", &Times::new(there), "");
+            table.compare("host-device + host-local DEL", &ours.1, "kernel floor", &Times::new(back), "");
+        }
         if let Some(peer) = &peer {
             table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0, "");
             table.compare(&format!("{plugin} + host-local DEL"), &ours.1, "Go", &peer.1, "");
