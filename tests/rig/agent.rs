@@ -59,6 +59,12 @@ impl Agent {
     /// Starts it, with further words.
     #[track_caller]
     pub fn start(&self, words: &[&str]) {
+        self.start_in(&[], words);
+    }
+
+    /// The same with these variables in its environment, `NAME=VALUE`.
+    #[track_caller]
+    pub fn start_in(&self, environment: &[&str], words: &[&str]) {
         let weft = testkit::binary("weft");
         let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let fixed = [
@@ -71,8 +77,8 @@ impl Agent {
             "--log",
             "debug,hyper=info,kube=info,tower=info",
         ];
-        let line = bare.into_iter().chain(fixed).chain(words.iter().copied());
-        self.machine.start(SERVICE, line);
+        let line = bare.into_iter().chain(["env"]).chain(environment.iter().copied());
+        self.machine.start(SERVICE, line.chain(fixed).chain(words.iter().copied()));
     }
 
     /// Its credentials.

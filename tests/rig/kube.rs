@@ -119,6 +119,12 @@ impl Kube {
     /// Starts the server.
     #[track_caller]
     pub fn launch_server(&self) {
+        self.launch_server_with(&[]);
+    }
+
+    /// Starts the server with further words.
+    #[track_caller]
+    pub fn launch_server_with(&self, further: &[&str]) {
         let pki = |name| self.pki(name);
         let mut words = vec![
             self.program("kube-apiserver"),
@@ -146,7 +152,7 @@ impl Kube {
         if self.accounts == Accounts::Absent {
             words.push("--disable-admission-plugins=ServiceAccount".to_owned());
         }
-        self.machine.start("kube-apiserver", words.iter().map(String::as_str));
+        self.machine.start("kube-apiserver", words.iter().map(String::as_str).chain(further.iter().copied()));
     }
 
     /// The path of one of the programs.

@@ -10,14 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use kube::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
-use super::cluster::{Key, Reduced, key};
+use super::cluster::{ASK_MAX, Key, Reduced, key};
+
+/// How often it is tried whether an API that was away is there again.
+const KNOCK: Duration = Duration::from_secs(2);
 
 /// The objects of one kind.
 #[derive(Debug)]
@@ -127,12 +130,20 @@ impl<T: PartialEq> Cache<T> {
         }
     }
 
-    fn fail(&self, error: &watcher::Error) {
+    /// Takes a failure in; is it news?
+    fn fail(&self, error: &watcher::Error) -> bool {
         let mut state = self.state();
-        if state.failing.is_none() {
+        let is_news = state.failing.is_none();
+        if is_news {
             warn!(what = self.what, %error, "cannot be watched; the last known state is served");
             state.failing = Some(Instant::now());
         }
+        is_news
+    }
+
+    /// The API was heard of.
+    fn heard(&self) {
+        self.state().failing = None;
     }
 }
 
@@ -141,6 +152,7 @@ pub(crate) async fn follow<K>(api: Api<K>, selection: watch::Config, cache: Arc<
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    let client = api.clone().into_client();
     let mut events = pin!(watch::watcher(api, selection).default_backoff());
     while let Some(event) = events.next().await {
         match event {
@@ -153,7 +165,18 @@ where
                     info!(what = cache.what, count = cache.count(), "listed");
                 }
             }
-            Err(error) => cache.fail(&error),
+            Err(error) if cache.fail(&error) => drop(tokio::spawn(knock(client.clone(), Arc::clone(&cache)))),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Notices that the API is there again: a watch that goes on where it was says nothing before something changes.
+async fn knock<T: PartialEq>(client: Client, cache: Arc<Cache<T>>) {
+    while !cache.age().is_zero() {
+        tokio::time::sleep(KNOCK).await;
+        if let Ok(Ok(_)) = tokio::time::timeout(ASK_MAX, client.apiserver_version()).await {
+            return cache.heard();
         }
     }
 }
