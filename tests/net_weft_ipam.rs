@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::Path;
 
 use rig::addresses::given;
 use rig::{VERSIONS, assert_refused, in_version};
@@ -422,6 +423,21 @@ fn a_file_that_is_no_ledger_is_an_error_and_stays_as_it_is() {
         assert_refused(verb, &refused, 7, &[PLACE, "not a ledger of this release"]);
     }
     assert_eq!(host.read(format!("{PLACE}/ledger")).as_deref(), Some("kept for the printer"));
+}
+
+#[test]
+fn another_networks_broken_ledger_keeps_no_pod_from_ending() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let broken = Path::new(PLACE).with_file_name("broken");
+    host.write(broken.join("ledger"), "kept for the printer");
+    add(&host, &pod, "c1", &small());
+    // The second has nothing to give back here, and looks at the others.
+    for round in ["held", "given back"] {
+        container(&host, &pod, "c1").del(&small()).success();
+        assert_eq!(held(&host, PLACE), 0, "{round}");
+    }
+    assert_eq!(host.read(broken.join("ledger")).as_deref(), Some("kept for the printer"));
 }
 
 #[test]
