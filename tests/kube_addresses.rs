@@ -43,8 +43,13 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     let blocks = nodes.blocks();
     let owners: BTreeSet<&str> = blocks.iter().filter_map(|block| block["spec"]["node"].as_str()).collect();
     assert_eq!((blocks.len(), owners.len()), (2, 2), "{blocks:#?}");
+    // The rest of a full node of 250 pods.
+    for round in 20..250 {
+        let ips = given(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
+        assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
+    }
     for node in 0..2 {
-        // Made and looked into, and the pool: what 20 pods cost.
+        // Made and looked into: what 250 pods cost.
         let requests = nodes.figure(node, "weft_address_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }
