@@ -55,6 +55,7 @@ neutron: ## a real Neutron with ML2/OVN
 bench: build ## side by side with the peers in PEERS=DIR or PEERS=debian, by ratio
 	@benches/run $(PEERS)
 	@benches/cri-proxy
+	@benches/kube-adds
 
 clean: ## remove what was built
 	cargo clean
