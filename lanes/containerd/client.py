@@ -41,6 +41,7 @@ METHODS = {
     "Status": (cri.Empty, cri.StatusResponse),
     "Version": (cri.Empty, cri.VersionResponse),
     "NobodyHasHeardOfThis": (cri.Empty, cri.Empty),
+    "/runtime.v1alpha2.RuntimeService/RunPodSandbox": (cri.RunPodSandboxRequest, cri.RunPodSandboxResponse),
     "/runtime.v1.ImageService/ListImages": (cri.Empty, cri.ListImagesResponse),
 }
 # gRPC's C core says the socket's path as the authority otherwise, which HTTP/2 libraries refuse.

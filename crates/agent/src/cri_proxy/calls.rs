@@ -32,6 +32,10 @@ use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SE
 /// Longest message of a refusal, in characters; each may be three bytes, and a byte three of a header.
 const MESSAGE_MAX: usize = 1024;
 
+/// The runtime's service in each version of CRI. Kubelets before 1.26 speak the older one, whose messages have the same
+/// fields: `runtime.v1` was made of it by another name.
+const RUNTIME_SERVICES: &[&str] = &["/runtime.v1.RuntimeService/", "/runtime.v1alpha2.RuntimeService/"];
+
 /// Whose the network of sandboxes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
@@ -69,22 +73,25 @@ impl Calls {
         path: &str,
     ) -> Result<Response<Body>, Status> {
         match path {
-            SET => self.set(request.into_body()).await,
-            REMOVE => self.remove(request.into_body()).await,
-            LIST => self.list(request.into_body()).await,
-            "/runtime.v1.RuntimeService/RunPodSandbox" => self.run_pod_sandbox(backend, request).await,
-            "/runtime.v1.RuntimeService/PodSandboxStatus" => {
+            SET => return self.set(request.into_body()).await,
+            REMOVE => return self.remove(request.into_body()).await,
+            LIST => return self.list(request.into_body()).await,
+            _ => {}
+        }
+        match RUNTIME_SERVICES.iter().find_map(|service| path.strip_prefix(service)) {
+            Some("RunPodSandbox") => self.run_pod_sandbox(backend, request).await,
+            Some("PodSandboxStatus") => {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::status(message, &journal))).await
             }
-            "/runtime.v1.RuntimeService/GetContainerEvents" => {
+            Some("GetContainerEvents") => {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::event(message, &journal))).await
             }
-            "/runtime.v1.RuntimeService/ListPodSandbox" | "/runtime.v1.RuntimeService/StreamPodSandboxes" => {
+            Some("ListPodSandbox" | "StreamPodSandboxes") => {
                 rewrite(backend, request, Box::new(reply::list)).await
             }
-            "/runtime.v1.RuntimeService/Status" if self.owner == Owner::Ours => {
+            Some("Status") if self.owner == Owner::Ours => {
                 let ready = self.conditions.readiness().await;
                 rewrite(backend, request, Box::new(move |message| reply::readiness(message, &ready))).await
             }
