@@ -3,7 +3,7 @@
 //!
 //! Rules:
 //! - the configuration comes last, and not before a pod could be attached: the default network is configured, and
-//!   every plugin it needs is there;
+//!   every plugin it needs is there, and says that it is ready, if it is asked;
 //! - it is made for the default network of the runtime's own directory, which it names and does not copy, so a later
 //!   change of it counts; it never takes a meta-plugin, ours or another, for the default network;
 //! - it is read back as weft reads it before it is written, and written beside and renamed in the same directory:
@@ -21,7 +21,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use cni::Error;
 use cni::network::{Network, plugin_type};
+use cni::runtime::chain;
+use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
 use npwg::journal;
 use serde_json::json;
@@ -34,6 +37,8 @@ use crate::privilege;
 
 /// How often it is looked whether the default network is ready.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long a plugin may think about how it is.
+const STATUS_MAX: Duration = Duration::from_secs(30);
 /// How often it is said what is waited for.
 const REMINDER: Duration = Duration::from_secs(30);
 /// What runtimes read.
@@ -71,6 +76,10 @@ pub(crate) struct Arguments {
     /// A file that says by its presence that the default network is ready
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    /// Ask the default network's own plugins, too, whether it is ready (STATUS, from CNI 1.1.0 on); on the node itself,
+    /// not in a container: they look at what is around them
+    #[arg(long)]
+    status: bool,
     /// Take the configuration away; weft-cni stays
     #[arg(long)]
     remove: bool,
@@ -141,7 +150,7 @@ fn install(arguments: &Arguments, place: &Path) -> Result<(), Failure> {
 
 /// The configuration, if a pod could be attached with it now.
 fn look(arguments: &Arguments, hands: &Hands) -> Result<Look, Failure> {
-    let Arguments { conf_dir, bin_dir, config, ready_file, .. } = arguments;
+    let Arguments { conf_dir, bin_dir, config, ready_file, status, .. } = arguments;
     if let Some(file) = ready_file.as_ref().filter(|file| !file.exists()) {
         let why = format!("the default network is not ready: {} is not there", file.display());
         return Ok(Look::NotYet(Failure::new(why)));
@@ -168,7 +177,20 @@ fn look(arguments: &Arguments, hands: &Hands) -> Result<Look, Failure> {
             return Ok(Look::NotYet(Failure::new(why)));
         }
     }
+    if let Err(error) = if *status { asked(network, bin_dir) } else { Ok(()) } {
+        let why = format!("the default network {} is not ready: {error}", network.name);
+        return Ok(Look::NotYet(Failure::new(why)));
+    }
     made_for(path, network, arguments).map(Look::Ready)
+}
+
+/// What the plugins say themselves. Those that weft-cni is, in place of a file, need nothing but the kernel.
+fn asked(network: &Network, bin_dir: &Path) -> Result<(), Error> {
+    let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>()?;
+    if !types.iter().all(|name| bin_dir.join(name.as_str()).exists()) {
+        return Ok(());
+    }
+    chain::status(&Exec::new(STATUS_MAX), network, &bin_dir.display().to_string())
 }
 
 /// The configuration with `network`, which stands in the file `path`, as the default one.

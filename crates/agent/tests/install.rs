@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -86,6 +87,38 @@ fn ended(mut child: Child) -> Output {
         sleep(Duration::from_millis(20));
     }
     child.wait_with_output().unwrap()
+}
+
+#[test]
+fn npwg1_6_1_1_the_default_networks_own_word_counts_where_it_is_asked_for() {
+    let runtime = Runtime::new("status");
+    let mode = runtime.0.join("ready");
+    let plugin = format!(
+        "#!/bin/sh\ncase $CNI_COMMAND in VERSION) echo '{{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}}';;\n\
+         STATUS) [ -e {} ] || {{ echo '{{\"cniVersion\":\"1.1.0\",\"code\":50,\"msg\":\"no lease yet\"}}'; exit 1; }};; esac\n",
+        mode.display()
+    );
+    runtime.write("bin/flannel", &plugin);
+    fs::set_permissions(runtime.0.join("bin/flannel"), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = json!({ "cniVersion": "1.1.0", "name": "cbr0", "plugins": [{ "type": "flannel" }] });
+    runtime.write("conf/10-flannel.conflist", &list);
+    assert_refused(&runtime.install(&["--status"]), &["default network cbr0 is not ready", "no lease yet"]);
+    assert_eq!(runtime.written(), None);
+    let waiting = runtime.command(&["--wait", "--status"]).spawn().unwrap();
+    sleep(Duration::from_millis(700));
+    assert_eq!(runtime.written(), None);
+    fs::write(&mode, "").unwrap();
+    assert!(ended(waiting).status.success());
+    assert!(runtime.written().is_some());
+    // Older versions have no such question, and what weft-cni is itself is not asked.
+    for older in [
+        json!({ "cniVersion": "1.0.0", "name": "cbr0", "plugins": [{ "type": "flannel" }] }),
+        json!({ "cniVersion": "1.1.0", "name": "cbr0", "plugins": [{ "type": "bridge" }] }),
+    ] {
+        fs::remove_file(&mode).ok();
+        runtime.write("conf/10-flannel.conflist", &older);
+        assert!(runtime.install(&["--status"]).status.success(), "{older}");
+    }
 }
 
 #[test]
