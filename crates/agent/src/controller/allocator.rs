@@ -42,6 +42,8 @@ pub(crate) struct Allocator {
     pub(crate) pools: Pools,
     subnets: Mutex<HashMap<String, Known>>,
     extensions: OnceCell<Vec<String>>,
+    /// What nodes' own ports speak for is changed by one at a time: each reads all of it and writes all of it.
+    node_ports: Mutex<()>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +87,7 @@ impl Allocator {
     pub(crate) fn new(neutron: Client, rules: Rules) -> Allocator {
         let pools = Pools::new(rules.pool);
         let (subnets, extensions) = (Mutex::new(HashMap::new()), OnceCell::new());
-        Allocator { neutron, rules, pools, subnets, extensions }
+        Allocator { neutron, rules, pools, subnets, extensions, node_ports: Mutex::default() }
     }
 
     /// A subnet and its network: asked for by one at a time, so that a burst of pods asks once.
@@ -319,6 +321,7 @@ impl Allocator {
             return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         };
         let Some(trunk) = node.trunk_details.as_ref().filter(|_| wish.driver == Driver::NestedVlan) else {
+            let _turn = self.node_ports.lock().await;
             self.neutron.allow(&node.id, &pairs(port, &beside(wish, port)), Allowed::Yes).await?;
             return Ok(Plugging::Macvlan);
         };
@@ -359,6 +362,7 @@ impl Allocator {
                     let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
                     let pairs: Vec<AddressPair> =
                         ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
+                    let _turn = self.node_ports.lock().await;
                     self.neutron.allow(&node.id, &pairs, Allowed::No).await?;
                 }
             }
