@@ -56,6 +56,7 @@ bench: build ## side by side with the peers in PEERS=DIR or PEERS=debian, by rat
 	@benches/run $(PEERS)
 	@benches/cri-proxy
 	@benches/kube-adds
+	@benches/neutron
 
 clean: ## remove what was built
 	cargo clean
