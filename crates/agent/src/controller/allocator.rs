@@ -321,8 +321,7 @@ impl Allocator {
             return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         };
         let Some(trunk) = node.trunk_details.as_ref().filter(|_| wish.driver == Driver::NestedVlan) else {
-            let _turn = self.node_ports.lock().await;
-            self.neutron.allow(&node.id, &pairs(port, &beside(wish, port)), Allowed::Yes).await?;
+            self.allow(node, &pairs(port, &beside(wish, port)), Allowed::Yes).await?;
             return Ok(Plugging::Macvlan);
         };
         if !port.device_id.is_empty() {
@@ -331,6 +330,12 @@ impl Allocator {
             self.neutron.update_port(&port.id, &nobody, None).await?;
         }
         Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
+    }
+
+    /// Lets a node's own port speak for these addresses, or no longer.
+    async fn allow(&self, node: &Port, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
+        let _turn = self.node_ports.lock().await;
+        self.neutron.allow(&node.id, pairs, allowed).await
     }
 
     /// Removes a port that was made, out of the trunk it may be in.
@@ -362,8 +367,7 @@ impl Allocator {
                     let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
                     let pairs: Vec<AddressPair> =
                         ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
-                    let _turn = self.node_ports.lock().await;
-                    self.neutron.allow(&node.id, &pairs, Allowed::No).await?;
+                    self.allow(&node, &pairs, Allowed::No).await?;
                 }
             }
             _ => {}
