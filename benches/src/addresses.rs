@@ -5,15 +5,14 @@
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipam::Grid;
 use ipam::ledger::{Choice, Clock, Lease, Ledger};
 use ipnet::IpNet;
 use serde_json::json;
 
-use crate::call::{Plugin, call_for, start};
+use crate::call::{Plugin, at_once, call_for, start};
 use crate::cases::write;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting};
@@ -58,8 +57,8 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
     }
     let config = holding(setting, "crowd", 0)?;
     let plugin = Plugin { directory: &setting.ours, name: "weft-ipam", config: &config };
-    let (bare, _) = at_once(|_| start(Path::new("/bin/true"), &[], ""))?;
-    let (times, whole) = at_once(|name| call_for("ADD", plugin, name))?;
+    let (bare, _) = many(|_| start(Path::new("/bin/true"), &[], ""))?;
+    let (times, whole) = many(|name| call_for("ADD", plugin, name))?;
     table.compare(
         &format!("weft-ipam ADD, {AT_ONCE} at once"),
         &times,
@@ -72,22 +71,11 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
     Ok(())
 }
 
-/// Each of many threads does it some times, for another container each time.
-fn at_once(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Times, Duration), Failure> {
-    let rounds = |thread: usize| -> Result<Vec<Duration>, String> {
-        let one = |round| work(&format!("c{thread}x{round}")).map_err(|failure| failure.to_string());
-        (0..ROUNDS).map(one).collect()
-    };
-    let rounds = &rounds;
-    let started = Instant::now();
-    let outcomes: Vec<Result<Vec<Duration>, String>> = thread::scope(|scope| {
-        let all: Vec<_> = (0..AT_ONCE).map(|thread| scope.spawn(move || rounds(thread))).collect();
-        all.into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread ended".to_owned())))
-            .collect()
-    });
-    let whole = started.elapsed();
-    let times: Vec<Vec<Duration>> = outcomes.into_iter().collect::<Result<_, _>>()?;
+/// Many threads do it some times each, for another container each time.
+fn many(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Times, Duration), Failure> {
+    let threads: Vec<usize> = (0..AT_ONCE).collect();
+    let rounds = |thread: &usize| (0..ROUNDS).map(|round| work(&format!("c{thread}x{round}"))).collect();
+    let (times, whole): (Vec<Vec<Duration>>, _) = at_once(&threads, rounds)?;
     Ok((Times::new(times.concat()), whole))
 }
 

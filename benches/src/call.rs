@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use linux::Netns;
@@ -30,7 +31,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         // Best effort: the next run has other names.
         let _ = Netns::destroy(Path::new(&self.netns));
-        std::thread::sleep(SETTLING);
+        thread::sleep(SETTLING);
     }
 }
 
@@ -91,4 +92,21 @@ pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Du
     let started = Instant::now();
     command.status()?;
     Ok(started.elapsed())
+}
+
+/// Does it to all of them at once, each in a thread of its own: what came of each, and how long all of them took.
+pub(crate) fn at_once<S: Sync, T: Send>(
+    all: &[S],
+    work: impl Fn(&S) -> Result<T, Failure> + Sync,
+) -> Result<(Vec<T>, Duration), Failure> {
+    let one = |subject| work(subject).map_err(|failure| failure.to_string());
+    let one = &one;
+    let started = Instant::now();
+    let outcomes: Vec<Result<T, String>> = thread::scope(|scope| {
+        let threads: Vec<_> = all.iter().map(|subject| scope.spawn(move || one(subject))).collect();
+        let ended = || Err("a thread ended".to_owned());
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| ended())).collect()
+    });
+    let whole = started.elapsed();
+    Ok((outcomes.into_iter().collect::<Result<_, _>>()?, whole))
 }

@@ -4,12 +4,11 @@
 //! does: each plugin with the result of the one before it, DEL in reverse.
 
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::call::{Container, Plugin, call};
+use crate::call::{Container, Plugin, at_once, call};
 use crate::cases::write;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting};
@@ -56,7 +55,7 @@ pub(crate) fn crowd(setting: &Setting, table: &mut Table) -> Result<(), Failure>
 }
 
 fn run(chains: &[Chain]) -> Result<Crowd, Failure> {
-    let (adds, whole) = at_once(chains, Chain::add)?;
+    let (adds, whole) = at_once(chains, timed(Chain::add))?;
     let (first, rest) = chains.split_at(ONE_BY_ONE);
     let mut dels = Vec::new();
     for chain in first {
@@ -68,26 +67,11 @@ fn run(chains: &[Chain]) -> Result<Crowd, Failure> {
     Ok(Crowd { adds: Times::new(adds), whole, dels: Times::new(dels), gone })
 }
 
-/// Does it to all of them at once: how long each took, and all.
-fn at_once(
-    chains: &[Chain],
-    work: impl Fn(&Chain) -> Result<(), Failure> + Sync,
-) -> Result<(Vec<Duration>, Duration), Failure> {
-    let one = |chain| {
+fn timed(work: impl Fn(&Chain) -> Result<(), Failure>) -> impl Fn(&Chain) -> Result<Duration, Failure> {
+    move |chain| {
         let started = Instant::now();
-        work(chain).map(|()| started.elapsed()).map_err(|failure| failure.to_string())
-    };
-    let one = &one;
-    let started = Instant::now();
-    let outcomes: Vec<Result<Duration, String>> = thread::scope(|scope| {
-        let all: Vec<_> = chains.iter().map(|chain| scope.spawn(move || one(chain))).collect();
-        all.into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread ended".to_owned())))
-            .collect()
-    });
-    let whole = started.elapsed();
-    let times = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok((times, whole))
+        work(chain).map(|()| started.elapsed())
+    }
 }
 
 fn chains(setting: &Setting, directory: &Path, tag: &str) -> Result<Vec<Chain>, Failure> {

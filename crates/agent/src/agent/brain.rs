@@ -46,8 +46,6 @@ use crate::controller::store::{self, Place};
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
-/// How long the Neutron ports of a pod are waited for: shorter than an answer may take.
-const PORTS_MAX: Duration = Duration::from_secs(20);
 /// How often a KuryrPort is looked at.
 const KURYR_PORT_POLL: Duration = Duration::from_millis(300);
 /// How long a pod is waited for that the kubelet has heard of and we have not.
@@ -178,7 +176,7 @@ impl Brain {
             return Ok(());
         }
         let place: Key = (pod.namespace.clone(), pod.name.clone());
-        let deadline = Instant::now() + PORTS_MAX;
+        let deadline = Instant::now() + vifs::PATIENCE;
         let mut changes = self.pods.changes();
         loop {
             changes.mark_unchanged();

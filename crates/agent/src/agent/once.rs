@@ -19,8 +19,6 @@ use super::{POD_RESOURCES, facts, runtime, vifs};
 use crate::controller::store::{self, Place};
 use crate::failure::Failure;
 
-/// How long the Neutron ports of a pod are waited for.
-const PORTS_MAX: Duration = Duration::from_secs(20);
 /// How often it is looked for them.
 const PORTS_POLL: Duration = Duration::from_millis(250);
 
@@ -79,7 +77,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
     };
     let mut plan = plan::plan(&request)?;
     let wanted = vifs::wanted(&plan, &neutron, &[])?;
-    let deadline = Instant::now() + PORTS_MAX;
+    let deadline = Instant::now() + vifs::PATIENCE;
     let mut now = pod.clone();
     while !wanted.is_empty() {
         // Nobody tells us whether it is a KuryrPort: the annotation comes first.

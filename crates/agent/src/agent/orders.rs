@@ -80,26 +80,20 @@ impl Overseer {
         if !pods.is_synced() || !pods.age().is_zero() {
             return Vec::new();
         }
-        self.ordered(self.suspected(pods, now), now)
+        let seen = |entry: &Entry| {
+            let pod = &entry.plan.pod;
+            let is_here = pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid);
+            Some(if is_here { PodSeen::Here } else { PodSeen::Gone })
+        };
+        self.ordered(self.suspected(seen, now), now)
     }
 
     /// The same where no cluster is known: what the runtime has lost of the sandboxes that it made by the list `network`.
     pub(crate) fn lost(&self, network: &str) -> Vec<Order> {
         let now = Instant::now();
-        let all = self.sandboxes.all();
-        let names: BTreeSet<&str> = all.keys().map(ContainerId::as_str).collect();
-        self.runtime.retain(|container| names.contains(container));
-        let suspected = all.iter().filter_map(|(container, sandbox)| {
-            let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
-            // By another list it is another runtime's, or somebody's own.
-            let is_its_own = entry.network.as_str() == network && !uid.is_empty();
-            let sight = self.runtime.sight(container.as_str());
-            let seen = Seen { sight, pod: PodSeen::Here, progress: Progress::of(entry) };
-            let suspicion = seen.suspicion(self.grace, now).filter(|_| is_its_own)?;
-            Some((container.clone(), (uid.clone(), suspicion)))
-        });
-        let suspected = suspected.collect();
-        self.ordered(suspected, now)
+        // By another list it is another runtime's, or somebody's own.
+        let seen = |entry: &Entry| (entry.network.as_str() == network).then_some(PodSeen::Here);
+        self.ordered(self.suspected(seen, now), now)
     }
 
     /// The orders that come of what is suspected now; each has its uid.
@@ -127,21 +121,22 @@ impl Overseer {
         orders
     }
 
-    fn suspected(&self, pods: &Cache<Pod>, now: Instant) -> BTreeMap<ContainerId, (String, Suspicion)> {
+    /// The suspects among the sandboxes; `pod` says what is seen of one's pod, and nothing of one that is not ours to judge.
+    fn suspected(
+        &self,
+        pod: impl Fn(&Entry) -> Option<PodSeen>,
+        now: Instant,
+    ) -> BTreeMap<ContainerId, (String, Suspicion)> {
         let all = self.sandboxes.all();
         let names: BTreeSet<&str> = all.keys().map(ContainerId::as_str).collect();
         self.runtime.retain(|container| names.contains(container));
         let suspected = all.iter().filter_map(|(container, sandbox)| {
-            let (entry, pod) = (&sandbox.entry, &sandbox.entry.plan.pod);
-            let is_here = pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid);
-            let seen = Seen {
-                sight: self.runtime.sight(container.as_str()),
-                pod: if is_here { PodSeen::Here } else { PodSeen::Gone },
-                progress: Progress::of(entry),
-            };
+            let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
             // One that belongs to no pod was made by hand.
-            let suspicion = seen.suspicion(self.grace, now).filter(|_| !pod.uid.is_empty())?;
-            Some((container.clone(), (pod.uid.clone(), suspicion)))
+            let pod = pod(entry).filter(|_| !uid.is_empty())?;
+            let seen =
+                Seen { sight: self.runtime.sight(container.as_str()), pod, progress: Progress::of(entry) };
+            Some((container.clone(), (uid.clone(), seen.suspicion(self.grace, now)?)))
         });
         suspected.collect()
     }

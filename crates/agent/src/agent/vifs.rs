@@ -10,6 +10,7 @@
 //! Kuryr's do, is one of a network of that type.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use cni::name::IfName;
 use cni::{Error, code};
@@ -21,6 +22,8 @@ use serde_json::{Value, json};
 
 use crate::controller::wish::KURYR_CONFIG;
 
+/// How long the ports of a pod are waited for: shorter than an answer may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The plugin.
 const PLUGIN: &str = "neutron";
 
