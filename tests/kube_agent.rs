@@ -8,10 +8,10 @@
 
 #![cfg(test)]
 
-use rig::agent::{NAMESPACE, configuration};
+use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, Machine, addresses_on, assert_nothing_left, assert_refused};
+use rig::{Agent, addresses_on, assert_nothing_left, assert_refused};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
@@ -21,15 +21,9 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// A node with an agent and two definitions.
 macro_rules! node {
     () => {{
-        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
-        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
-        agent.definition("net-b", &json!({}), &bridge("net-b", 12));
+        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a", "net-b"]) else { return };
         agent
     }};
-}
-
-fn node_configuration() -> Value {
-    configuration(&bridge("home", 10))
 }
 
 fn select(networks: &str) -> Value {

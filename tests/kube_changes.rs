@@ -4,10 +4,10 @@
 
 #![cfg(test)]
 
-use rig::agent::{NAMESPACE, configuration};
+use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, Machine, addresses_on, assert_nothing_left, link};
+use rig::{Agent, addresses_on, assert_nothing_left, link};
 use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
@@ -18,19 +18,13 @@ const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
 /// A node with an agent that lets running pods change, and two definitions.
 macro_rules! node {
     ($($word:literal),*) => {{
-        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
+        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a", "net-b"]) else { return };
         agent.stop("TERM");
         agent.start(&[$($word),*]);
         agent.wait_until_ready();
-        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
-        agent.definition("net-b", &json!({}), &bridge("net-b", 12));
         agent.machine.write(CONFIGURATION, &node_configuration().to_string());
         agent
     }};
-}
-
-fn node_configuration() -> Value {
-    configuration(&bridge("home", 10))
 }
 
 fn start_hands(agent: &Agent) {

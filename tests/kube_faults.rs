@@ -10,10 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use rig::agent::configuration;
+use rig::agent::node_configuration;
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, Machine, assert_refused};
+use rig::{Agent, assert_refused};
 use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
@@ -22,14 +22,9 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// A node with an agent and a definition.
 macro_rules! node {
     () => {{
-        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
-        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
+        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
         agent
     }};
-}
-
-fn node_configuration() -> Value {
-    configuration(&bridge("home", 10))
 }
 
 fn select(networks: &str) -> Value {

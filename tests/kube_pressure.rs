@@ -7,11 +7,10 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use rig::agent::configuration;
-use rig::cluster::bridge;
+use rig::Agent;
+use rig::agent::node_configuration;
 use rig::machine::until;
 use rig::parts::{parts, text};
-use rig::{Agent, Machine};
 use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
@@ -23,14 +22,9 @@ const CLOCK: &str = "/run/clock";
 /// A node with an agent and a definition.
 macro_rules! node {
     () => {{
-        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
-        agent.definition("net-a", &json!({}), &bridge("net-a", 11));
+        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
         agent
     }};
-}
-
-fn node_configuration() -> Value {
-    configuration(&bridge("home", 10))
 }
 
 fn select() -> Value {

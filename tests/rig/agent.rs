@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use testkit::{Attachment, Pod, workspace};
+use testkit::{Attachment, Host, Pod, workspace};
 
+use crate::cluster::bridge;
 use crate::kube::{Accounts, Kube};
 use crate::machine::{Machine, until};
 use crate::parts::text;
@@ -53,6 +54,17 @@ impl Agent {
         let agent = Agent { machine, kube, configuration };
         agent.start(&[]);
         agent.wait_until_ready();
+        Some(agent)
+    }
+
+    /// One on a node of its own, in a cluster where these networks are defined: bridges, each with a subnet.
+    #[must_use]
+    #[track_caller]
+    pub fn with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
+        let agent = Agent::new(Machine::new(host, "node"))?;
+        for (name, subnet) in names.into_iter().zip(11..) {
+            agent.definition(name, &json!({}), &bridge(name, subnet));
+        }
         Some(agent)
     }
 
@@ -211,6 +223,12 @@ impl Agent {
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default] })
+}
+
+/// The same of a node whose default network is a bridge.
+#[must_use]
+pub fn node_configuration() -> Value {
+    configuration(&bridge("home", 10))
 }
 
 fn manifest(name: &str, annotations: &Value) -> Value {
