@@ -413,16 +413,83 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
 }
 
 #[test]
-fn a_file_that_is_no_ledger_is_an_error_and_stays_as_it_is() {
+fn a_file_that_is_no_ledger_gives_nothing_and_stays_as_it_is() {
     require!(Feature::Root);
     let (host, pod) = world();
     host.run(["mkdir", "-p", PLACE]);
     host.write(format!("{PLACE}/ledger"), "kept for the printer");
-    for verb in ["ADD", "DEL", "CHECK"] {
+    for verb in ["ADD", "CHECK"] {
         let refused = container(&host, &pod, "c1").call(verb, small().to_string());
-        assert_refused(verb, &refused, 7, &[PLACE, "not a ledger of this release"]);
+        let words =
+            [PLACE, "not a ledger of this release", "put back what it was, or move its directory away"];
+        assert_refused(verb, &refused, 7, &words);
     }
+    assert_refused("STATUS", &container(&host, &pod, "c1").call("STATUS", small().to_string()), 50, &[PLACE]);
+    // Nothing was ever given from it: nothing is to be remembered.
+    container(&host, &pod, "c1").del(&small()).success();
+    assert_eq!(host.read(format!("{PLACE}/released")), None);
     assert_eq!(host.read(format!("{PLACE}/ledger")).as_deref(), Some("kept for the printer"));
+}
+
+#[test]
+fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let (ledger, released) = (format!("{PLACE}/ledger"), format!("{PLACE}/released"));
+    let shell = |line: &str| host.run(["sh", "-c", &line.replace("LEDGER", &ledger)]);
+    // What a hand, a full disk or a bad one makes of it, and what is said of it.
+    let spoilt = [
+        ("echo nonsense > LEDGER", "not a ledger of this release"),
+        (
+            "printf '\\143' | dd of=LEDGER bs=1 seek=128 conv=notrunc status=none",
+            "block 0 in it makes no sense",
+        ),
+        (
+            "printf '\\144' | dd of=LEDGER bs=1 seek=130 conv=notrunc status=none",
+            "block 0 in it makes no sense",
+        ),
+        ("truncate -s 128 LEDGER", "cut off: 0 of 1 blocks are there"),
+        ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
+        ("rm LEDGER; mkdir LEDGER", "is a directory"),
+    ];
+    for (at, (spoil, why)) in spoilt.into_iter().enumerate() {
+        let id = |name: &str| format!("{name}{at}");
+        let given: Vec<String> = ["a", "b", "c"].map(|name| add(&host, &pod, &id(name), &small())).into();
+        shell("cp LEDGER /var/lib/weft/saved");
+        shell(spoil);
+        let before = shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum");
+        let code = if why == "is a directory" { 5 } else { 7 };
+        assert_refused(spoil, &container(&host, &pod, &id("n")).add(&small()), code, &[&ledger, why]);
+        // The second DEL of one says nothing new, nor does that of a pod which has no address.
+        for name in ["a", "a", "b", "n"] {
+            container(&host, &pod, &id(name)).del(&small()).success();
+        }
+        let lines = format!("net {} eth0\nnet {} eth0\n", id("a"), id("b"));
+        assert_eq!(host.read(&released), Some(lines), "{spoil}");
+        assert_eq!(shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum"), before, "{spoil}");
+        shell("rm -r LEDGER; cp /var/lib/weft/saved LEDGER");
+        container(&host, &pod, &id("c")).check(&small()).success();
+        assert_eq!((held(&host, PLACE), host.read(&released)), (1, None), "{spoil}");
+        let mut again = BTreeSet::from([given[2].clone()]);
+        again.extend((0..5).map(|more| add(&host, &pod, &format!("m{more}"), &small())));
+        assert_eq!(again.len(), 6, "{spoil}: all of it may be given, and nothing twice");
+        container(&host, &pod, &id("c")).del(&small()).success();
+        (0..5).for_each(|more| drop(container(&host, &pod, &format!("m{more}")).del(&small()).success()));
+    }
+    // It was moved away, the rest is still there: no new one is begun beside it.
+    add(&host, &pod, "last", &small());
+    shell("mv LEDGER /var/lib/weft/saved");
+    container(&host, &pod, "last").del(&small()).success();
+    assert_eq!(host.read(&released).as_deref(), Some("net last eth0\n"));
+    assert_refused(
+        "moved",
+        &container(&host, &pod, "n").add(&small()),
+        7,
+        &["empty, though addresses were given"],
+    );
+    shell("rm LEDGER");
+    host.run(["rm", "-r", PLACE]);
+    add(&host, &pod, "anew", &small());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! that is killed between two of them leaves a ledger that is right.
 //!
 //! ```text
-//!   0    preface  magic, boot                                            128 bytes
+//!   0    preface  magic, boot, number of pages                           128 bytes
 //!   128  page 0   state, block, uid │ 256 tags │ 256 slots of 16 bytes   4,480 bytes each
 //!        page 1   …
 //!        tag      0, or a hash of the mark below: 1 to 255
@@ -19,9 +19,11 @@
 //!   that was left behind hides a free address until nothing else is free;
 //! - an address is given if its slot is free, has rested, and its block is active; of those the one that has been
 //!   free longest;
-//! - a slot in a state that is not known is never given;
+//! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
+//!   it had, is no ledger: what was held in them would be given again;
 //! - numbers are little-endian; what comes after a whole page is ignored.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -45,6 +47,8 @@ const BODY: usize = HEAD + SLOTS;
 const SLOT: usize = 16;
 const MAGIC: &[u8; 16] = b"weft-ipam 2\n\0\0\0\0";
 const BOOT: std::ops::Range<usize> = 16..80;
+/// Written after each new page: a file with fewer was cut off.
+const COUNT: std::ops::Range<usize> = 80..84;
 const UID: std::ops::Range<usize> = 32..96;
 /// The time is in the lower seven bytes of the first word.
 const TIME: u64 = (1 << 56) - 1;
@@ -170,13 +174,33 @@ impl Ledger {
         Ledger { image }
     }
 
-    /// Reads a file; nothing if it is not a ledger of a form we know.
-    pub fn read(mut image: Vec<u8>) -> Option<Ledger> {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What of it makes no sense; nothing can be told of any address then.
+    pub fn read(mut image: Vec<u8>) -> Result<Ledger, Spoilt> {
         if !image.starts_with(MAGIC) || image.len() < PREFACE {
-            return None;
+            return Err(Spoilt::Foreign);
         }
         image.truncate(PREFACE + (image.len() - PREFACE) / PAGE * PAGE);
-        Some(Ledger { image })
+        let ledger = Ledger { image };
+        let (there, written) = (ledger.pages(), ledger.written());
+        if there < written {
+            return Err(Spoilt::Short { there, written });
+        }
+        let makes_sense =
+            |page: &usize| ledger.head(*page).is_some_and(|head| head[0] == 0 || net(head).is_some_and(fits));
+        match (0..there).find(|page| !makes_sense(page)) {
+            Some(page) => Err(Spoilt::Page(page)),
+            None => Ok(ledger),
+        }
+    }
+
+    /// How many pages were written once.
+    fn written(&self) -> usize {
+        let mut count = [0; 4];
+        count.copy_from_slice(&self.image[COUNT]);
+        usize::try_from(u32::from_le_bytes(count)).unwrap_or(usize::MAX)
     }
 
     /// The whole file.
@@ -421,18 +445,18 @@ impl Ledger {
         self.edit(PREFACE + page * PAGE, &[0])
     }
 
-    /// Writes a block down; nothing if there are too many. A hole is an address that is not this node's.
+    /// Writes a block down; no edit if there are too many. A hole is an address that is not this node's.
     ///
-    /// The edit is one write, of a page that was nobody's.
-    pub fn add(&mut self, lease: &Lease, now: u64) -> Option<Edit> {
+    /// The first edit is one write, of a page that was nobody's.
+    pub fn add(&mut self, lease: &Lease, now: u64) -> Vec<Edit> {
         let known = self.blocks().find(|block| block.net == lease.net && block.uid == lease.uid);
         if let Some(known) = known {
-            return Some(self.set(known.page, State::Active));
+            return vec![self.set(known.page, State::Active)];
         }
         let page = (0..self.pages()).find(|page| self.head(*page).is_some_and(|head| head[0] == 0));
         let page = page.unwrap_or(self.pages());
-        if page >= PAGES_MAX {
-            return None;
+        if page >= PAGES_MAX || !fits(lease.net) {
+            return Vec::new();
         }
         let mut bytes = vec![0; PAGE];
         bytes[0] = State::Active as u8;
@@ -449,7 +473,12 @@ impl Ledger {
         }
         let from = PREFACE + page * PAGE;
         self.image.resize(self.image.len().max(from + PAGE), 0);
-        Some(self.edit(from, &bytes))
+        let mut edits = vec![self.edit(from, &bytes)];
+        let pages = self.pages();
+        if pages > self.written() {
+            edits.push(self.edit(COUNT.start, &u32::try_from(pages).unwrap_or(u32::MAX).to_le_bytes()));
+        }
+        edits
     }
 
     /// Starts a boot: what was held before it is free, and rests; whose the blocks are must be asked.
@@ -489,6 +518,32 @@ impl Ledger {
     }
 }
 
+/// Why a file is no ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoilt {
+    /// It does not begin like one, or like one of another release.
+    Foreign,
+    /// It was cut off.
+    Short {
+        /// Pages that are there.
+        there: usize,
+        /// Pages that were written.
+        written: usize,
+    },
+    /// This page makes no sense.
+    Page(usize),
+}
+
+impl fmt::Display for Spoilt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spoilt::Foreign => f.write_str("not a ledger of this release"),
+            Spoilt::Short { there, written } => write!(f, "cut off: {there} of {written} blocks are there"),
+            Spoilt::Page(page) => write!(f, "block {page} in it makes no sense"),
+        }
+    }
+}
+
 /// A block as it is leased.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
@@ -517,6 +572,11 @@ fn tag(mark: u64) -> u8 {
 /// How many slots a block of this network has.
 fn size(net: IpNet) -> usize {
     usize::try_from(addresses_of(net)).map_or(SLOTS, |count| count.min(SLOTS))
+}
+
+/// Has a page room for a block of this network?
+fn fits(net: IpNet) -> bool {
+    addresses_of(net) <= SLOTS as u128 && net == net.trunc()
 }
 
 /// The network of a page that has a block.

@@ -191,7 +191,7 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
 
 /// What this node's ledger says about an address, if it has one and may be read.
 fn owner(place: &Path, address: IpAddr) -> Option<String> {
-    let ledger = Ledger::read(std::fs::read(place.join("ledger")).ok()?)?;
+    let ledger = Ledger::read(std::fs::read(place.join("ledger")).ok()?).ok()?;
     let at = ledger.find(address)?;
     ledger.held().find(|(place, ..)| *place == at)?;
     let owners = std::fs::read(place.join("owners")).ok()?;

@@ -8,17 +8,20 @@
 //! Rules:
 //! - an attachment has one address of each set; a repeated ADD gives the same; two sets are given together or not at all;
 //! - neither API server nor agent is needed while the node has a free address; a DEL needs neither, ever;
-//! - what cannot be given back to the cluster now is given back with a later call.
+//! - what cannot be given back to the cluster now is given back with a later call; what cannot be written into a ledger,
+//!   because it cannot be read, is written beside it: [`released`].
 //!
 //! Source: whereabouts 0.9 for names and meaning of options; `docs/plugins/weft-ipam.md`.
 
 mod agent;
+mod released;
 pub mod settings;
 pub mod store;
 
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::path::Path;
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
@@ -31,9 +34,8 @@ use ipnet::IpNet;
 use npwg::exchange::addresses::{KnownState, Want};
 
 use self::settings::{Pool, Set, Settings, Source};
-use self::store::{Owner, Store, now};
+use self::store::{Owner, Refused, SETS_MAX, Store, mark, now};
 use crate::directory;
-use crate::fingerprint::hashed;
 
 /// The plugin, under one of its names.
 pub struct WeftIpam(pub &'static str);
@@ -41,8 +43,6 @@ pub struct WeftIpam(pub &'static str);
 /// Fewer free addresses than this, and the agent is told that more will be needed. A block of 256 is enough for the
 /// 250 pods of a full node without another.
 const LOW: usize = 4;
-/// Most addresses of one attachment that are looked for when its configuration cannot be read.
-const SETS_MAX: usize = 16;
 /// How long a block is idle before it is given back, in milliseconds.
 const IDLE: u64 = 600_000;
 /// Questions of one ADD: one for what the node was leased before, one for something new, one for bad luck.
@@ -124,7 +124,8 @@ impl Plugin for WeftIpam {
         let is_stale = |owner: &Owner| {
             owner.network == network && !valid.contains(&(owner.container.as_str(), owner.ifname.as_str()))
         };
-        each_pool(&settings, |store, pool| {
+        each_pool(&settings, |pool, opened| {
+            let store = opened?;
             let held = store.ledger.held().map(|(place, ..)| place);
             let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
             release(&settings, store, pool, Demanded::Always, &stale)
@@ -166,7 +167,7 @@ impl Who {
         let network = request.call.config.name.as_str();
         let pod = [settings.pod.uid.clone(), settings.pod.namespace.clone(), settings.pod.name.clone()];
         Who {
-            mark: mark(network, &request.who, index),
+            mark: mark(network, container.as_str(), ifname.as_str(), index),
             name: format!("{}/{container}/{ifname}", pod[0]),
             owner: Owner {
                 container: container.to_string(),
@@ -176,11 +177,6 @@ impl Who {
             },
         }
     }
-}
-
-fn mark(network: &str, who: &Attachment, index: usize) -> u64 {
-    let digits = hashed("", 16, &[network, who.container.as_str(), who.ifname.as_str(), &index.to_string()]);
-    u64::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
 // === ADD ===
@@ -294,7 +290,11 @@ enum Demanded {
 fn take_back(settings: &Settings, call: &Call, who: &Attachment) -> Result<bool, Error> {
     let marks = marks(call, who, settings.sets.len());
     let found = Cell::new(false);
-    each_pool(settings, |store, pool| {
+    each_pool(settings, |pool, opened| {
+        let store = match opened {
+            Ok(store) => store,
+            Err(refused) => return put_off(&settings.directory.join(&pool.name), call, who, refused),
+        };
         let own: Vec<Place> = marks.iter().flat_map(|mark| store.ledger.held_by(*mark)).collect();
         found.set(found.get() || !own.is_empty());
         release(settings, store, pool, Demanded::IfNeeded, &own)
@@ -315,18 +315,37 @@ fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
                 errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
-            Err(error) => errors.push(error),
+            Err(refused) => errors.extend(put_off(&directory.join(&name), call, who, refused).err()),
         }
     }
     Error::join(errors).map_or(Ok(()), Err)
 }
 
+/// A ledger that cannot be read keeps no pod from ending: that this one has is written beside it.
+fn put_off(directory: &Path, call: &Call, who: &Attachment, refused: Refused) -> Result<(), Error> {
+    let (error, _lock) = match refused {
+        Refused::Unreadable(error, lock) => (error, lock),
+        Refused::Other(error) => return Err(error),
+    };
+    match released::remember(directory, call.config.name.as_str(), who) {
+        Ok(()) => {
+            eprintln!("{}: given back when the ledger can be read again: {error}", directory.display());
+            Ok(())
+        }
+        Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),
+    }
+}
+
 fn marks(call: &Call, who: &Attachment, sets: usize) -> Vec<u64> {
-    (0..sets).map(|index| mark(call.config.name.as_str(), who, index)).collect()
+    let (network, Attachment { container, ifname }) = (call.config.name.as_str(), who);
+    (0..sets).map(|set| mark(network, container.as_str(), ifname.as_str(), set)).collect()
 }
 
 /// Does it for every ledger there is; failures are collected.
-fn each_pool(settings: &Settings, act: impl Fn(Store, &Pool) -> Result<(), Error>) -> Result<(), Error> {
+fn each_pool(
+    settings: &Settings,
+    act: impl Fn(&Pool, Result<Store, Refused>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut seen: Vec<&str> = Vec::new();
     let mut errors = Vec::new();
     for pool in settings.sets.iter().flat_map(|set| &set.pools) {
@@ -334,10 +353,8 @@ fn each_pool(settings: &Settings, act: impl Fn(Store, &Pool) -> Result<(), Error
             continue;
         }
         seen.push(&pool.name);
-        match Store::find(&settings.directory, &pool.name) {
-            Ok(None) => {}
-            Ok(Some(store)) => errors.extend(act(store, pool).err()),
-            Err(error) => errors.push(error),
+        if let Some(opened) = Store::find(&settings.directory, &pool.name).transpose() {
+            errors.extend(act(pool, opened).err());
         }
     }
     Error::join(errors).map_or(Ok(()), Err)

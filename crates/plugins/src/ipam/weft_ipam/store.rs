@@ -4,28 +4,37 @@
 //!   <dataDir>/<pool>/       0700
 //!     ledger                0600  see [`ipam::ledger`]; locked with flock(2) by whoever has the turn
 //!     owners                0600  who holds an address, for people and GC: a record for each place
+//!     released              0600  who gave an address back while the ledger could not be read; see [`super::released`]
 //! ```
 //!
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
 //!   many calls wait for it together;
-//! - a file that is no ledger of this form is never written to.
+//! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::Ledger;
 use ipam::ledger::{Edit, PAGES_MAX, Place, SLOTS};
+use ipam::{Ledger, turn};
 
 use super::super::host_local::boot;
 use super::super::host_local::store::wait;
+use super::released;
+use crate::fingerprint::hashed;
 
 /// Length of an owner's record.
-const RECORD: usize = 1024;
+pub(super) const RECORD: usize = 1024;
+/// The ledger's file.
+const LEDGER: &str = "ledger";
+/// The file with these records.
+pub(super) const OWNERS: &str = "owners";
+/// Most addresses of one attachment that are looked for when its configuration is not at hand.
+pub(super) const SETS_MAX: usize = 16;
 
 /// A ledger, locked as long as this value lives.
 #[derive(Debug)]
@@ -50,6 +59,29 @@ pub struct Owner {
     pub pod: [String; 3],
 }
 
+/// Why a ledger was not opened.
+#[derive(Debug)]
+pub enum Refused {
+    /// What is in it cannot be read: the lock, as far as there is something to lock.
+    Unreadable(Error, Option<File>),
+    /// Anything else.
+    Other(Error),
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Error {
+        match refused {
+            Refused::Unreadable(error, _) | Refused::Other(error) => error,
+        }
+    }
+}
+
+/// One of 2⁶⁴; the same for every call of an attachment and a set.
+pub fn mark(network: &str, container: &str, ifname: &str, set: usize) -> u64 {
+    let digits = hashed("", 16, &[network, container, ifname, &set.to_string()]);
+    u64::from_str_radix(&digits, 16).unwrap_or_default()
+}
+
 impl Store {
     /// Opens the ledger of a pool, and makes it if it is missing.
     pub fn create(directory: &Path, pool: &str) -> Result<Store, Error> {
@@ -59,58 +91,80 @@ impl Store {
             .mode(0o700)
             .create(&directory)
             .map_err(|cause| Error::io(format_args!("create directory {}", directory.display()), cause))?;
-        Store::open(&directory, true).map_err(|cause| failed(&directory, &cause))?
+        Ok(Store::open(&directory, true)?)
     }
 
-    /// Opens the ledger of a pool; nothing if there is none.
-    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Error> {
+    /// Opens the ledger of a pool; nothing if there is none, and never was.
+    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Refused> {
         let directory = directory.join(pool);
-        match Store::open(&directory, false) {
-            Ok(store) => store.map(Some),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(failed(&directory, &cause)),
+        let is_missing = |name: &str| {
+            let looked = directory.join(name).symlink_metadata();
+            looked.is_err_and(|cause| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+        };
+        match is_missing(LEDGER) && is_missing(OWNERS) {
+            true => Ok(None),
+            false => Store::open(&directory, false).map(Some),
         }
     }
 
-    fn open(directory: &Path, create: bool) -> io::Result<Result<Store, Error>> {
+    fn open(directory: &Path, create: bool) -> Result<Store, Refused> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create).mode(0o600);
-        let path = directory.join("ledger");
-        let file = options.open(&path)?;
-        let owners = options.open(directory.join("owners"))?;
-        let file = match wait(file, &path.display().to_string()) {
-            Ok(file) => file,
-            Err(error) => return Ok(Err(error)),
-        };
-        let most = ipam::ledger::PREFACE + PAGES_MAX * ipam::ledger::PAGE;
-        // Room for all of it at once; it has not grown since, for nobody else has the turn.
-        let length = usize::try_from(file.metadata()?.len()).unwrap_or(most).min(most);
-        let mut image = Vec::with_capacity(length + 1);
-        (&file).take(most as u64).read_to_end(&mut image)?;
+        let path = directory.join(LEDGER);
+        let unreadable = |cause: io::Error| Refused::Unreadable(failed(&path, "open", &cause), None);
+        let file = options.open(&path).map_err(unreadable)?;
+        let owners = options.create(true).open(directory.join(OWNERS)).map_err(unreadable)?;
+        let file = wait(file, &path.display().to_string()).map_err(Refused::Other)?;
+        let image = read(&file).map_err(unreadable)?;
         let current = boot::id().unwrap_or("unknown");
-        if image.is_empty() {
+        if image.is_empty() && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let ledger = Ledger::new(current);
-            file.write_all_at(ledger.image(), 0)?;
-            return Ok(Ok(Store { path, file, owners, ledger }));
+            begin(&file, directory, &ledger)
+                .map_err(|cause| Refused::Other(failed(&path, "write", &cause)))?;
+            return Ok(Store { path, file, owners, ledger });
         }
-        let Some(ledger) = Ledger::read(image) else {
-            let why = "not a ledger of this release: move it away when no pod has an address of it";
-            return Ok(Err(Error::config(format!("{}: {why}", path.display()))));
+        let read = match image.is_empty() {
+            true => Err("empty, though addresses were given from it".to_owned()),
+            false => Ledger::read(image).map_err(|spoilt| spoilt.to_string()),
+        };
+        let ledger = match read {
+            Ok(ledger) => ledger,
+            Err(why) => {
+                let cure =
+                    "put back what it was, or move its directory away when no pod has an address of it";
+                let error = Error::config(format!("{}: {why}: {cure}", path.display()));
+                return Err(Refused::Unreadable(error, Some(file)));
+            }
         };
         let mut store = Store { path, file, owners, ledger };
-        if store.ledger.boot() != current {
-            let edits = store.ledger.begin(current, now());
-            if let Err(error) = store.write(&edits) {
-                return Ok(Err(error));
-            }
+        store.catch_up(directory, current).map_err(Refused::Other)?;
+        Ok(store)
+    }
+
+    /// Writes down what happened without the ledger: another boot began, or attachments ended while it could not be read.
+    fn catch_up(&mut self, directory: &Path, boot: &str) -> Result<(), Error> {
+        if self.ledger.boot() != boot {
+            let edits = self.ledger.begin(boot, now());
+            self.write(&edits)?;
         }
-        Ok(Ok(store))
+        let failed = |cause: io::Error| failed(directory, "read what was released in", &cause);
+        let released = released::recall(directory).map_err(failed)?;
+        if released.is_empty() {
+            return Ok(());
+        }
+        let marks = released.iter().flat_map(|[network, container, ifname]| {
+            (0..SETS_MAX).map(move |set| mark(network, container, ifname, set))
+        });
+        let edits = turn::take_back(&mut self.ledger, now(), &marks.collect::<Vec<_>>());
+        self.write(&edits)?;
+        self.file.sync_data().and_then(|()| released::forget(directory)).map_err(failed)
     }
 
     /// Writes edits, in their order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
         for Edit { offset, bytes } in edits {
-            self.file.write_all_at(bytes, *offset).map_err(|cause| failed(&self.path, &cause))?;
+            let written = self.file.write_all_at(bytes, *offset);
+            written.map_err(|cause| failed(&self.path, "write", &cause))?;
         }
         Ok(())
     }
@@ -119,7 +173,7 @@ impl Store {
     pub fn settle(self) -> Result<(), Error> {
         let Store { path, file, owners: _, ledger: _ } = self;
         let settled = file.unlock().and_then(|()| file.sync_data());
-        settled.map_err(|cause| failed(&path, &cause))
+        settled.map_err(|cause| failed(&path, "write", &cause))
     }
 
     /// Writes down who holds what is about to be given.
@@ -127,7 +181,8 @@ impl Store {
         let Owner { container, ifname, network, pod } = owner;
         let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
         bytes.resize(RECORD, 0);
-        self.owners.write_all_at(&bytes, record(place)).map_err(|cause| failed(&self.path, &cause))
+        let signed = self.owners.write_all_at(&bytes, record(place));
+        signed.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
 
     /// Who holds it, as far as that can be read.
@@ -145,8 +200,25 @@ fn record(place: Place) -> u64 {
     ((place.page * SLOTS + place.slot) * RECORD) as u64
 }
 
-fn failed(path: &Path, cause: &io::Error) -> Error {
-    Error::io(path.display(), linux::Error::io("write", cause))
+fn failed(path: &Path, what: &str, cause: &io::Error) -> Error {
+    Error::io(path.display(), linux::Error::io(what, cause))
+}
+
+/// All of a ledger's file.
+fn read(file: &File) -> io::Result<Vec<u8>> {
+    let most = ipam::ledger::PREFACE + PAGES_MAX * ipam::ledger::PAGE;
+    // Room for all of it at once; it has not grown since, for nobody else has the turn.
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(most).min(most);
+    let mut image = Vec::with_capacity(length + 1);
+    file.take(most as u64).read_to_end(&mut image)?;
+    Ok(image)
+}
+
+/// Makes a ledger that is there after a loss of power: what was signed later is of a ledger that is not empty.
+fn begin(file: &File, directory: &Path, ledger: &Ledger) -> io::Result<()> {
+    file.write_all_at(ledger.image(), 0)?;
+    file.sync_all()?;
+    File::open(directory)?.sync_all()
 }
 
 /// Milliseconds since 1970.
