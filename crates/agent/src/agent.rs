@@ -29,6 +29,7 @@ pub(crate) mod sandboxes;
 pub(crate) mod socket;
 mod supplier;
 mod sync;
+pub(crate) mod traces;
 mod vifs;
 
 use std::net::SocketAddr;
@@ -45,10 +46,12 @@ use tracing_subscriber::EnvFilter;
 use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use brain::{Brain, Care};
+use metrics::Metrics;
 use publisher::Publisher;
 use runtime_sandboxes::RuntimeSandboxes;
 use sandboxes::Sandboxes;
 use socket::Socket;
+use traces::{Export, Traces};
 
 /// Where the kubelet tells which devices a pod has.
 const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
@@ -99,6 +102,8 @@ pub(crate) struct Arguments {
     /// Where the controller of Neutron ports writes those of a pod
     #[arg(long, value_enum, default_value_t = Place::Annotation)]
     vif_store: Place,
+    #[command(flatten)]
+    export: Export,
     #[command(flatten)]
     log: Log,
 }
@@ -165,8 +170,11 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         check_interval,
         hot_plug,
         vif_store,
+        export,
         log: _,
     } = arguments;
+    let metrics = Metrics::new();
+    let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = cluster::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
     let socket = Socket::bind(socket)?;
@@ -185,7 +193,8 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         hot_plug: *hot_plug,
         vif_store: *vif_store,
     };
-    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care));
+    let knowledge = (metrics, traces.clone());
+    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
@@ -193,6 +202,10 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     }
     info!(node = node_name, listen = %listen, "started");
     socket.serve(brain, ended()?).await;
+    if let Some(traces) = traces {
+        // The runtime carries what is sent.
+        let _ = tokio::task::spawn_blocking(move || traces.end()).await;
+    }
     info!("ended");
     Ok(())
 }

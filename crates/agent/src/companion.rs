@@ -111,6 +111,7 @@ fn errand(config: Option<&Path>) -> Result<Errand, Failure> {
         files: NetworkFile::all(&disk),
         unreadable: disk.unreadable,
         purpose: Purpose::Orders,
+        began: 0,
     };
     let orders = ask(&meta_plugin.node.agent_socket, &question)?;
     Ok(Errand { configuration, multus, orders })

@@ -53,6 +53,9 @@ pub struct Question {
     /// What is wanted.
     #[serde(default)]
     pub purpose: Purpose,
+    /// When the call that asks began, in microseconds of Unix time; nothing if it is not known. For figures alone.
+    #[serde(default)]
+    pub began: u64,
 }
 
 /// What the hands come for.
@@ -208,8 +211,32 @@ pub struct Tried {
     pub network: String,
     /// The first plugin of its list.
     pub plugin: String,
+    /// Its interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ifname: Option<IfName>,
     /// In microseconds; nothing if it failed.
     pub microseconds: Option<u64>,
+    /// The plugins that were run for it, as they began; also those that took it down again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<Step>,
+}
+
+/// A plugin that was run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Step {
+    /// Its name.
+    pub plugin: String,
+    /// `ADD` or `DEL`.
+    pub verb: String,
+    /// When it began, in microseconds since the call began.
+    pub began: u64,
+    /// How long it took, those that it called included, in microseconds.
+    pub microseconds: u64,
+    /// How many plugins had called each other until it was called: 0 for one of the network's list, 1 for its IPAM plugin.
+    pub depth: usize,
+    /// Did it fail?
+    pub failed: bool,
 }
 
 /// What the brain decides.
@@ -345,6 +372,7 @@ mod tests {
             files: vec![file("/n/a.conflist", text), file("/n/b.conf", "{")],
             unreadable: vec!["/n/c.conf: no".to_owned()],
             purpose: Purpose::Plan,
+            began: 0,
         };
         let disk = question.disk();
         assert_eq!(NetworkFile::all(&disk), [file("/n/a.conflist", text)]);

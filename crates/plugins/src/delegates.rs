@@ -5,10 +5,11 @@
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::Error;
 use cni::environment::Environment;
@@ -23,12 +24,35 @@ use crate::install::BINARY;
 
 /// How long a delegate of a plain plugin may take: shorter than the kubelet waits for the whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
+/// Most calls that are remembered.
+const RUNS_MAX: usize = 256;
 
-/// What runs delegates.
-#[derive(Clone, Copy, Debug)]
+/// What runs delegates, and knows which it ran.
+#[derive(Debug)]
 pub struct Delegates {
     builtin: Builtin,
     exec: Exec,
+    runs: RefCell<Vec<Run>>,
+    depth: Cell<usize>,
+}
+
+/// A plugin that was run.
+#[derive(Debug)]
+pub struct Run {
+    /// Its name.
+    pub plugin: PluginType,
+    /// `CNI_COMMAND`.
+    pub verb: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+    /// When it began.
+    pub began: Instant,
+    /// How long it took; zero while it runs.
+    pub took: Duration,
+    /// How many plugins had called each other until it was called.
+    pub depth: usize,
+    /// Did it fail?
+    pub failed: bool,
 }
 
 impl Delegates {
@@ -39,7 +63,12 @@ impl Delegates {
 
     /// With a rule for built-in plugins, and a deadline for programs.
     pub fn new(builtin: Builtin, deadline: Duration) -> Delegates {
-        Delegates { builtin, exec: Exec::new(deadline) }
+        Delegates { builtin, exec: Exec::new(deadline), runs: RefCell::default(), depth: Cell::new(0) }
+    }
+
+    /// What was run until now, in the order of its beginning.
+    pub fn runs(&self) -> Vec<Run> {
+        self.runs.take()
     }
 
     /// Does `plugin` run in this process, given this CNI_PATH?
@@ -56,6 +85,26 @@ impl Delegates {
 
 impl Invoke for Delegates {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        let (place, depth, began) = (self.runs.borrow().len(), self.depth.get(), Instant::now());
+        if place < RUNS_MAX {
+            let Environment { command, ifname, .. } = environment;
+            let (plugin, verb, ifname) = (plugin.clone(), command.clone(), ifname.clone());
+            let took = Duration::ZERO;
+            self.runs.borrow_mut().push(Run { plugin, verb, ifname, began, took, depth, failed: false });
+        }
+        self.depth.set(depth + 1);
+        let done = self.run(plugin, environment, stdin);
+        self.depth.set(depth);
+        if let Some(run) = self.runs.borrow_mut().get_mut(place) {
+            run.took = began.elapsed();
+            run.failed = done.is_err();
+        }
+        done
+    }
+}
+
+impl Delegates {
+    fn run(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         match builtins::find(plugin.as_str()) {
             Some(builtin) if self.in_process(plugin, &environment.path) => {
                 respond(builtin, environment, &mut &*stdin, self).into_result()

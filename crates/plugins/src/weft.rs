@@ -27,7 +27,7 @@ mod readiness;
 mod routes;
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
@@ -37,11 +37,11 @@ use cni::result::Success;
 use cni::runtime::chain;
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{Report, Tried};
+use npwg::exchange::{Report, Step, Tried};
 use npwg::journal::{self as record, Entry};
 use npwg::plan::{Delegate, Sandbox};
 
-use crate::delegates::Delegates;
+use crate::delegates::{Delegates, Run};
 use agent::Advice;
 use journal::Journal;
 use lock::Lock;
@@ -87,7 +87,7 @@ impl Weft {
         };
         let attached = attach::attach(&node.journal, &node.hands, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, started, attached.as_ref().err()));
+            listener.tell(&report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
         }
         if !orders.is_empty() {
             orders::carry_out_later(call, self.0, &orders);
@@ -222,7 +222,7 @@ fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate
 }
 
 /// How an ADD went, for the agent's figures.
-fn report(entry: &Entry, started: Instant, error: Option<&Error>) -> Report {
+fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> Report {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
     let attachments = &entry.attachments;
     // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
@@ -230,17 +230,35 @@ fn report(entry: &Entry, started: Instant, error: Option<&Error>) -> Report {
     let begun = attachments.iter().any(|attachment| attachment.state != record::State::Planned);
     let tried =
         entry.plan.delegates.iter().zip(attachments).take(done + usize::from(error.is_some() && begun));
+    let steps = |ifname: &str| {
+        let own = runs.iter().filter(|run| run.ifname == ifname);
+        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| Step {
+            plugin: plugin.to_string(),
+            verb: verb.clone(),
+            began: microseconds(began.saturating_duration_since(started)),
+            microseconds: microseconds(*took),
+            depth: *depth,
+            failed: *failed,
+        })
+        .collect()
+    };
     Report {
-        microseconds: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        microseconds: microseconds(started.elapsed()),
         attachments: tried
             .map(|(delegate, attachment)| Tried {
                 network: delegate.network.clone(),
                 plugin: first_plugin(delegate),
+                ifname: Some(delegate.ifname.clone()),
                 microseconds: attachment.microseconds,
+                steps: steps(delegate.ifname.as_str()),
             })
             .collect(),
         error: error.map(failed),
     }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn first_plugin(delegate: &Delegate) -> String {

@@ -41,6 +41,7 @@ use super::runtime_sandboxes::RuntimeSandboxes;
 use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
 use super::supplier::Supplier;
+use super::traces::Traces;
 use super::vifs;
 use crate::controller::store::{self, Place};
 
@@ -69,6 +70,8 @@ pub(crate) struct Brain {
     pub(crate) events: Events,
     /// The figures.
     pub(crate) metrics: Metrics,
+    /// Where spans go, if anywhere.
+    pub(crate) traces: Option<Arc<Traces>>,
     overseer: Arc<Overseer>,
     /// Who leases blocks of addresses.
     pub(crate) supplier: Supplier,
@@ -97,7 +100,13 @@ pub(crate) struct Care {
 
 impl Brain {
     /// Starts to follow the cluster.
-    pub(crate) fn new(client: &Client, node: &str, pod_resources: PathBuf, care: &Care) -> Brain {
+    pub(crate) fn new(
+        client: &Client,
+        node: &str,
+        pod_resources: PathBuf,
+        care: &Care,
+        (metrics, traces): (Metrics, Option<Arc<Traces>>),
+    ) -> Brain {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
         let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
@@ -112,7 +121,8 @@ impl Brain {
             namespaces_wanted: Once::new(),
             pod_resources,
             events: Events::new(client.clone(), node),
-            metrics: Metrics::new(),
+            metrics,
+            traces,
             supplier: Supplier::new(client.clone(), node),
             overseer: Arc::new(Overseer::new(
                 Arc::clone(&care.sandboxes),
@@ -383,5 +393,9 @@ impl Oracle for Brain {
 
     fn metrics(&self) -> Option<&Metrics> {
         Some(&self.metrics)
+    }
+
+    fn traces(&self) -> Option<&Traces> {
+        self.traces.as_deref()
     }
 }

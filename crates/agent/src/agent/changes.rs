@@ -124,6 +124,7 @@ async fn verdict(brain: &Brain, question: &Question, entry: &Entry) -> Verdict {
         container: entry.container_id.clone(),
         ifname: entry.ifname.clone(),
         purpose: Purpose::Plan,
+        began: 0,
         ..question.clone()
     };
     let plan = match brain.plan(&question, &entry.held()).await {

@@ -53,6 +53,17 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
+/// Spans that left, or were to leave.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spans(Family<Outcome, Counter>);
+
+impl Spans {
+    /// So many left, or could not.
+    pub(crate) fn left(&self, outcome: &'static str, count: u64) {
+        self.0.get_or_create(&Outcome { outcome }).inc_by(count);
+    }
+}
+
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -68,6 +79,8 @@ pub(crate) struct Metrics {
     pub(crate) address_requests: Counter,
     changes: Family<Outcome, Counter>,
     drifted: Gauge,
+    /// What became of spans.
+    pub(crate) spans: Spans,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Questions that wait for their turn.
     pub(crate) waiting: Gauge,
@@ -92,6 +105,7 @@ impl Metrics {
             address_requests: Counter::default(),
             changes: Family::default(),
             drifted: Gauge::default(),
+            spans: Spans::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
             objects: Family::default(),
@@ -126,6 +140,7 @@ impl Metrics {
             "Sandboxes that are not as they were attached",
             metrics.drifted.clone(),
         );
+        registry.register("spans", "Spans of traces that were sent, by outcome", metrics.spans.0.clone());
         registry.register("questions_waiting", "Questions waiting for their turn", metrics.waiting.clone());
         registry.register("cache_objects", "Objects known, by kind", metrics.objects.clone());
         registry.register(
@@ -148,7 +163,7 @@ impl Metrics {
         let Report { microseconds, attachments, error } = report;
         let stage = if error.is_some() { "failed-add" } else { "add" };
         self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
-        for Tried { network: _, plugin, microseconds } in attachments {
+        for Tried { network: _, plugin, ifname: _, microseconds, steps: _ } in attachments {
             let plugin = self.label(plugin);
             let outcome = if microseconds.is_some() { "attached" } else { "failed" };
             self.attachments.get_or_create(&OfPlugin { plugin: plugin.clone(), outcome }).inc();
@@ -229,7 +244,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.answered("planned", Duration::from_millis(3));
         let tried =
-            |plugin: &str, microseconds| Tried { network: "n".into(), plugin: plugin.into(), microseconds };
+            |plugin: &str, microseconds| Tried { plugin: plugin.into(), microseconds, ..Tried::default() };
         let mut report = Report { microseconds: 5_000, ..Report::default() };
         report.attachments = vec![tried("bridge", Some(1_500)), tried("macvlan", None)];
         metrics.reported(&report);

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use cni::name::ContainerId;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -162,7 +162,7 @@ impl Publisher {
             brain.events.attached(&entry);
         }
         self.writes.spawn(async move {
-            let started = Instant::now();
+            let (started, began) = (Instant::now(), SystemTime::now());
             let written = write(client, &entry.plan.pod, text).await;
             let outcome = match &written {
                 Written::Yes(_) => "written",
@@ -170,6 +170,13 @@ impl Publisher {
                 Written::Failed(_) => "failed",
             };
             brain.metrics.published(outcome, started.elapsed());
+            if let Some(traces) = &brain.traces {
+                let failure = match &written {
+                    Written::Failed(why) => Some(why.as_str()),
+                    _ => None,
+                };
+                traces.status(&container, began, outcome, failure);
+            }
             (container, written)
         });
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
 use npwg::exchange::addresses::{Delivery, Demand, Want};
@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
 use super::metrics::Metrics;
+use super::traces::{Trace, Traces};
 use crate::failure::Failure;
 use crate::listener::Listener;
 
@@ -67,6 +68,10 @@ pub(crate) trait Oracle: Send + Sync + 'static {
     fn heard(&self, _: &Outcome) {}
     /// Its figures, where it has any.
     fn metrics(&self) -> Option<&Metrics>;
+    /// Where the spans of calls go, if anywhere.
+    fn traces(&self) -> Option<&Traces> {
+        None
+    }
 }
 
 /// The socket, which goes when this is dropped, unless another agent has taken its place.
@@ -115,6 +120,9 @@ impl Socket {
     }
 }
 
+/// When somebody came, by the clock that does not jump and by the one on the wall.
+type Began = (Instant, SystemTime);
+
 /// Where questions are answered.
 struct Desk<O> {
     oracle: Arc<O>,
@@ -125,7 +133,8 @@ struct Desk<O> {
 impl<O: Oracle> Desk<O> {
     /// One conversation.
     async fn talk(&self, mut stream: UnixStream) -> Result<(), Error> {
-        let started = Instant::now();
+        let (started, arrived) = (Instant::now(), SystemTime::now());
+        let mut trace = None;
         let reply = match self.turn().await {
             None => {
                 let why = format!("agent: {WAITING_MAX} questions are waiting already");
@@ -137,10 +146,13 @@ impl<O: Oracle> Desk<O> {
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;
+                if let (Some(traces), Purpose::Plan) = (self.oracle.traces(), &question.purpose) {
+                    trace = Some(traces.begin(&question, arrived));
+                }
                 // An order given to somebody who has gone would be lost.
                 let gone = async { stream.read_u8().await.is_err() };
                 tokio::select! {
-                    reply = self.reply(&question, started) => reply,
+                    reply = self.reply(&question, (started, arrived), &mut trace) => reply,
                     true = gone, if question.purpose == Purpose::Orders => return Ok(()),
                 }
             }
@@ -153,10 +165,9 @@ impl<O: Oracle> Desk<O> {
             .map_err(|cause| Error::io("reply", cause))?;
         if planned {
             // Older hands, and those that are killed, do not report.
-            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await
-                && let Some(metrics) = self.oracle.metrics()
-            {
-                metrics.reported(&report);
+            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await {
+                self.oracle.metrics().inspect(|metrics| metrics.reported(&report));
+                trace.into_iter().for_each(|trace| trace.reported(&report));
             }
         }
         Ok(())
@@ -201,9 +212,9 @@ impl<O: Oracle> Desk<O> {
         turn
     }
 
-    async fn reply(&self, question: &Question, started: Instant) -> Reply {
+    async fn reply(&self, question: &Question, began: Began, trace: &mut Option<Trace>) -> Reply {
         match &question.purpose {
-            Purpose::Plan => self.answer(question, started).await,
+            Purpose::Plan => self.answer(question, began, trace).await,
             Purpose::Orders => {
                 let orders = timeout(ANSWER_MAX, self.oracle.errands(question)).await.unwrap_or_default();
                 Reply { answer: Answer::Noted, orders }
@@ -215,16 +226,29 @@ impl<O: Oracle> Desk<O> {
         }
     }
 
-    async fn answer(&self, question: &Question, started: Instant) -> Reply {
+    async fn answer(
+        &self,
+        question: &Question,
+        (started, arrived): Began,
+        trace: &mut Option<Trace>,
+    ) -> Reply {
         let pod = &question.pod;
-        let span =
-            info_span!("plan", namespace = pod.namespace, pod = pod.name, container = %question.container);
+        let span = info_span!(
+            "plan",
+            namespace = pod.namespace,
+            pod = pod.name,
+            container = %question.container,
+            trace = trace.as_ref().map(Trace::id)
+        );
         let answered = timeout(ANSWER_MAX, self.oracle.answer(question)).instrument(span.clone()).await;
         let answered = answered.unwrap_or_else(|_| {
             let why = format!("agent: no plan within {} s", ANSWER_MAX.as_secs());
             Err(Error::new(code::TRY_AGAIN_LATER, why))
         });
         let _entered = span.enter();
+        if let Some(trace) = trace {
+            trace.planned(arrived, answered.as_ref().map(|plan| plan.delegates.len()));
+        }
         match answered {
             Ok(plan) => {
                 info!(

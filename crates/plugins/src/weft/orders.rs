@@ -106,6 +106,7 @@ pub fn obey() -> Result<(), Error> {
                 files: Vec::new(),
                 unreadable: Vec::new(),
                 purpose: Purpose::Outcome(outcome),
+                began: 0,
             };
             errors.extend(agent::tell(&node, &question).err());
         }

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::args::Args;
 use cni::invocation::Call;
@@ -72,6 +73,7 @@ fn plan_for(
         files: NetworkFile::all(&disk),
         unreadable: disk.unreadable,
         purpose: Purpose::Plan,
+        began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
     };
     agent::plan(node, &question)
 }
