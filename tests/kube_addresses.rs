@@ -75,6 +75,143 @@ fn weft(nodes: &Nodes, words: &[&str]) -> testkit::Finished {
     command.args(words.iter().copied()).finish()
 }
 
+/// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
+fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
+    let rights = std::fs::read_to_string(testkit::workspace().join("deploy/ipam/rbac.yaml")).unwrap();
+    nodes.kube.apply(&rights);
+    let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
+    let program = testkit::binary("weft");
+    let fixed = [program.to_str().unwrap(), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
+    for (name, port) in replicas {
+        let listen = format!("127.0.0.1:{port}");
+        let own = ["--identity", name, "--kubeconfig", &account, "--listen", &listen];
+        nodes.machine.start(name, fixed.into_iter().chain(own));
+    }
+}
+
+/// How often a controller has looked at everything.
+fn rounds(nodes: &Nodes, port: u16) -> u64 {
+    let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
+    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_rounds_total "));
+    found.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Makes a pool whose blocks have `2^bits` addresses.
+fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
+    let name = range.replace([':', '/'], "-");
+    let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": name },
+        "spec": { "range": range, "blockBits": bits } });
+    nodes.kube.apply(&pool.to_string());
+    name
+}
+
+/// Milliseconds since 1970, so long ago.
+fn ago(past: Duration) -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from((since - past).as_millis()).unwrap()
+}
+
+#[test]
+fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_for_an_hour() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let (blocks, singles) = (pool(&nodes, "10.13.0.0/24", 4), pool(&nodes, "10.14.0.0/29", 0));
+    // Given and taken back by the plugin: its object stays, and says since when it rests.
+    let mut conf = network(0, &json!({ "range": "10.13.0.0/24" }));
+    conf["args"] = json!({ "cni": { "ips": ["10.13.0.77"] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
+    nodes.attachment(&sandbox, "r1").del(&conf).success();
+    let name = format!("{blocks}.10.13.0.77-32");
+    let object = nodes.kube.json(["ipblocks.weft.dev", &name]);
+    let since = object["spec"]["freed"].as_u64().unwrap();
+    assert!(since > ago(HOUR) && object["spec"]["node"].is_null(), "{object}");
+    // Others are as if they had been given back earlier, or are somebody's.
+    let write = |pool: &str, ip: &str, spec: &Value| {
+        let mut object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock",
+            "metadata": { "name": format!("{pool}.{ip}-32"), "labels": { "weft.dev/pool": pool } }, "spec": spec });
+        object["spec"]["pool"] = json!(pool);
+        object["spec"]["range"] = json!(format!("{ip}/32"));
+        nodes.kube.apply(&object.to_string());
+    };
+    let old = json!({ "freed": ago(2 * HOUR), "turn": 3 });
+    write(&blocks, "10.13.0.78", &old);
+    write(&blocks, "10.13.0.79", &json!({ "freed": ago(HOUR / 2), "turn": 1 }));
+    write(
+        &blocks,
+        "10.13.0.80",
+        &json!({ "freed": ago(2 * HOUR), "claim": "pod/blue/db-0/net/eth0", "turn": 1 }),
+    );
+    write(
+        &blocks,
+        "10.13.0.81",
+        &json!({ "node": "worker-0", "ledger": blocks, "owner": "u/c/i", "turn": 1 }),
+    );
+    // Where every address is an object of its own, it says which has rested longest.
+    write(&singles, "10.14.0.2", &old);
+    let names = || -> BTreeSet<String> {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        nodes.blocks().iter().map(name).collect()
+    };
+    let before = names();
+    control(&nodes, &[("one", 9601)]);
+    let removed = format!("{blocks}.10.13.0.78-32");
+    until("the object of the address that rested for two hours", || {
+        (!names().contains(&removed)).then_some(())
+    });
+    let round = rounds(&nodes, 9601);
+    until("two rounds more", || (rounds(&nodes, 9601) > round + 1).then_some(()));
+    let gone: Vec<String> = before.difference(&names()).cloned().collect();
+    assert_eq!(gone, [removed]);
+    // It is anybody's again, and so is the one that still rests for who asks for it.
+    conf["args"] = json!({ "cni": { "ips": ["10.13.0.78"] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
+}
+
+#[test]
+fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
+    let nodes = nodes!(1);
+    let pod = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.12.0.0/22", 4);
+    let conf = network(0, &json!({ "range": "10.12.0.0/22", "quarantine": 0 }));
+    let add = |container: &str| given(nodes.attachment(&pod, container).add(&conf))[0].clone();
+    let ledger = || {
+        let words = ["ipam", "-o", "json", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"];
+        let shown = weft(&nodes, &words).success().json();
+        shown[0]["ledger"].as_array().cloned().unwrap_or_default()
+    };
+    let of_state = |state: &str| ledger().iter().filter(|block| block["state"] == state).count();
+    let kept: Vec<usize> = (0..40).step_by(5).collect();
+    let before: Vec<String> = (0..40).map(|at| add(&format!("c{at}"))).collect();
+    assert_eq!((ledger().len(), of_state("active")), (3, 3));
+    for at in (0..40).filter(|at| !kept.contains(at)) {
+        nodes.attachment(&pod, &format!("c{at}")).del(&conf).success();
+    }
+    // What is left holds its addresses; nobody new comes into the blocks that are being emptied.
+    assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", ledger());
+    let table =
+        weft(&nodes, &["ipam", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"]).success().stdout;
+    assert!(table.contains("ON THIS NODE") && table.contains("draining"), "{table}");
+    for at in &kept {
+        nodes.attachment(&pod, &format!("c{at}")).check(&conf).success();
+    }
+    let open: Vec<String> = ledger()
+        .iter()
+        .filter(|block| block["state"] == "active")
+        .map(|block| block["range"].to_string())
+        .collect();
+    for at in &kept {
+        nodes.attachment(&pod, &format!("c{at}")).del(&conf).success();
+        let ip = add(&format!("n{at}"));
+        assert!(open[0].contains(ip.rsplit_once('.').unwrap().0), "{ip} {open:?}");
+    }
+    let left = ledger();
+    assert_eq!((left.len(), &left[0]["held"]), (1, &json!(8)), "{left:#?}");
+    // In the cluster, too: but for one that the agent may have leased ahead.
+    let leased = nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-0").count();
+    assert!(leased <= 2, "{leased} blocks of {name} for 8 pods that were {before:?}");
+}
+
 /// Two nodes, eight addresses: each block is one, and the name of each is made once.
 fn tiny(node: usize) -> Value {
     network(node, &json!({ "range": "10.7.0.0/29", "quarantine": 0 }))
@@ -116,15 +253,7 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
     let all = fill(&nodes, &pod);
     // The second node is gone: what it had comes back, when somebody has deleted its object, and not before.
     nodes.stop(1, "KILL");
-    let rights = std::fs::read_to_string(testkit::workspace().join("deploy/ipam/rbac.yaml")).unwrap();
-    nodes.kube.apply(&rights);
-    let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
-    let program = testkit::binary("weft");
-    let fixed = [program.to_str().unwrap(), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
-    for (name, listen) in [("one", "127.0.0.1:9601"), ("two", "127.0.0.1:9602")] {
-        let own = ["--identity", name, "--kubeconfig", &account, "--listen", listen];
-        nodes.machine.start(name, fixed.into_iter().chain(own));
-    }
+    control(&nodes, &[("one", 9601), ("two", 9602)]);
     std::thread::sleep(Duration::from_secs(6));
     let of_dead = || nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-1").count();
     assert_eq!(of_dead(), 3, "its object is there: it may be alive");
@@ -135,11 +264,7 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
         assert!(all.contains(&ips[0]));
     }
     // Whoever leads dies; the other one goes on.
-    let page =
-        |port| nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
-    let leads = |port| {
-        page(port).lines().any(|line| line.starts_with("weft_ipam_rounds_total ") && !line.ends_with(" 0"))
-    };
+    let leads = |port| rounds(&nodes, port) > 0;
     let (first, second) = if leads(9601) { ("one", 9602) } else { ("two", 9601) };
     nodes.machine.stop(first, "KILL");
     until("the other controller", || leads(second).then_some(()));

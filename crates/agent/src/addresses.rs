@@ -13,6 +13,7 @@ pub(crate) mod keeper;
 pub(crate) mod objects;
 pub(crate) mod pools;
 pub(crate) mod registry;
+mod show;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -19,6 +19,7 @@
 //!   that was left behind hides a free address until nothing else is free;
 //! - an address is given if its slot is free, has rested, and its block is active; of those the one that has been
 //!   free longest;
+//! - a block that is being emptied is active, and nobody new comes into it;
 //! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
 //!   it had, is no ledger: what was held in them would be given again;
 //! - numbers are little-endian; what comes after a whole page is ignored.
@@ -50,6 +51,8 @@ const BOOT: std::ops::Range<usize> = 16..80;
 /// Written after each new page: a file with fewer was cut off.
 const COUNT: std::ops::Range<usize> = 80..84;
 const UID: std::ops::Range<usize> = 32..96;
+/// In a page's head: is its block being emptied? A release that does not know this gives from it like from any other.
+const DRAINING: usize = 4;
 /// The time is in the lower seven bytes of the first word.
 const TIME: u64 = (1 << 56) - 1;
 
@@ -94,6 +97,8 @@ pub struct Block {
     pub uid: String,
     /// Was it leased for one owner?
     pub bound: bool,
+    /// Is it being emptied, to be given back?
+    pub draining: bool,
     /// Milliseconds since 1970: when it was leased.
     pub since: u64,
 }
@@ -163,6 +168,15 @@ impl Clock {
     }
 }
 
+// === impl Block ===
+
+impl Block {
+    /// May its addresses be given to anybody?
+    pub fn is_open(&self) -> bool {
+        self.state == State::Active && !self.bound && !self.draining
+    }
+}
+
 // === impl Ledger: reading ===
 
 impl Ledger {
@@ -227,7 +241,8 @@ impl Ledger {
         let head = self.head(page)?;
         let (state, net) = (state(head)?, net(head)?);
         let uid = text(&head[UID]).to_owned();
-        Some(Block { page, state, net, uid, bound: head[3] == 1, since: word(&head[8..]) })
+        let (bound, draining, since) = (head[3] == 1, head[DRAINING] == 1, word(&head[8..]));
+        Some(Block { page, state, net, uid, bound, draining, since })
     }
 
     fn head(&self, page: usize) -> Option<&[u8]> {
@@ -241,8 +256,14 @@ impl Ledger {
 
     /// The pages whose addresses may be given to anybody.
     fn open(&self) -> impl Iterator<Item = usize> {
-        let is_open = |head: &[u8]| head[0] == State::Active as u8 && head[3] != 1;
-        (0..self.pages()).filter(move |page| self.head(*page).is_some_and(is_open))
+        let is_draining = |page: &usize| self.head(*page).is_some_and(|head| head[DRAINING] == 1);
+        self.usable().filter(move |page| !is_draining(page))
+    }
+
+    /// The same, and those that are being emptied.
+    fn usable(&self) -> impl Iterator<Item = usize> {
+        let is_usable = |head: &[u8]| head[0] == State::Active as u8 && head[3] != 1;
+        (0..self.pages()).filter(move |page| self.head(*page).is_some_and(is_usable))
     }
 
     /// The slots of a page that its block has.
@@ -251,6 +272,11 @@ impl Ledger {
         let from = PREFACE + page * PAGE + BODY;
         let slots = self.image.get(from..from + size * SLOT).unwrap_or_default();
         slots.chunks_exact(SLOT).map(slot).enumerate()
+    }
+
+    /// What each address of a block is, in order.
+    pub fn slots_of(&self, block: &Block) -> impl Iterator<Item = Slot> {
+        self.slots(block.page).map(|(_, what)| what)
     }
 
     /// Those of all slots of a page that have this tag.
@@ -345,14 +371,14 @@ impl Ledger {
         }
     }
 
-    /// How many of the addresses that `accepts` are what; only active blocks have free ones.
+    /// How many of the addresses that `accepts` are what; only blocks from which may be given have free ones.
     pub fn count(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Count {
         let mut count = Count::default();
         for block in self.blocks() {
             for (slot, what) in self.slots(block.page) {
                 match what {
                     Slot::Held(..) => count.held += 1,
-                    Slot::Free(since) if block.state == State::Active && !block.bound => {
+                    Slot::Free(since) if block.is_open() => {
                         let rests = clock.rests_until(since).is_some();
                         if rests {
                             count.resting += 1;
@@ -367,7 +393,7 @@ impl Ledger {
         count
     }
 
-    /// Are at least `enough` addresses that `accepts` free to be given now?
+    /// Are at least `enough` addresses that `accepts` free to be given now, if need be of a block that is being emptied?
     pub fn has_free(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool, enough: usize) -> bool {
         let is_free = |page: usize, slot: usize, what: Slot| {
             let rested = matches!(what, Slot::Free(since) if clock.rests_until(since).is_none());
@@ -376,8 +402,8 @@ impl Ledger {
         let tagged = |page| self.tagged(page, 0).filter(move |(slot, what)| is_free(page, *slot, *what));
         let all = |page| self.slots(page).filter(move |(slot, what)| is_free(page, *slot, *what));
         // Some may have a tag that was left behind.
-        self.open().flat_map(tagged).take(enough).count() == enough
-            || self.open().flat_map(all).take(enough).count() == enough
+        self.usable().flat_map(tagged).take(enough).count() == enough
+            || self.usable().flat_map(all).take(enough).count() == enough
     }
 
     /// Is nothing in a block held, and has everything rested?
@@ -389,10 +415,17 @@ impl Ledger {
         })
     }
 
-    /// How many addresses of a block are nobody's.
-    pub fn free_in(&self, block: &Block) -> u64 {
-        let free = self.slots(block.page).filter(|(_, what)| matches!(what, Slot::Free(_)));
-        free.count() as u64
+    /// How many addresses of a block are somebody's of this node, or look like it.
+    pub fn held_in(&self, block: &Block) -> u64 {
+        let from = PREFACE + block.page * PAGE + HEAD;
+        let tags = self.image.get(from..from + size(block.net)).unwrap_or_default();
+        (tags.len() - memchr_iter(0, tags).count()) as u64
+    }
+
+    /// How many addresses of a block are nobody's, and have rested.
+    pub fn free_in(&self, block: &Block, clock: Clock) -> u64 {
+        let rested = |what: &Slot| matches!(what, Slot::Free(since) if clock.rests_until(*since).is_none());
+        self.slots(block.page).filter(|(_, what)| rested(what)).count() as u64
     }
 
     /// When something in a block was last freed; milliseconds since 1970.
@@ -429,11 +462,17 @@ impl Ledger {
         self.edit(PREFACE + page * PAGE, &[state as u8])
     }
 
+    /// Lets nobody new into a block, or lets them in again.
+    pub fn drain(&mut self, page: usize, draining: bool) -> Edit {
+        self.edit(PREFACE + page * PAGE + DRAINING, &[u8::from(draining)])
+    }
+
     /// Makes a block active that is still the node's, under a new lease: one write.
     pub fn confirm(&mut self, page: usize, uid: &str) -> Edit {
         let mut head = self.head(page).map(<[u8]>::to_vec).unwrap_or_default();
         if head.len() == HEAD {
             head[0] = State::Active as u8;
+            head[DRAINING] = 0;
             head[UID].fill(0);
             put_text(&mut head[UID], uid);
         }

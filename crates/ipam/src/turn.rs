@@ -3,6 +3,10 @@
 //! ```text
 //!   give ──► Given │ Ask(wish) ──► [`ask`] ──► agent: [`serve`] ──► Supply ──► [`receive`] ──► give
 //!   take_back · tidy: blocks that nobody needs are marked, and go with the next question
+//!
+//!   sparse ──tidy──► draining ──last one freed──► returning ──asked──► the pool's
+//!      ▲                 │
+//!      └── no other address is free
 //! ```
 //!
 //! Rules: whoever has the turn has the ledger to itself; every edit is written before anything else is done; after each
@@ -14,9 +18,15 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::filter::Filter;
+use crate::grid::addresses_of;
 use crate::lease::{Counter, Refusal, give_back};
 use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
 use crate::registry::{Fault, Object, Registry};
+
+/// A block that holds at most this part of its addresses may be emptied.
+const SPARSE: u64 = 4;
+/// This part of a block's addresses must be free in the others before it is.
+const SPARE: u64 = 4;
 
 /// What a call wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,11 +92,36 @@ pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish:
     match wish {
         Wish::Address(ip) => give_this(ledger, clock, mark, ip),
         Wish::Kept => Turn::Ask(wish, None),
-        Wish::Any | Wish::Nothing => match ledger.choose(clock, |ip| filter.admits(ip)) {
-            Choice::Free(place, ip) => Turn::Given(place, ip, ledger.hold(place, clock.now, mark).into()),
-            Choice::Resting(until) => Turn::Ask(Wish::Any, Some(Refusal::Resting(until))),
-            Choice::Full => Turn::Ask(Wish::Any, None),
-        },
+        Wish::Any | Wish::Nothing => give_any(ledger, clock, filter, mark),
+    }
+}
+
+/// One of a block that is being emptied only if there is no other.
+fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Turn {
+    let accepts = |ip| filter.admits(ip);
+    let mut edits = Vec::new();
+    let mut choice = ledger.choose(clock, accepts);
+    let draining: Vec<Block> = ledger.blocks().filter(|block| block.draining).collect();
+    for block in draining {
+        if matches!(choice, Choice::Free(..)) {
+            break;
+        }
+        let edit = ledger.drain(block.page, false);
+        match ledger.choose(clock, accepts) {
+            free @ Choice::Free(..) => {
+                edits.push(edit);
+                choice = free;
+            }
+            _ => drop(ledger.drain(block.page, true)),
+        }
+    }
+    match choice {
+        Choice::Free(place, ip) => {
+            edits.extend(ledger.hold(place, clock.now, mark));
+            Turn::Given(place, ip, edits)
+        }
+        Choice::Resting(until) => Turn::Ask(Wish::Any, Some(Refusal::Resting(until))),
+        Choice::Full => Turn::Ask(Wish::Any, None),
     }
 }
 
@@ -122,33 +157,54 @@ pub fn free(ledger: &mut Ledger, now: u64, places: &[Place]) -> Vec<Edit> {
     edits
 }
 
-/// Marks the blocks that nobody needs: those for one owner that is gone, and those idle for `idle` milliseconds while
-/// `keep` addresses are free elsewhere.
+/// Marks the blocks that nobody needs: those for one owner that is gone, those that were to be emptied and are, and those
+/// idle for `idle` milliseconds while `keep` addresses are free elsewhere. What holds little is to be emptied.
 pub fn tidy(ledger: &mut Ledger, clock: Clock, idle: u64, keep: u64) -> Vec<Edit> {
     let blocks: Vec<Block> = ledger.blocks().collect();
     let mut free = None;
     let mut edits = Vec::new();
-    for block in blocks {
-        match block.state {
-            State::Active if block.bound && !ledger.is_held(&block) => {
+    for block in blocks.iter().filter(|block| block.state == State::Active) {
+        let is_over = match (block.bound, block.draining) {
+            (true, _) => !ledger.is_held(block),
+            (_, true) => ledger.is_idle(block, clock),
+            _ => false,
+        };
+        if is_over {
+            edits.push(ledger.set(block.page, State::Returning));
+        } else if block.is_open()
+            && ledger.is_idle(block, clock)
+            && ledger.last_used(block).saturating_add(idle) <= clock.now
+        {
+            let free = free.get_or_insert_with(|| ledger.count(clock, |_| true).free);
+            let rest = free.saturating_sub(ledger.free_in(block, clock));
+            if rest >= keep {
+                *free = rest;
                 edits.push(ledger.set(block.page, State::Returning));
             }
-            State::Active
-                if !block.bound
-                    && ledger.is_idle(&block, clock)
-                    && ledger.last_used(&block).saturating_add(idle) <= clock.now =>
-            {
-                let free = free.get_or_insert_with(|| ledger.count(clock, |_| true).free);
-                let rest = free.saturating_sub(ledger.free_in(&block));
-                if rest >= keep {
-                    *free = rest;
-                    edits.push(ledger.set(block.page, State::Returning));
-                }
-            }
-            _ => {}
         }
     }
+    edits.extend(drain_the_emptiest(ledger, clock, keep));
     edits
+}
+
+/// Begins to empty a block, if what it holds is little and the others have room for that and for [`SPARE`] of a block
+/// besides: so much must come and go before the node needs what it has given back.
+fn drain_the_emptiest(ledger: &mut Ledger, clock: Clock, keep: u64) -> Option<Edit> {
+    let open: Vec<Block> = ledger.blocks().filter(Block::is_open).collect();
+    let size = |block: &Block| u64::try_from(addresses_of(block.net)).unwrap_or(u64::MAX);
+    // An empty one goes when it was idle for long enough.
+    let held = open.iter().map(|block| (ledger.held_in(block), block));
+    let sparse = held.filter(|(held, block)| *held > 0 && *held <= size(block) / SPARSE);
+    let (held, block) = sparse.min_by_key(|(held, block)| (*held, block.page))?;
+    let enough = held + keep.max(size(block) / SPARE);
+    let mut elsewhere = 0;
+    for other in open.iter().filter(|other| other.page != block.page) {
+        elsewhere += ledger.free_in(other, clock);
+        if elsewhere >= enough {
+            return Some(ledger.drain(block.page, true));
+        }
+    }
+    None
 }
 
 /// The question for the agent.

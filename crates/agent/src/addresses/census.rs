@@ -106,6 +106,21 @@ impl Census {
         self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
     }
 
+    /// The addresses of a pool that pods show.
+    pub(crate) fn used_of(&self, pool: &str) -> BTreeSet<IpAddr> {
+        let ranges = self.ranges();
+        let named = |pool: &PoolObject| pool.metadata.name.clone().unwrap_or_default();
+        let Some((own, _)) = ranges.iter().find(|(_, object)| named(object) == pool) else {
+            return BTreeSet::new();
+        };
+        let shown = self.pods.values().flat_map(|pod| &pod.addresses).map(|(ip, ..)| *ip);
+        let is_of = |ip: &IpAddr| {
+            let smallest = || ranges.iter().find(|(range, _)| range.contains(ip));
+            own.contains(ip) && smallest().is_some_and(|(range, _)| range == own)
+        };
+        shown.filter(is_of).collect()
+    }
+
     /// The pools whose range can be read, the smallest first.
     fn ranges(&self) -> Vec<(IpNet, &PoolObject)> {
         let range = |pool: &PoolObject| pool.spec.range.parse::<IpNet>().ok();
@@ -147,6 +162,7 @@ impl Census {
             }
         }
         status.nodes = nodes.len() as u64;
+        status.used_addresses = self.used_of(name).len() as u64;
         if let Some(grid) = grid {
             let all = addresses_of(grid.subnet());
             status.addresses = all.to_string();
@@ -334,7 +350,7 @@ mod tests {
         assert_eq!(census.findings(), []);
         let status = census.status_of(&census.pools[0]);
         assert_eq!((status.leased_blocks, status.single_addresses, status.nodes), (2, 1, 2));
-        assert_eq!((status.blocks.as_str(), status.leased_percent), ("256", 0));
+        assert_eq!((status.blocks.as_str(), status.leased_percent, status.used_addresses), ("256", 0, 2));
     }
 
     #[test]

@@ -13,15 +13,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::census::Census;
-use super::objects::PoolStatus;
 use super::registry::Cluster;
+use super::show::show;
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
 use crate::table;
 
-/// Cells of a bar.
-const BAR: usize = 20;
+/// Where a node keeps its ledgers.
+const LEDGERS: &str = "/var/lib/weft/ipam";
 /// Length of an owner's record beside a ledger.
 const RECORD: usize = 1024;
 
@@ -29,7 +29,7 @@ const RECORD: usize = 1024;
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
-  weft ipam show
+  weft ipam show --blocks
   weft ipam who 10.1.2.3
   weft ipam check
 
@@ -46,14 +46,21 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// How full each pool is
-    Show,
+    /// How full each pool is, and the blocks of this node
+    Show {
+        /// Each block and single address, too
+        #[arg(long)]
+        blocks: bool,
+        /// Ledgers of this node, which know what is held in its blocks
+        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+        data_dir: PathBuf,
+    },
     /// Who has an address
     Who {
         /// The address
         address: IpAddr,
         /// Ledgers of this node, which know containers
-        #[arg(long, default_value = "/var/lib/weft/ipam", value_name = "DIR")]
+        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
         data_dir: PathBuf,
     },
     /// What is wrong: addresses that are doubled, held by dead nodes, or by nobody
@@ -75,57 +82,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let client = cluster::client(kubeconfig.as_deref()).await?;
         let census = Census::take(&client).await.map_err(Failure::new)?;
         match what {
-            What::Show => show(&census, *format),
+            What::Show { blocks, data_dir } => show(&census, *blocks, data_dir, *format),
             What::Who { address, data_dir } => who(&census, *address, data_dir, *format),
             What::Check => check(&census, *format),
             What::Free { block, force } => free(&client, &census, block, *force).await,
         }
     })
-}
-
-/// One pool for programs.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Pool<'a> {
-    name: &'a str,
-    range: &'a str,
-    network_name: &'a str,
-    #[serde(flatten)]
-    status: PoolStatus,
-}
-
-fn show(census: &Census, format: Format) -> Result<(), Failure> {
-    let pools = census.pools.iter().map(|pool| Pool {
-        name: pool.metadata.name.as_deref().unwrap_or_default(),
-        range: &pool.spec.range,
-        network_name: &pool.spec.network_name,
-        status: census.status_of(pool),
-    });
-    if format == Format::Json {
-        return output::print_json(&pools.collect::<Vec<_>>());
-    }
-    let row = |pool: Pool<'_>| {
-        let Pool { name, range, network_name, status } = pool;
-        let PoolStatus { blocks, leased_blocks, single_addresses, nodes, leased_percent, .. } = status;
-        vec![
-            name.to_owned(),
-            range.to_owned(),
-            network_name.to_owned(),
-            format!("{leased_blocks}/{blocks}"),
-            single_addresses.to_string(),
-            nodes.to_string(),
-            bar(leased_percent),
-        ]
-    };
-    let rows: Vec<Vec<String>> = pools.map(row).collect();
-    let headings = ["pool", "range", "network", "blocks", "single", "nodes", "leased"];
-    output::print(&table::lay_out(&headings, &rows, 0))
-}
-
-/// `[####----]  42 %`
-fn bar(percent: u8) -> String {
-    let full = (usize::from(percent) * BAR).div_ceil(100).min(BAR);
-    format!("[{}{}] {percent:3} %", "#".repeat(full), "-".repeat(BAR - full))
 }
 
 /// Who has an address, for programs.
@@ -253,16 +215,4 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bar_is_full_when_everything_is_leased() {
-        assert_eq!(bar(0), format!("[{}]   0 %", "-".repeat(20)));
-        assert_eq!(bar(1), format!("[#{}]   1 %", "-".repeat(19)));
-        assert_eq!(bar(100), format!("[{}] 100 %", "#".repeat(20)));
-    }
 }

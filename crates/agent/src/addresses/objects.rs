@@ -81,6 +81,8 @@ pub(crate) struct PoolStatus {
     pub(crate) single_addresses: u64,
     /// Nodes that have something.
     pub(crate) nodes: u64,
+    /// Addresses that pods show in their network-status.
+    pub(crate) used_addresses: u64,
     /// In percent: blocks leased, of all.
     pub(crate) leased_percent: u8,
 }

@@ -61,6 +61,8 @@ struct Call {
     /// What the agent will answer.
     answer: Option<Answer>,
     asked: u32,
+    /// Blocks that were emptied and are given back with it.
+    drained: u64,
     /// Was the ledger changed as far as it can be alone?
     begun: bool,
     outcome: Option<Result<Option<IpAddr>, Refusal>>,
@@ -106,6 +108,10 @@ pub(crate) struct Cluster {
     pub(crate) steps: u64,
     pub(crate) given: u64,
     pub(crate) refused: u64,
+    /// Refused, because somebody else has the address that was asked for.
+    pub(crate) named: u64,
+    /// Blocks that were emptied and given back.
+    pub(crate) drained: u64,
     pub(crate) kills: u64,
 }
 
@@ -131,6 +137,8 @@ impl Call {
         };
         self.answer = None;
         if let Some(ledger) = &mut self.ledger {
+            let drained = ledger.blocks().filter(|block| block.draining && supply.gone.contains(&block.uid));
+            self.drained += drained.count() as u64;
             self.unwritten = turn::receive(ledger, clock, mark(&owner), &supply);
         }
         if let (Some(refusal), true) = (supply.refusal, supply.leases.is_empty()) {
@@ -160,7 +168,10 @@ impl Call {
             }
             Verb::Add(_, wish) => {
                 self.outcome = match turn::give(ledger, clock, filter, mark, *wish) {
-                    Turn::Given(_, ip, edits) => {
+                    Turn::Given(place, ip, edits) => {
+                        let drains = ledger.block(place.page).is_some_and(|block| block.draining);
+                        let named = matches!(wish, Wish::Address(_)) || edits.is_empty();
+                        assert!(named || !drains, "{ip} is given from a block that is being emptied");
                         self.unwritten.extend(edits);
                         Some(Ok(Some(ip)))
                     }
@@ -231,6 +242,8 @@ impl Cluster {
             steps: 0,
             given: 0,
             refused: 0,
+            named: 0,
+            drained: 0,
             kills: 0,
         }
     }
@@ -349,6 +362,7 @@ impl Cluster {
             unwritten: Vec::new(),
             answer: None,
             asked: 0,
+            drained: 0,
             begun: false,
             outcome: None,
         };
@@ -394,6 +408,7 @@ impl Cluster {
         if let Some(outcome) = call.outcome.take() {
             node.synced.clone_from(&node.disk);
             let call = node.calls.remove(0);
+            self.drained += call.drained;
             return self.end(index, &call.verb, outcome);
         }
         if call.ledger.is_none() {
@@ -429,7 +444,14 @@ impl Cluster {
     fn end(&mut self, index: usize, verb: &Verb, outcome: Result<Option<IpAddr>, Refusal>) {
         match (verb, outcome) {
             (Verb::Add(owner, wish), Ok(Some(ip))) => self.tell(index, owner, *wish, ip),
-            (Verb::Add(..), Err(_)) => self.refused += 1,
+            (Verb::Add(_, wish), Err(refusal)) => {
+                self.refused += 1;
+                if let (Wish::Address(ip), Refusal::Held { net, .. }) = (wish, refusal) {
+                    // Whoever is refused an address is told what holds it.
+                    assert!(net.contains(ip), "seed {}: {ip} is not in {net}", self.seed);
+                    self.named += 1;
+                }
+            }
             (Verb::Del(owner), _) => {
                 // DEL always succeeds on the node: what the agent did not hear goes with the next question.
                 self.nodes[index].pods.remove(owner);
@@ -630,6 +652,7 @@ impl Cluster {
             unwritten: Vec::new(),
             answer: None,
             asked: 0,
+            drained: 0,
             begun: false,
             outcome: None,
         };

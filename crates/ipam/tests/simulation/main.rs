@@ -6,7 +6,8 @@
 //!              killed between any two edits          killed while it waits     killed at any request
 //! ```
 //!
-//! Always: no address has two owners; a repeated ADD gives the same; what was freed rests. In the end, with every fault
+//! Always: no address has two owners; a repeated ADD gives the same; what was freed rests; nobody new comes into a block that is
+//! being emptied; who asks for an address that another has is told what holds it. In the end, with every fault
 //! healed and every pod gone: every address can be given again.
 //!
 //! `SEEDS=1000..2000 cargo test --release -p ipam --test simulation` runs others; a failure names its seed.
@@ -21,6 +22,7 @@
 
 mod cluster;
 mod exhaustive;
+mod fragments;
 mod model;
 
 use cluster::{Cluster, Shape};
@@ -38,6 +40,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn run(shape: Shape) {
+    let (mut named, mut drained) = (0, 0);
     for seed in FAILED_ONCE.iter().copied().chain(seeds()) {
         let mut cluster = Cluster::new(seed, shape);
         cluster.trouble(shape.steps);
@@ -45,10 +48,13 @@ fn run(shape: Shape) {
         let steps = cluster.steps;
         assert!(cluster.given > 0, "seed {seed}: nothing was given in {steps} steps");
         println!(
-            "seed {seed}: {steps} steps, {} given, {} refused, {} kills",
-            cluster.given, cluster.refused, cluster.kills
+            "seed {seed}: {steps} steps, {} given, {} refused, {} by name, {} kills, {} blocks emptied",
+            cluster.given, cluster.refused, cluster.named, cluster.kills, cluster.drained
         );
+        (named, drained) = (named + cluster.named, drained + cluster.drained);
     }
+    assert!(!shape.kept || named > 0, "nobody asked for what another has");
+    assert!(shape.bits == 0 || drained > 0, "no block was ever emptied");
 }
 
 #[test]
