@@ -26,6 +26,8 @@ pub struct Port {
     pub id: String,
     /// Its name.
     pub name: String,
+    /// For people, and for us where it cannot be tagged as it is made.
+    pub description: String,
     /// What it is on.
     pub network_id: String,
     /// Its project.
@@ -173,6 +175,9 @@ pub struct NewPort {
     /// For people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// What we say of it where the cloud takes tags only afterwards; at most 255 characters.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub description: String,
     /// Its tags, where the cloud takes them at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,

@@ -116,3 +116,31 @@ fn root(address: &str) -> String {
     let address = address.trim_end_matches('/');
     address.strip_suffix("/v2.0").unwrap_or(address).to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn catalog() -> Value {
+        let endpoint = |region: &str, interface: &str, url: &str| json!({ "region_id": region, "region": region, "interface": interface, "url": url });
+        json!([
+            { "type": "identity", "endpoints": [endpoint("one", "public", "https://keystone")] },
+            { "type": "network", "endpoints": [
+                endpoint("one", "public", "https://one/"), endpoint("one", "internal", "https://inner-one/v2.0"),
+                endpoint("two", "public", "https://two/networking/v2.0/")] },
+        ])
+    }
+
+    #[test]
+    fn neutrons_address_is_that_of_the_region_and_the_interface() {
+        let mut settings = Settings::open("unused");
+        assert_eq!(find(&catalog(), &settings).unwrap(), "https://one");
+        settings.region = Some("two".to_owned());
+        assert_eq!(find(&catalog(), &settings).unwrap(), "https://two/networking");
+        settings = Settings { region: Some("one".to_owned()), interface: "internal".to_owned(), ..settings };
+        assert_eq!(find(&catalog(), &settings).unwrap(), "https://inner-one");
+        settings.region = Some("three".to_owned());
+        let told = find(&catalog(), &settings).unwrap_err().to_string();
+        assert!(told.contains("three/internal") && told.contains("two/public"), "{told}");
+    }
+}

@@ -1,8 +1,9 @@
 //! Ports for wishes: found where there is one already, else made.
 //!
-//! Rules: a port is made with its tags and its owner (the pod's uid, the interface's name) in it, or is tagged before it
-//! is used; what was made for a pod and is not known here, because we were ended or an answer was lost, is found by
-//! these and taken up again. A binding that failed leaves no port.
+//! Rules: whose a port is (the cluster, the pod's uid, the interface's name) is in the request that makes it: in its tags,
+//! or, where the cloud takes tags only afterwards, as the same words in its description. What was made for a pod and is
+//! not known here, because we were ended or an answer was lost, is found by these and taken up again. A binding that
+//! failed leaves no port.
 //!
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
@@ -29,6 +30,8 @@ use super::wish::Wish;
 const ATTACHMENT: &str = "weft-attachment=";
 /// The beginning of the tag that says whose a port is where its `device_id` cannot: a subport of a trunk has none.
 const POD: &str = "weft-pod=";
+/// Tags the port of a macvlan, with the id of the node's port that speaks for it.
+const NODE: &str = "weft-node=";
 /// The extension by which a port is tagged as it is made.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
 /// How long a subnet is known: longer than a burst of pods, shorter than somebody waits who has changed it.
@@ -124,7 +127,7 @@ impl Allocator {
             let (subnet, network) = self.subnet(&wish.subnet).await.map_err(Trouble::from)?;
             // Before anything is made for it.
             let node = self.node_for(subject, wish).await?;
-            let port = self.port(subject, wish, &subnet, found).await?;
+            let port = self.port(subject, wish, &subnet, node.as_ref(), found).await?;
             let how = self.plugging(node.as_ref(), wish, &port).await;
             let vif = how.and_then(|how| {
                 Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
@@ -162,10 +165,11 @@ impl Allocator {
         subject: &Subject,
         wish: &Wish,
         subnet: &Subnet,
+        node: Option<&Port>,
         found: &[Port],
     ) -> Result<Port, Trouble> {
         let tag = format!("{ATTACHMENT}{}", wish.name);
-        if let Some(port) = found.iter().find(|port| port.tags.contains(&tag)) {
+        if let Some(port) = found.iter().find(|port| marks(port).any(|mark| mark == tag)) {
             info!(port = port.id, pod = subject.pod.name, interface = wish.name, "taken up again");
             return Ok(port.clone());
         }
@@ -181,7 +185,10 @@ impl Allocator {
             };
             return self.pools.take(&key, |count| self.fill(&key, subnet, count)).await;
         }
-        let new = self.new_port(subject, wish, subnet, tag);
+        let mut new = self.new_port(subject, wish, subnet, tag);
+        if let Some(node) = node.filter(|_| wish.driver == Driver::NestedMacvlan) {
+            new.tags.push(format!("{NODE}{}", node.id));
+        }
         self.create(vec![new]).await?.pop().ok_or_else(|| Trouble::new("NeutronRefused", "no port came back"))
     }
 
@@ -205,29 +212,41 @@ impl Allocator {
         }
     }
 
-    /// Makes ports, each of them tagged when it is returned.
+    /// Makes ports, each of them marked from its beginning.
     async fn create(&self, mut ports: Vec<NewPort>) -> Result<Vec<Port>, Error> {
-        let mut tags = Vec::new();
-        if !self.tags_at_once().await? {
-            tags = ports.iter_mut().map(|port| std::mem::take(&mut port.tags)).collect();
+        let afterwards = !self.tags_at_once().await?;
+        for port in ports.iter_mut().filter(|_| afterwards) {
+            let tags = std::mem::take(&mut port.tags);
+            let own = tags.into_iter().filter(|tag| !self.rules.resource_tags.contains(tag));
+            port.description = own.collect::<Vec<_>>().join(" ");
         }
         let mut made = match ports.as_slice() {
             [one] => vec![self.neutron.create_port(one).await?],
             many => self.neutron.create_ports(many).await?,
         };
-        for (port, tags) in made.iter_mut().zip(tags) {
-            if let Err(error) = self.neutron.tag_port(&port.id, &tags).await {
-                // Without its tags nobody would know whose it is.
-                let _ = self.neutron.delete_port(&port.id).await;
-                return Err(error);
-            }
-            port.tags = tags;
+        for port in made.iter_mut().filter(|_| afterwards) {
+            self.tag(port).await?;
         }
         // A bulk's answer may come before the binding.
         for port in made.iter_mut().filter(|port| port.vif_type == UNBOUND && !port.host_id.is_empty()) {
             *port = self.neutron.port(&port.id).await?;
         }
         Ok(made)
+    }
+
+    /// Tags a port that has been marked by its description: one that is made for a pod, because its operator looks for
+    /// tags and a trunk's are found by nothing else; those of a pool, which are made by the dozen, only if somebody
+    /// else's tags are wanted. If it fails the description still says whose it is.
+    async fn tag(&self, port: &mut Port) -> Result<(), Error> {
+        let wanted = &self.rules.resource_tags;
+        if wanted.is_empty() && owner(port).is_empty() {
+            return Ok(());
+        }
+        let tags: Vec<String> =
+            port.description.split_whitespace().map(str::to_owned).chain(wanted.clone()).collect();
+        self.neutron.tag_port(&port.id, &tags).await?;
+        port.tags = tags;
+        Ok(())
     }
 
     /// Security groups as pools know them: where none are named all ports have the project's own.
@@ -237,9 +256,11 @@ impl Allocator {
         groups
     }
 
-    /// Learns of a port of a pool that is there after a restart; false if it is one too many.
+    /// Learns of a port of a pool that is there after a restart; false if it is one too many, or has the security groups
+    /// that pods had before.
     pub(crate) fn learn(&self, port: &Port, is_taken: bool) -> bool {
-        self.pools.learn(port, self.groups(&port.security_groups), is_taken)
+        let groups = self.groups(&port.security_groups);
+        groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, is_taken)
     }
 
     /// Fills the pools that run low.
@@ -321,7 +342,7 @@ impl Allocator {
             return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         };
         let Some(trunk) = node.trunk_details.as_ref().filter(|_| wish.driver == Driver::NestedVlan) else {
-            self.allow(node, &pairs(port, &beside(wish, port)), Allowed::Yes).await?;
+            self.allow(&node.id, &pairs(port, Some(&beside(wish, port))), Allowed::Yes).await?;
             return Ok(Plugging::Macvlan);
         };
         if !port.device_id.is_empty() {
@@ -333,14 +354,22 @@ impl Allocator {
     }
 
     /// Lets a node's own port speak for these addresses, or no longer.
-    async fn allow(&self, node: &Port, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
+    async fn allow(&self, node: &str, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
         let _turn = self.node_ports.lock().await;
-        self.neutron.allow(&node.id, pairs, allowed).await
+        self.neutron.allow(node, pairs, allowed).await
     }
 
-    /// Removes a port that was made, out of the trunk it may be in.
+    /// Removes a port that was made: out of the trunk it may be in, and the node's port speaks for it no longer. Whether
+    /// that was ever begun need not be known: a request without an answer may have been done.
     pub(crate) async fn remove(&self, port: &Port) -> Result<(), Error> {
-        if port.tags.iter().any(|tag| tag.starts_with(POD)) {
+        if let Some(node) = marks(port).find_map(|mark| mark.strip_prefix(NODE)) {
+            match self.allow(node, &pairs(port, None), Allowed::No).await {
+                // The node has gone, and its port with it.
+                Err(error) if error.is_absent() => {}
+                other => other?,
+            }
+        }
+        if marks(port).any(|mark| mark.starts_with(POD)) {
             self.neutron.unnest_everywhere(&port.id).await?;
         }
         self.neutron.delete_port(&port.id).await
@@ -367,7 +396,7 @@ impl Allocator {
                     let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
                     let pairs: Vec<AddressPair> =
                         ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
-                    self.allow(&node, &pairs, Allowed::No).await?;
+                    self.allow(&node.id, &pairs, Allowed::No).await?;
                 }
             }
             _ => {}
@@ -386,6 +415,7 @@ impl Allocator {
             "device_id",
             "device_owner",
             "tags",
+            "description",
             "status",
             "mac_address",
             "network_id",
@@ -395,17 +425,38 @@ impl Allocator {
             "binding:vif_type",
             "binding:vif_details",
         ];
-        let query: Vec<(&str, &str)> =
-            [("tags", tag.as_str())].into_iter().chain(fields.map(|field| ("fields", field))).collect();
-        let all = self.neutron.ports(&query).await?;
+        let fields = fields.map(|field| ("fields", field));
+        let query: Vec<(&str, &str)> = [("tags", tag.as_str())].into_iter().chain(fields).collect();
+        let mut all = self.neutron.ports(&query).await?;
+        if !self.tags_at_once().await? {
+            let mut query = vec![("device_owner", DEVICE_OWNER), ("not-tags", tag.as_str())];
+            let project = Some(("project_id", self.rules.project.as_str()));
+            query.extend(project.filter(|(_, project)| !project.is_empty()));
+            query.extend(fields);
+            all.extend(self.described(&query).await?);
+        }
         // A subport's owner is its trunk.
         Ok(all.into_iter().filter(|port| is_ours(&port.device_owner)).collect())
+    }
+
+    /// Ports that a query selects among those that have no tags, if their description says that they are ours.
+    async fn described(&self, query: &[(&str, &str)]) -> Result<Vec<Port>, Error> {
+        let cluster = self.rules.cluster_tag();
+        let mut ports = self.neutron.ports(query).await?;
+        ports.retain(|port| port.description.split_whitespace().any(|mark| mark == cluster));
+        for port in &mut ports {
+            self.tag(port).await?;
+        }
+        Ok(ports)
     }
 
     /// The ports that were made for a pod, whoever made them.
     pub(crate) async fn of_pod(&self, uid: &str) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
         let mut ports = self.neutron.ports(&[("device_id", uid), ("tags", &tag)]).await?;
+        if !self.tags_at_once().await? {
+            ports.extend(self.described(&[("device_id", uid), ("not-tags", &tag)]).await?);
+        }
         let nested = self.neutron.ports(&[("tags", &format!("{tag},{POD}{uid}"))]).await?;
         ports.extend(nested.into_iter().filter(|port| port.device_id.is_empty()));
         Ok(ports)
@@ -425,9 +476,14 @@ impl Allocator {
     }
 }
 
+/// What a port says of whose it is: its tags, and the words of its description.
+fn marks(port: &Port) -> impl Iterator<Item = &str> {
+    port.tags.iter().map(String::as_str).chain(port.description.split_whitespace())
+}
+
 /// Whose a port is: a pod's uid; nobody's, if it waits in a pool.
 pub(crate) fn owner(port: &Port) -> &str {
-    let tagged = port.tags.iter().find_map(|tag| tag.strip_prefix(POD));
+    let tagged = marks(port).find_map(|mark| mark.strip_prefix(POD));
     Some(port.device_id.as_str()).filter(|id| !id.is_empty()).or(tagged).unwrap_or_default()
 }
 
@@ -452,9 +508,9 @@ fn beside(wish: &Wish, port: &Port) -> String {
 }
 
 /// What the node's port speaks for.
-fn pairs(port: &Port, mac: &str) -> Vec<AddressPair> {
+fn pairs(port: &Port, mac: Option<&str>) -> Vec<AddressPair> {
     let one = |ip: &FixedIp| {
-        let mac_address = Some(mac.to_owned());
+        let mac_address = mac.map(str::to_owned);
         ip.ip_address.map(|address| AddressPair { ip_address: address.to_string(), mac_address })
     };
     port.fixed_ips.iter().filter_map(one).collect()

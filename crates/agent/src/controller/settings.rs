@@ -191,10 +191,11 @@ impl Rules {
         if prefix.is_empty() || prefix.len() > 10 || !prefix.bytes().all(|byte| byte.is_ascii_lowercase()) {
             return Err(format!("additional_ifname_prefix: {prefix:?} is not one to ten small letters"));
         }
-        // A tag has at most 60 characters.
-        if self.cluster.is_empty() || self.cluster.len() > 40 || self.cluster.contains(',') {
+        // A tag has at most 60 characters; in a description tags are words.
+        let separates = |character: char| character == ',' || character.is_whitespace();
+        if self.cluster.is_empty() || self.cluster.len() > 40 || self.cluster.contains(separates) {
             return Err(format!(
-                "cluster: {:?} is not one to forty characters without a comma",
+                "cluster: {:?} is not one to forty characters without a comma or a space",
                 self.cluster
             ));
         }
