@@ -16,13 +16,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt, stream};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use neutron::port::Port;
 use npwg::metadata::Definition;
+use npwg::status::NETWORK_STATUS;
 use tokio::sync::watch::Receiver;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -45,8 +47,13 @@ const IDLE: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(20);
 /// The first and the longest pause after trouble.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The first and the longest pause between two looks at ports that are not ACTIVE yet.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_secs(3));
+/// The first and the longest pause before ports that are not ACTIVE yet are looked at.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// What is between two looks when there are many, and how many may come without it first.
+const SPACING: Duration = Duration::from_secs(1);
+const AHEAD: u32 = 3;
+/// So many pods are looked at with little effort, whatever is known of them.
+const FEW: usize = 30;
 /// How often pools are looked after.
 const POOLS: Duration = Duration::from_secs(1);
 
@@ -178,7 +185,12 @@ impl Desk {
         }
         let mut cases = self.cases();
         if let Some(case) = cases.get_mut(&pod.uid) {
+            let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
+            let plugged = said(&case.subject) != said(subject);
             case.subject = Arc::clone(subject);
+            if plugged && case.stage == Stage::Waiting {
+                self.waiting.notify_one();
+            }
             return;
         }
         let written = match self.place {
@@ -339,49 +351,57 @@ impl Desk {
         wish::wishes(&elements, &definitions, rules).map_err(refused)
     }
 
-    /// Looks which ports have become ACTIVE, all of them in one request.
+    /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
+    /// who says nothing; never so often that many pods, one after the other, have a look each.
     async fn activate(self: Arc<Desk>) {
-        let mut pause = LOOKS.0;
+        let (mut pause, mut due) = (LOOKS.0, Instant::now());
         loop {
-            let waiting: BTreeMap<String, String> = {
-                let cases = self.cases();
-                let waiting = cases.iter().filter(|(_, case)| case.stage == Stage::Waiting);
-                let inactive = waiting.flat_map(|(uid, case)| {
-                    let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
-                    vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())).collect::<Vec<_>>()
-                });
-                inactive.collect()
-            };
-            if waiting.is_empty() {
+            if self.inactive(Asked::All).is_empty() {
                 self.waiting.notified().await;
                 pause = LOOKS.0;
-                sleep(pause).await;
-                continue;
+            } else if timeout(pause, self.waiting.notified()).await.is_ok() {
+                pause = LOOKS.0;
             }
+            // Others may follow this one closely.
+            sleep(LOOKS.0.max(due.saturating_duration_since(Instant::now() + SPACING * AHEAD))).await;
+            due = due.max(Instant::now()) + SPACING;
+            let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
+            let waiting = self.inactive(asked);
             let ids: Vec<String> = waiting.keys().cloned().collect();
             match self.allocator.active(&ids).await {
                 Ok(seen) => {
                     let progress = self.mark(&waiting, &seen);
-                    if progress.is_empty() {
-                        pause = (pause * 2).min(LOOKS.1);
-                    } else {
-                        pause = LOOKS.0;
-                    }
-                    for uid in progress {
-                        self.confirm(&uid).await;
-                    }
+                    pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
+                    stream::iter(progress)
+                        .for_each_concurrent(PARALLEL, |uid| {
+                            let desk = Arc::clone(&self);
+                            async move { desk.confirm(&uid).await }
+                        })
+                        .await;
                 }
                 Err(error) => {
                     warn!(%error, "ports that wait cannot be looked at");
                     pause = LOOKS.1;
                 }
             }
-            // Whoever comes new begins anew.
-            if timeout(pause, self.waiting.notified()).await.is_ok() {
-                pause = LOOKS.0;
-                sleep(pause).await;
-            }
         }
+    }
+
+    /// Ports that wait for becoming ACTIVE, and whose they are.
+    fn inactive(&self, asked: Asked) -> BTreeMap<String, String> {
+        let cases = self.cases();
+        let waiting: Vec<(&String, &Case)> =
+            cases.iter().filter(|(_, case)| case.stage == Stage::Waiting).collect();
+        let few = waiting.len() <= FEW;
+        let asked_for = |case: &Case| {
+            asked == Asked::All || few || case.subject.pod.annotations.contains_key(NETWORK_STATUS)
+        };
+        let mut inactive = BTreeMap::new();
+        for (uid, case) in waiting.into_iter().filter(|(_, case)| asked_for(case)) {
+            let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
+            inactive.extend(vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())));
+        }
+        inactive
     }
 
     /// Notes what has become ACTIVE; the pods all of whose ports are.
@@ -517,7 +537,13 @@ impl Desk {
                 .values()
                 .flat_map(|case| case.state.vifs().map(|(_, vif)| vif.id.clone()).collect::<Vec<_>>()),
         );
-        let mut lost = Vec::new();
+        let subjects = self.pods.all();
+        let hosts: BTreeSet<&str> = subjects
+            .iter()
+            .filter(|subject| !subject.ended)
+            .map(|subject| subject.pod.node_name.as_str())
+            .collect();
+        let (mut lost, mut idle) = (Vec::new(), Vec::new());
         let mut found: BTreeMap<String, Vec<Port>> = BTreeMap::new();
         for port in ports {
             let owner = owner(&port).to_owned();
@@ -532,6 +558,9 @@ impl Desk {
                 // Whoever wrote it may need the port: it is neither given to another pod nor removed.
             } else if !(pooled && self.allocator.learn(&port, false)) {
                 lost.push(port);
+            } else if !hosts.contains(port.host_id.as_str()) {
+                // Not one pod is there: the node may have gone.
+                idle.push(port);
             }
         }
         info!(
@@ -539,14 +568,18 @@ impl Desk {
             found = found.len(),
             pooled = self.allocator.pools.count(),
             lost = lost.len(),
+            idle = idle.len(),
             "compared"
         );
         if orphans == Orphans::Remove {
             *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
         }
-        let (due, rest): (Vec<Port>, Vec<Port>) =
+        let (mut due, rest): (Vec<Port>, Vec<Port>) =
             lost.into_iter().partition(|port| orphans == Orphans::Remove || suspects.contains(&port.id));
-        *suspects = rest.into_iter().map(|port| port.id).collect();
+        let (unused, young): (Vec<Port>, Vec<Port>) =
+            idle.into_iter().partition(|port| suspects.contains(&port.id));
+        due.extend(unused.into_iter().filter(|port| self.allocator.pools.withdraw(&port.id)));
+        *suspects = rest.into_iter().chain(young).map(|port| port.id).collect();
         self.remove(due);
         Ok(())
     }
@@ -622,6 +655,15 @@ impl Written {
             Err(_) => self.unreadable.push(text()),
         }
     }
+}
+
+/// Whose ports are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// Those of all pods that wait.
+    All,
+    /// Of many, those whose node has said that the pod has its interfaces.
+    Likely,
 }
 
 /// What becomes of a port that nobody has.

@@ -80,10 +80,14 @@ impl Pools {
     /// Puts ports in that were made for a pool.
     fn put(&self, key: &Key, made: Vec<Port>) {
         let mut state = self.state();
-        let waiting = state.waiting.entry(key.clone()).or_default();
-        // A look at all ports may have been faster.
-        let known: Vec<String> = waiting.iter().map(|port| port.id.clone()).collect();
-        waiting.extend(made.into_iter().filter(|port| !known.contains(&port.id)));
+        // A look at all ports may have been faster, and a pod may have one of them already.
+        let State { waiting, taken, .. } = &mut *state;
+        let waiting = waiting.entry(key.clone()).or_default();
+        for port in made {
+            if !taken.contains_key(&port.id) && waiting.iter().all(|known| known.id != port.id) {
+                waiting.push_back(port);
+            }
+        }
     }
 
     /// The pools that run low, and how many they lack.
@@ -119,10 +123,27 @@ impl Pools {
         self.state().taken.remove(id);
     }
 
+    /// Takes a port out of the pool in which it waits, and ends a pool that is empty then; false if it does not wait any more.
+    pub(crate) fn withdraw(&self, id: &str) -> bool {
+        let mut state = self.state();
+        let has_it = |ports: &VecDeque<Port>| ports.iter().any(|port| port.id == id);
+        let Some((key, ports)) = state.waiting.iter_mut().find(|(_, ports)| has_it(ports)) else {
+            return false;
+        };
+        ports.retain(|port| port.id != id);
+        let ended = ports.is_empty().then(|| key.clone());
+        if let Some(key) = ended {
+            state.waiting.remove(&key);
+        }
+        true
+    }
+
     /// Takes a port back that came from a pool; false if it is to be removed.
     pub(crate) fn give_back(&self, id: &str) -> bool {
         let mut state = self.state();
-        let Some((key, port)) = state.taken.remove(id) else { return false };
+        let Some((key, mut port)) = state.taken.remove(id) else { return false };
+        // It was taken out of its switch: who gets it next is not told that it works before it does.
+        port.status = String::new();
         let waiting = state.waiting.entry(key).or_default();
         let room = self.settings.enabled && (self.settings.max == 0 || waiting.len() < self.settings.max);
         if room && !waiting.iter().any(|known| known.id == port.id) {
