@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use rig::OpenStack;
-use rig::neutron::NEUTRON;
+use rig::neutron::{Mode, NEUTRON};
 use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
@@ -149,4 +149,30 @@ fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
     assert_eq!(cluster.neutron.pod_ports().len(), 1);
     cluster.delete_pod("web");
     cluster.assert_nothing_left("two");
+}
+
+/// ML2/OVS's own mechanism driver, and what an agent with the firewall driver `iptables_hybrid` reports of its host.
+#[test]
+fn a_host_of_hybrid_plugging_has_a_bridge_for_each_port() {
+    let Some(cluster) = OpenStack::new(host!(), Mode::Agents, &[]) else { return };
+    let report = "import sqlite3,json;c=sqlite3.connect('/run/neutron/neutron/neutron.db',timeout=20);\
+        now,for_ever='2020-01-01 00:00:00.000000','2099-01-01 00:00:00.000000';\
+        told=json.dumps({'ovs_hybrid_plug':True,'datapath_type':'system','bridge_mappings':{},'tunnel_types':['vxlan'],\
+        'tunneling_ip':'192.0.2.1','integration_bridge':'br-int'});\
+        c.execute('insert into agents (id,agent_type,binary,topic,host,created_at,started_at,heartbeat_timestamp,\
+        configurations,admin_state_up) values (?,?,?,?,?,?,?,?,?,1)',('11111111-1111-1111-1111-111111111111',\
+        'Open vSwitch agent','neutron-openvswitch-agent','N/A','hybrid',now,now,for_ever,told));c.commit()";
+    cluster.machine.run(["/usr/bin/python3", "-c", report]);
+    let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    cluster.start_controller("one", &json!({}), &[]);
+    cluster.wait_until_leading("one");
+    cluster.pod("hybrid", "web", "net-a");
+    let vif = &cluster.wait_for_vifs("web")[0];
+    assert_eq!(vif["type"], "VIFBridge", "{vif}");
+    let port = cluster.neutron.port(vif["id"].as_str().unwrap());
+    assert_eq!(port["binding:vif_details"]["ovs_hybrid_plug"], json!(true), "{port}");
+    let text = cluster.annotation("web", VIF).unwrap();
+    assert!(text.contains(&format!("\"qbr{}\"", &port["id"].as_str().unwrap()[..11])), "{text}");
+    cluster.delete_pod("web");
+    cluster.assert_nothing_left("one");
 }

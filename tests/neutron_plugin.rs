@@ -166,3 +166,39 @@ fn a_port_that_cannot_be_plugged_leaves_nothing_and_del_works_without_the_switch
     attachment.add(&good).success();
     until("ACTIVE", || (status(&neutron, &port) == "ACTIVE").then_some(()));
 }
+
+#[test]
+fn ports_that_come_and_go_at_once_on_one_switch_take_none_of_each_other_away() {
+    const PODS: usize = 5;
+    const ROUNDS: usize = 2;
+    let machine = Arc::new(Machine::new(host!(), "node"));
+    let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1"]) else { return };
+    rig::install(&machine);
+    let subnet = neutron.subnet("pods", "10.20.0.0/24", &json!({}));
+    let pods: Vec<(Pod, Value)> = (0..PODS)
+        .map(|number| {
+            let port = port(&neutron, &subnet, "node-1");
+            (machine.pod(&format!("pod{number}")), config(&neutron, "node-1", &port, "ovs"))
+        })
+        .collect();
+    // Whose link is not there yet, or not any more, is nobody's in the eyes of every other call.
+    std::thread::scope(|scope| {
+        for (pod, config) in &pods {
+            let (machine, neutron) = (&machine, &neutron);
+            scope.spawn(move || {
+                let attachment = attachment(machine, "node-1", pod);
+                for _ in 0..ROUNDS {
+                    attachment.add(config).success();
+                    let device = format!("tap{}", &config["vif"]["id"].as_str().unwrap()[..11]);
+                    assert!(neutron.plugged("node-1").contains(&device), "{device} was taken away");
+                    attachment.del(config).success();
+                }
+                attachment.add(config).success();
+            });
+        }
+    });
+    assert_eq!(neutron.plugged("node-1").len(), PODS);
+    for (_, config) in &pods {
+        until("ACTIVE", || (status(&neutron, &config["vif"]) == "ACTIVE").then_some(()));
+    }
+}

@@ -6,7 +6,7 @@
 
 use rig::cluster::bridge;
 use rig::neutron::Mode;
-use rig::openstack::{VIF, configuration, eventually};
+use rig::openstack::{KURYR_CONFIG, NAMESPACE, VIF, configuration, eventually};
 use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
@@ -40,6 +40,39 @@ fn assert_owned_and_active(cluster: &OpenStack, name: &str, uid: &str) {
     assert!(ports.iter().all(|port| port["status"] == "ACTIVE" && port["device_owner"] == "compute:kuryr"));
     let tags = ports.iter().map(|port| port["tags"].to_string()).collect::<String>();
     assert!(tags.contains("weft-attachment=eth1") && tags.contains("weft-cluster=kubernetes"), "{tags}");
+}
+
+/// Of a pod's two ports the second cannot be plugged in: the ADD fails, and nothing of the first one stays.
+fn one_that_fails_takes_all_with_it(cluster: &OpenStack, node: &str) {
+    let config = json!({ "cniVersion": "1.0.0", "name": "short", "type": "neutron", "timeout": 2 });
+    let subnet = &cluster.neutron.ports("device_owner=compute:kuryr")[0]["fixed_ips"][0]["subnet_id"];
+    let short = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "name": "short", "namespace": NAMESPACE, "annotations": {
+            KURYR_CONFIG: json!({ "subnetId": subnet }).to_string() } },
+        "spec": { "config": config.to_string() },
+    });
+    cluster.kube.apply(&short.to_string());
+    let uid = cluster.pod(node, "half", "net-a,short");
+    let vifs = cluster.wait_for_vifs("half");
+    let second = vifs[1]["id"].as_str().unwrap();
+    let (status, answer) = cluster.neutron.ask("DELETE", &format!("ports/{second}"), None);
+    assert_eq!(status, 204, "{answer}");
+    let sandbox = cluster.machine.pod("half");
+    let (plugged, before) = (cluster.neutron.plugged(node), cluster.machine.snapshot());
+    let refused =
+        cluster.attachment(node, &sandbox, "half", &uid).add(&configuration(node, &bridge("home", 10)));
+    assert_ne!(refused.code, Some(0), "{}", refused.stdout);
+    assert!(refused.stdout.contains("does not install"), "{}", refused.stdout);
+    assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1);
+    assert_eq!(cluster.neutron.plugged(node), plugged);
+    let left = rig::changes(&before, &cluster.machine.snapshot());
+    assert!(!left.contains("tap"), "{left}");
+    // The pod goes, and the port that was there with it.
+    cluster.delete_pod("half");
+    eventually("its port is gone", || {
+        cluster.neutron.ports(&format!("device_id={uid}")).is_empty().then_some(())
+    });
 }
 
 #[test]
@@ -88,6 +121,7 @@ fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
     for (_, name, uid, _) in &pods {
         assert_owned_and_active(&cluster, name, uid);
     }
+    one_that_fails_takes_all_with_it(&cluster, nodes[0]);
     for (node, name, uid, sandbox) in &pods {
         let eth0 = cluster.attachment(node, sandbox, name, uid);
         eth0.del(&default(node)).success();

@@ -32,6 +32,8 @@ pub enum Mode {
     Keystone,
     /// Neutron with its own mechanism drivers for tests, without any switch.
     Api,
+    /// Neutron with ML2/OVS, without any switch: what an agent would report is up to the test.
+    Agents,
 }
 
 /// A Neutron.
@@ -77,8 +79,9 @@ impl Neutron {
         let word = match mode {
             Mode::Open => "noauth",
             Mode::Keystone => "keystone",
-            Mode::Api => "test",
+            Mode::Api | Mode::Agents => "test",
         };
+        let mechanism = if mode == Mode::Agents { "openvswitch" } else { "" };
         let stack = workspace().join("lanes/neutron/stack");
         let template = parts.join("template");
         machine.run(["mkdir", "-p", DIRECTORY]);
@@ -88,6 +91,7 @@ impl Neutron {
             .command("sh")
             .args(["-c", script, text(&stack), DIRECTORY, text(&template)])
             .env("AUTH", word)
+            .env("MECHANISM", mechanism)
             .env("CHASSIS", chassis.join(" "))
             .env("TOKEN_TTL", seconds.to_string())
             .deadline(crate::machine::PATIENCE * 3);
