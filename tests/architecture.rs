@@ -51,7 +51,7 @@ const WALLS: &[Wall] = &[
     Wall { name: "plugins", may_use: &["cni", "linux", "ipam", "npwg"], never: CLUSTER },
     Wall { name: "agent", may_use: &["cni", "npwg", "ipam", "neutron"], never: &["netlink"] },
     Wall { name: "testkit", may_use: &[], never: CLUSTER },
-    Wall { name: "benches", may_use: &["ipam", "linux"], never: CLUSTER },
+    Wall { name: "benches", may_use: &["cni", "ipam", "linux", "plugins"], never: CLUSTER },
     Wall { name: "tests", may_use: &["testkit"], never: &[] },
 ];
 

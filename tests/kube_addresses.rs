@@ -408,6 +408,71 @@ fn requested_and_sticky_addresses_follow_their_pods() {
 }
 
 #[test]
+fn v13_8_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let claim = |name: &str, interface: &str| {
+        let spec = json!({ "network": "net", "interface": interface });
+        let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+            "metadata": { "name": name, "namespace": "blue" }, "spec": spec });
+        nodes.kube.apply(&claim.to_string());
+    };
+    let status =
+        |name: &str| nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name])["status"].clone();
+    let call = |verb: &str, node: usize, container: &str, name: &str| {
+        let both = json!({ "quarantine": 0, "ipRanges": [{ "range": "10.18.0.0/20" }, { "range": "fd00:18::/64" }] });
+        let mut conf = network(node, &both);
+        conf["args"] = json!({ "cni": { "ipam-claim-reference": name } });
+        nodes.attachment(&sandbox, container).call(verb, conf.to_string())
+    };
+    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not there"]);
+    claim("vm.net", "eth0");
+    claim("other.net", "net7");
+    let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
+    assert_refused("another interface", &call("ADD", 0, "p0", "other.net"), 11, &words);
+    // Given once; the status says which, and whose.
+    let kept = given(call("ADD", 0, "p1", "vm.net"));
+    let told = status("vm.net");
+    assert_eq!(told["ips"], json!([format!("{}/20", kept[0]), format!("{}/64", kept[1])]));
+    assert_eq!(
+        (&told["ownerPod"], &told["conditions"][0]["status"]),
+        (&json!({ "name": "p1" }), &json!("True"))
+    );
+    assert_eq!(told["conditions"][0]["type"], "IPsAllocated");
+    // A machine that moves has two pods; then the first one goes.
+    assert_eq!(given(call("ADD", 1, "p2", "vm.net")), kept);
+    assert_eq!(status("vm.net")["ownerPod"], json!({ "name": "p2" }));
+    for (node, pod) in [(0, "p1"), (1, "p2")] {
+        call("DEL", node, pod, "vm.net").success();
+    }
+    assert_eq!(given(call("ADD", 0, "p3", "vm.net")), kept, "nobody else gets it while the claim is there");
+    call("DEL", 0, "p3", "vm.net").success();
+    // One that was restored gets what it had; where that is another's it says whose.
+    for (name, ip) in [("back.net", "10.18.7.7/20"), ("late.net", "10.18.7.7/20")] {
+        claim(name, "eth0");
+        let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
+        object["status"] = json!({ "ips": [ip] });
+        let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
+        nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
+    }
+    assert_eq!(given(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
+    assert_refused(
+        "another's",
+        &call("ADD", 0, "p5", "late.net"),
+        11,
+        &["10.18.7.7", "leased by node worker-1"],
+    );
+    assert_eq!(status("late.net")["conditions"][0]["status"], "False");
+    // Deleted, and its pods gone: nobody keeps it any more.
+    control(&nodes, &[("one", 9601)]);
+    nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
+    let of_claim =
+        || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
+    until("the claim's addresses", || (of_claim() == 0).then_some(()));
+}
+
+#[test]
 fn what_whereabouts_has_given_stays_with_its_pods() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");

@@ -1,15 +1,22 @@
 //! Addresses: weft-ipam beside host-local and the Go host-local, on a node that holds many, and many calls at once.
 //!
 //! A ledger that holds many is written as the plugin would have written it; everything else is called. No interface is made.
+//! Where 32 call at once, most of the time is that of 32 processes which start: so the same calls are made by 32 threads of
+//! one process, too, through the whole plugin from the configuration's bytes to the answer's, and beside them what nobody
+//! can do without: a locked file, a write, and the disk.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cni::environment::Environment;
+use cni::plugin::respond;
 use ipam::Grid;
 use ipam::ledger::{Choice, Clock, Lease, Ledger};
 use ipnet::IpNet;
+use plugins::delegates::Delegates;
+use plugins::ipam::weft_ipam::WeftIpam;
 use serde_json::json;
 
 use crate::call::{Plugin, at_once, call_for, start};
@@ -66,9 +73,59 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
         &bare,
         "p99 at most 5 ms",
     );
-    let a_second = (AT_ONCE * ROUNDS) as f64 / whole.as_secs_f64();
-    table.state("… a second", &format!("{a_second:.0}"), "at least 1,000");
+    table.state("… a second", &a_second(whole), "at least 1,000");
+    without_processes(setting, table)
+}
+
+/// The same without the start of a process.
+fn without_processes(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    for (what, held) in [("", 0), (" where 50000 are held", HELD[2])] {
+        let bytes = std::fs::read(holding(setting, &format!("threads{held}"), held)?)?;
+        let (times, whole) = many(|name| call_here("ADD", name, &bytes))?;
+        let (floor, _) = many(|name| hold_and_write(&setting.scratch.join("floor"), name))?;
+        table.compare(
+            &format!("… by {AT_ONCE} threads of one process{what}"),
+            &times,
+            "lock, write, sync alone",
+            &floor,
+            "p99 at most 5 ms",
+        );
+        table.state("… a second", &a_second(whole), "at least 1,000");
+    }
     Ok(())
+}
+
+fn a_second(whole: Duration) -> String {
+    format!("{:.0}", (AT_ONCE * ROUNDS) as f64 / whole.as_secs_f64())
+}
+
+/// One call of the plugin in this process, as the meta-plugin makes it.
+fn call_here(verb: &str, container: &str, config: &[u8]) -> Result<Duration, Failure> {
+    let environment = Environment {
+        command: verb.to_owned(),
+        container_id: container.to_owned(),
+        netns: "/run/netns/none".to_owned(),
+        ifname: "eth0".to_owned(),
+        args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=pod".to_owned(),
+        path: "/nowhere".to_owned(),
+        netns_override: String::new(),
+    };
+    let started = Instant::now();
+    let answer = respond(&WeftIpam("weft-ipam"), &environment, &mut &*config, &Delegates::of_process());
+    let took = started.elapsed();
+    answer.into_result().map(|_| took).map_err(|error| error.to_string().into())
+}
+
+/// What the promise costs by itself: nobody else at it, and on the disk before it is told.
+fn hold_and_write(path: &Path, name: &str) -> Result<Duration, Failure> {
+    let started = Instant::now();
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.lock()?;
+    let place = name.bytes().fold(0_u64, |sum, byte| (sum * 31 + u64::from(byte)) % 256);
+    file.write_all_at(&[1; 16], place * 16)?;
+    file.unlock()?;
+    file.sync_data()?;
+    Ok(started.elapsed())
 }
 
 /// Many threads do it some times each, for another container each time.

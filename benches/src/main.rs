@@ -23,6 +23,9 @@ use table::Table;
 /// Anything that stops a bench; it is printed and that is all.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
+/// Measures what belongs together.
+type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
+
 /// What a bench is run with.
 pub(crate) struct Setting {
     /// For configurations, addresses and journals.
@@ -47,8 +50,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [scratch, ours, peers, runs] = words.as_slice() else {
-        return Err("usage: weft-bench SCRATCH OUR_PLUGINS PEER_PLUGINS RUNS".into());
+    let (words, only) = words.split_at(words.len().min(4));
+    let [scratch, ours, peers, runs] = words else {
+        return Err("usage: weft-bench SCRATCH OUR_PLUGINS PEER_PLUGINS RUNS [GROUP...]".into());
     };
     let peers = PathBuf::from(peers);
     let setting = Setting {
@@ -63,15 +67,22 @@ fn run() -> Result<(), Failure> {
         );
     }
     let mut table = Table::default();
-    cases::start(&setting, &mut table)?;
-    cases::plugins(&setting, &mut table)?;
-    interfaces::interfaces(&setting, &mut table)?;
-    cases::chained(&setting, &mut table)?;
-    leases::leases(&setting, &mut table)?;
-    addresses::addresses(&setting, &mut table)?;
-    cases::pods(&setting, &mut table)?;
-    crowd::crowd(&setting, &mut table)?;
-    cases::size(&setting, &mut table)?;
+    let groups: [(&str, Group); 9] = [
+        ("start", cases::start),
+        ("plugins", cases::plugins),
+        ("interfaces", interfaces::interfaces),
+        ("chained", cases::chained),
+        ("leases", leases::leases),
+        ("addresses", addresses::addresses),
+        ("pods", cases::pods),
+        ("crowd", crowd::crowd),
+        ("size", cases::size),
+    ];
+    for (name, group) in groups {
+        if only.is_empty() || only.iter().any(|wanted| wanted == name) {
+            group(&setting, &mut table)?;
+        }
+    }
     table.print();
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! That a name is given once is the whole lock: what may be done when is decided in the crate `ipam`.
 
 pub(crate) mod census;
+pub(crate) mod claims;
 pub(crate) mod command;
 pub(crate) mod keeper;
 pub(crate) mod objects;

@@ -11,6 +11,7 @@ use crate::output;
 
 /// One document each.
 const DEFINITIONS: &[&str] = &[
+    include_str!("../../../deploy/crds/ipamclaims.k8s.cni.cncf.io.yaml"),
     include_str!("../../../deploy/crds/ipblocks.weft.dev.yaml"),
     include_str!("../../../deploy/crds/ippools.weft.dev.yaml"),
     include_str!("../../../deploy/crds/kuryrports.openstack.org.yaml"),

@@ -25,12 +25,12 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::census::{Census, Finding};
+use super::claims::OF_CLAIM;
 use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;
 
-/// What a claim of a virtual machine, of a pod, and of a pod that was taken over begins with.
-const OF_CLAIM: &str = "claim/";
+/// What the claim of a pod, and of a pod that was taken over begins with.
 const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
 /// Longest text of an Event, in bytes.

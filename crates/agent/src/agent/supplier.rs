@@ -5,6 +5,8 @@
 //!                                 └──► ipam::turn::serve ──► API server ──┘
 //! ```
 //!
+//! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
+//!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
 //! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch.
 
@@ -26,6 +28,7 @@ use tracing::{info, warn};
 use super::cache::{Cache, follow};
 use super::cluster::Reduced;
 use super::metrics::Metrics;
+use crate::addresses::claims::Claim;
 use crate::addresses::now;
 use crate::addresses::objects::BlockObject;
 use crate::addresses::pools::{self, Pool};
@@ -132,7 +135,8 @@ impl Supplier {
         match demand.wish {
             Want::Ahead => self.lease_ahead(&counter, shelf).await,
             Want::Room => Ok(Supply { refusal: counter.has_room().await.err(), ..Supply::default() }),
-            _ => self.serve(&counter, &pool.name, demand, shelf).await,
+            Want::Kept => self.serve_claim(&counter, &pool.name, demand, shelf).await,
+            _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
         }
     }
 
@@ -176,11 +180,42 @@ impl Supplier {
         Ok(Supply::default())
     }
 
+    /// What a claim keeps; an IPAMClaim has its say before, and hears of it after.
+    async fn serve_claim(
+        &self,
+        counter: &Counter<'_, Cluster>,
+        pool: &str,
+        demand: &Demand,
+        shelf: &mut Shelf,
+    ) -> Result<Supply, String> {
+        let Some(claim) = Claim::of(&self.client, demand).await? else {
+            return self.serve(counter, pool, demand, Wish::Kept, shelf).await;
+        };
+        let range = demand.pool.range;
+        let wish = match claim.address(range)? {
+            Some(ip) if !counter.filter.admits(ip) => {
+                return Err(format!("{}: status.ips: {ip}: the network may not give it", claim.name()));
+            }
+            Some(ip) => Wish::Address(ip),
+            None => Wish::Kept,
+        };
+        let supply = self.serve(counter, pool, demand, wish, shelf).await?;
+        let refusal = supply.refusal.as_ref().map(ToString::to_string);
+        match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
+            (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
+            (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
+            // It is asked again.
+            (None, None) => {}
+        }
+        Ok(supply)
+    }
+
     async fn serve(
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
         demand: &Demand,
+        wish: Wish,
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
         let unconfirmed = demand.known.iter().any(|known| known.state == KnownState::Unconfirmed);
@@ -201,7 +236,7 @@ impl Supplier {
         let ready: HashSet<&str> = shelf.ready.iter().map(|(_, lease)| lease.uid.as_str()).collect();
         let mut seen = self.seen(pool, &demand.ledger).await;
         seen.retain(|object| !ready.contains(object.lease_id().as_str()));
-        let ask = Ask { known: demand.known.iter().map(known).collect(), wish: wish(demand.wish) };
+        let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
         let supply = turn::serve(counter, &ask, &seen).await;
         for lease in &supply.leases {
             info!(pool, block = %lease.net, "leased");
