@@ -161,13 +161,19 @@ fn it_becomes_a_port_of_the_containers_bridge() {
 }
 
 #[test]
-fn without_the_program_that_makes_it_the_error_names_it() {
+fn no_other_program_is_needed_and_a_name_that_is_taken_is_said_so() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
     let inside = pod.snapshot();
     let mut net1 = host.attachment("tap", &pod, "net1");
     net1.through = ["env", "PATH=/nowhere"].map(str::to_owned).to_vec();
-    assert_refused("no ip", &net1.add(&config(&json!({}))), 5, &["net1", "`ip`", "iproute2"]);
-    assert_pod_unchanged("no ip", &pod, &inside);
+    let result = net1.add(&config(&json!({ "owner": 1000 }))).success().json();
+    assert_eq!(result["interfaces"][0]["name"], "net1", "{result}");
+    net1.del(&config(&json!({}))).success();
+    assert_pod_unchanged("no program", &pod, &inside);
+    pod.run(["ip", "tuntap", "add", "dev", "net1", "mode", "tap"]);
+    let inside = pod.snapshot();
+    assert_refused("taken", &net1.add(&config(&json!({}))), 4, &["net1"]);
+    assert_pod_unchanged("taken", &pod, &inside);
 }

@@ -1,12 +1,13 @@
 //! Tap interfaces: network cards whose other end is a program, a virtual machine for instance.
 //!
 //! They are made through an ioctl of `/dev/net/tun`, and only there: the kernel refuses to make one over
-//! netlink. This crate has no `unsafe`, which every ioctl needs, so `ip` makes them; everything else about
-//! them is netlink's again. It also lets SELinux label the interface: the label is that of the program that
-//! makes it, and a program's label is chosen when it is started.
+//! netlink ([`device`]); everything else about them is netlink's again. SELinux labels an interface as the program
+//! that makes it, and a program's label is chosen when it is started: where one is asked for, `ip` is that program.
 //!
 //! Source: ip-tuntap(8); kernel `Documentation/networking/tuntap.rst`, `drivers/net/tun.c` (`tun_validate`);
 //! selinux(8), `security/selinux/hooks.c` (`selinux_tun_dev_alloc_security`).
+
+mod device;
 
 use std::fs;
 use std::path::Path;
@@ -40,9 +41,24 @@ pub fn has_selinux() -> bool {
 /// Makes a tap interface in the namespace of the calling thread; it is down and outlives us.
 ///
 /// # Errors
-/// The words of `ip`; that there is no `ip`; that SELinux does not allow or know the context.
+/// No device (`modprobe tun`); the name is taken; the words of `ip`, that there is no `ip`, or that SELinux does not
+/// allow or know the context, if one is asked for.
 pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
-    let NewTap { name, multi_queue, owner, group, context } = tap;
+    let NewTap { name, multi_queue, owner, group, context } = *tap;
+    if let Some(context) = context {
+        return create_labelled(tap, context);
+    }
+    let make = || {
+        let device = device::Device::make(name, multi_queue)?;
+        device.give(owner, group)?;
+        device.keep()
+    };
+    make().map_err(|cause| Error::io(format!("create tap {name} through /dev/net/tun"), &cause))
+}
+
+/// The same by a program that is started with this context, and gives it to the interface.
+fn create_labelled(tap: &NewTap<'_>, context: &str) -> Result<(), Error> {
+    let NewTap { name, multi_queue, owner, group, .. } = tap;
     let operation = || format!("create tap {name}");
     let mut command = Command::new("ip");
     command.args(["tuntap", "add", "dev", name, "mode", "tap"]);
@@ -55,17 +71,11 @@ pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
         }
     }
     command.stdin(Stdio::null());
-    let ended = match context {
-        None => command.output(),
-        Some(context) => {
-            let choose = |context: &str| fs::write(NEXT_CONTEXT, context);
-            choose(context).map_err(|cause| Error::io(format!("choose context {context:?}"), &cause))?;
-            let ended = command.output();
-            // An empty line is «as ever»: no other program of ours is to be started so.
-            choose("\n").map_err(|cause| Error::io("return to the own context", &cause))?;
-            ended
-        }
-    };
+    let choose = |context: &str| fs::write(NEXT_CONTEXT, context);
+    choose(context).map_err(|cause| Error::io(format!("choose context {context:?}"), &cause))?;
+    let ended = command.output();
+    // An empty line is «as ever»: no other program of ours is to be started so.
+    choose("\n").map_err(|cause| Error::io("return to the own context", &cause))?;
     let ended =
         ended.map_err(|cause| Error::io(format!("{}: start `ip` of iproute2", operation()), &cause))?;
     match ended.status.success() {
