@@ -204,6 +204,8 @@ plugins! {
     fn macvlan_is_as_upstreams() { "macvlan" needs Macvlan }
     fn ipvlan_is_as_upstreams() { "ipvlan" needs Ipvlan }
     fn vlan_is_as_upstreams() { "vlan" needs Vlan }
+    fn dummy_is_as_upstreams() { "dummy" needs NewGoPlugins needs Dummy }
+    fn tap_is_as_upstreams() { "tap" needs NewGoPlugins needs Tun }
     fn ptp_is_as_upstreams() { "ptp" needs Veth }
     fn loopback_is_as_upstreams() { "loopback" needs Veth }
     fn host_device_is_as_upstreams() { "host-device" needs Veth }

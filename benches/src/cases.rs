@@ -169,6 +169,12 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
         }
     }
     behind_bridge(setting, table, "sbr", &json!({}))?;
+    behind_bridge(
+        setting,
+        table,
+        "tuning",
+        &json!({"mtu": 1400, "sysctl": {"net.ipv4.conf.all.log_martians": "1"}}),
+    )?;
     Ok(())
 }
 

@@ -26,9 +26,13 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
     let parent = host.link(PARENT)?.index;
     let kinds = [
         ("host-device", None),
+        ("ptp", None),
+        ("loopback", None),
         ("macvlan", None),
         ("ipvlan", Some(NewKind::Ipvlan { parent, mode: IpvlanMode::L2 })),
         ("vlan", Some(NewKind::Vlan { parent, id: 5 })),
+        ("dummy", Some(NewKind::Dummy)),
+        ("tap", None),
     ];
     for (plugin, kind) in kinds {
         if let Some(kind) = kind {
@@ -38,6 +42,10 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
             }
             let trial = host.link("trial0")?.index;
             host.delete_link(trial, "trial0")?;
+        }
+        if setting.peers.as_ref().is_some_and(|peers| !peers.join(plugin).is_file()) {
+            eprintln!("weft-bench: {plugin} is left out: the peers are older than it");
+            continue;
         }
         let Duel { ours, peer } = duel(setting, plugin, |tag| config(setting, plugin, tag))?;
         if plugin == "host-device" {

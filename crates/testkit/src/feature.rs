@@ -49,6 +49,7 @@ pub enum Feature {
     IptablesNft,
     Ping,
     GoPlugins,
+    NewGoPlugins,
     Ethtool,
     Guest,
     Firewalld,
@@ -178,6 +179,12 @@ const TABLE: &[Row] = &[
         "the Go reference plugins in /usr/lib/cni",
         "test -x /usr/lib/cni/bridge",
         Offer::Package("containernetworking-plugins"),
+    ),
+    (
+        Feature::NewGoPlugins,
+        "newer Go plugins than Debian's",
+        "test -n \"$PEERS\"",
+        Offer::Lane("peer with PEERS=debian"),
     ),
     (Feature::Ethtool, "ethtool", "ethtool lo", Offer::Package("ethtool")),
     // Whose hardware a test may take away.

@@ -105,9 +105,10 @@ fn read_route(wire: WireRoute) -> Result<Route, Error> {
     })
 }
 
-pub(super) fn write(success: &Success, version: Version) -> Result<Value, Error> {
+/// A result as it is written.
+pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use<> {
     let Success { interfaces, ips, routes, dns } = success;
-    let wire = Wire {
+    Wire {
         cni_version: version.as_str().to_owned(),
         interfaces: interfaces.iter().map(write_interface).collect(),
         ips: ips
@@ -120,8 +121,7 @@ pub(super) fn write(success: &Success, version: Version) -> Result<Value, Error>
             .collect(),
         routes: routes.iter().map(write_route).collect(),
         dns: dns.clone(),
-    };
-    serde_json::to_value(wire).map_err(|cause| Error::internal(format!("encode result: {cause}")))
+    }
 }
 
 fn write_interface(interface: &Interface) -> WireInterface {
