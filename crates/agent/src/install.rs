@@ -8,9 +8,14 @@
 //!   change of it counts; it never takes a meta-plugin, ours or another, for the default network;
 //! - it is read back as weft reads it before it is written, and written beside and renamed in the same directory:
 //!   containerd does not notice a file that is renamed in from elsewhere;
-//! - it stays when whoever wrote it ends, and is not taken away while sandboxes need weft's DEL.
+//! - it stays when whoever wrote it ends, and is not taken away while sandboxes need weft's DEL;
+//! - who follows writes it anew when the default network's file has another name or says something else, and leaves it
+//!   as it is while there is none.
 //!
 //! Source: the standard, 6.1 (NPWG1-6.1-1, 6.1-2, 6.1.2-1); containerd `pkg/cri/server/cni_conf_syncer.go`.
+
+mod follow;
+mod root;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -27,10 +32,11 @@ use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
 use npwg::journal;
-use serde_json::json;
+use root::Place;
+use serde_json::{Value, json};
 
 use crate::configuration::MetaPlugin;
-use crate::failure::{EXIT_CODES, Failure};
+use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::hands::{Foreign, Hands};
 use crate::output::{Format, Progress};
 use crate::privilege;
@@ -54,6 +60,8 @@ const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 Example:
   weft install
   weft install --wait --ready-file /run/flannel/subnet.env
+  weft install --wait --follow --root /host
+  weft install --set namespaceIsolation=true --set globalNamespaces=shared
   weft install --remove
 
 {EXIT_CODES}"))]
@@ -61,6 +69,12 @@ pub(crate) struct Arguments {
     /// Wait until the default network is ready, however long that takes
     #[arg(long)]
     wait: bool,
+    /// Stay, and install anew what was changed or removed: the default network's file may get another name
+    #[arg(long, conflicts_with = "remove")]
+    follow: bool,
+    /// Where the node's file system is: mounted in a container, or an image that is built. Other paths are the node's own
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
     /// Where the runtime reads its networks
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     conf_dir: PathBuf,
@@ -70,7 +84,13 @@ pub(crate) struct Arguments {
     /// Name of the file that is written; it has to be the first in its directory
     #[arg(long, value_name = "NAME", default_value = "00-weft.conflist")]
     file_name: String,
-    /// Write this configuration instead of one made for the default network
+    /// The default network, by its name or that of its file, if it is not the first of its directory
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    default_network: Option<String>,
+    /// A key of the configuration that is made, and its value: JSON, or else a text. Again for another one
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "config")]
+    set: Vec<String>,
+    /// Write this configuration, a file of whoever installs, instead of one made for the default network
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A file that says by its presence that the default network is ready
@@ -78,7 +98,7 @@ pub(crate) struct Arguments {
     ready_file: Option<PathBuf>,
     /// Ask the default network's own plugins, too, whether it is ready (STATUS, from CNI 1.1.0 on); on the node itself,
     /// not in a container: they look at what is around them
-    #[arg(long)]
+    #[arg(long, conflicts_with = "root")]
     status: bool,
     /// Take the configuration away; weft-cni stays
     #[arg(long)]
@@ -93,9 +113,17 @@ enum Look {
     NotYet(Failure),
 }
 
+/// Where everything is.
+struct Places {
+    networks: Place,
+    plugins: Place,
+    written: Place,
+    sign: Option<Place>,
+}
+
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { conf_dir, file_name, .. } = arguments;
+    let Arguments { file_name, .. } = arguments;
     if Path::new(file_name).components().count() != 1
         || file_name.starts_with('.')
         || !is_read(Path::new(file_name))
@@ -103,56 +131,87 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let why = format!("--file-name {file_name}: not a name that a runtime reads");
         return Err(Failure::new(why).next("one that ends with .conflist is"));
     }
-    let place = conf_dir.join(file_name);
-    match arguments.remove {
-        true => remove(arguments, &place),
-        false => install(arguments, &place),
+    match arguments {
+        Arguments { remove: true, .. } => remove(arguments, &Places::of(arguments)?),
+        Arguments { follow: true, .. } => follow::follow(arguments),
+        _ => install(arguments),
     }
 }
 
-fn install(arguments: &Arguments, place: &Path) -> Result<(), Failure> {
-    let Arguments { wait, conf_dir, bin_dir, .. } = arguments;
+impl Places {
+    fn of(arguments: &Arguments) -> Result<Places, Failure> {
+        let Arguments { root, conf_dir, bin_dir, file_name, ready_file, .. } = arguments;
+        let networks = Place::below(root, conf_dir)?;
+        Ok(Places {
+            written: networks.join(file_name),
+            networks,
+            plugins: Place::below(root, bin_dir)?,
+            sign: ready_file.as_ref().map(|file| Place::below(root, file)).transpose()?,
+        })
+    }
+}
+
+fn install(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let hands = Hands::find()?;
-    hands.install(bin_dir, "weft", Foreign::Refused)?.lines().for_each(|line| progress.line(line));
     let mut said: Option<Instant> = None;
-    let text = loop {
-        match look(arguments, &hands)? {
-            Look::Ready(text) => break text,
-            Look::NotYet(failure) if !wait => return Err(failure),
-            Look::NotYet(failure) => {
-                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                    progress.line(format!("waiting: {failure}"));
-                    said = Some(Instant::now());
-                }
-                sleep(PAUSE);
+    loop {
+        // Directories may come, and lead elsewhere, while it waits.
+        let places = Places::of(arguments)?;
+        let (failure, done) = match attempt(arguments, &places, &hands)? {
+            (Look::Ready(text), done) => {
+                done.iter().for_each(|line| progress.line(line));
+                return finish(&places, &hands, &text)
+                    .map(|lines| lines.iter().for_each(|line| progress.line(line)));
             }
+            (Look::NotYet(failure), _) if !arguments.wait => return Err(failure),
+            (Look::NotYet(failure), done) => (failure, done),
+        };
+        if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+            done.iter().for_each(|line| progress.line(line));
+            progress.line(format!("waiting: {failure}"));
+            said = Some(Instant::now());
         }
-    };
+        sleep(PAUSE);
+    }
+}
+
+/// The program, and a look around; with what was done, a line each.
+fn attempt(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<(Look, Vec<String>), Failure> {
+    let done = hands.install(&places.plugins.here, "weft", Foreign::Refused)?;
+    let look = look(arguments, places, hands)?;
+    Ok((look, done.lines().map(str::to_owned).collect()))
+}
+
+/// What comes last.
+fn finish(places: &Places, hands: &Hands, text: &str) -> Result<Vec<String>, Failure> {
     // Runtimes call it themselves. Not sooner: an installer of the default network may bring its own.
-    hands.install(bin_dir, "loopback", Foreign::Kept)?.lines().for_each(|line| progress.line(line));
-    if let Some(earlier) = earlier(conf_dir, place)? {
+    let done = hands.install(&places.plugins.here, "loopback", Foreign::Kept)?;
+    let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
+    let Place { named, here } = &places.written;
+    if let Some(earlier) = earlier(&places.networks, here)? {
         let why = format!(
             "{} comes before {}: the runtime would go on using it",
             earlier.display(),
-            place.display()
+            named.display()
         );
         return Err(Failure::new(why).next("remove it, or give --file-name a name that sorts before it"));
     }
-    if fs::read_to_string(place).is_ok_and(|there| there == text) {
-        progress.line(format!("{}: up to date", place.display()));
-        return Ok(());
+    if fs::read_to_string(here).is_ok_and(|there| there == text) {
+        done.push(format!("{}: up to date", named.display()));
+        return Ok(done);
     }
-    write(place, &text).map_err(|cause| privilege::refused(&format!("write {}", place.display()), &cause))?;
-    progress.line(format!("{}: written", place.display()));
-    Ok(())
+    write(here, text).map_err(|cause| privilege::refused(&format!("write {}", here.display()), &cause))?;
+    done.push(format!("{}: written", named.display()));
+    Ok(done)
 }
 
 /// The configuration, if a pod could be attached with it now.
-fn look(arguments: &Arguments, hands: &Hands) -> Result<Look, Failure> {
-    let Arguments { conf_dir, bin_dir, config, ready_file, status, .. } = arguments;
-    if let Some(file) = ready_file.as_ref().filter(|file| !file.exists()) {
-        let why = format!("the default network is not ready: {} is not there", file.display());
+fn look(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<Look, Failure> {
+    let Arguments { config, status, .. } = arguments;
+    let Places { networks, plugins, written: _, sign } = places;
+    if let Some(sign) = sign.as_ref().filter(|sign| !sign.here.exists()) {
+        let why = format!("the default network is not ready: {} is not there", sign.named.display());
         return Ok(Look::NotYet(Failure::new(why)));
     }
     if let Some(file) = config {
@@ -162,26 +221,41 @@ fn look(arguments: &Arguments, hands: &Hands) -> Result<Look, Failure> {
             .map(Look::Ready)
             .map_err(|cause| privilege::refused(&format!("read {}", file.display()), &cause));
     }
-    let directory = Directory::read(conf_dir)?;
-    let mut networks: Vec<&(PathBuf, Network)> = directory.networks.iter().collect();
-    networks.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let default = networks.into_iter().find(|(_, network)| !is_meta_plugin(network));
-    let Some((path, network)) = default else {
+    let directory = Directory::read(&networks.here)?;
+    let Some((path, network)) = default_network(arguments, &directory) else {
         let faults: Vec<String> = directory.faults.iter().map(|(_, error)| error.to_string()).collect();
-        let why = format!("no default network is configured in {}", conf_dir.display());
+        let which = arguments.default_network.as_ref().map(|name| format!(" by the name {name}"));
+        let why = format!(
+            "no default network is configured in {}{}",
+            networks.named.display(),
+            which.unwrap_or_default()
+        );
         return Ok(Look::NotYet(Failure::new(why).next(faults.join("; "))));
     };
     for plugin in network.needs()? {
-        if !bin_dir.join(plugin.as_str()).exists() && !hands.answers_to(plugin.as_str())? {
-            let why = format!("network {}: plugin {plugin} is not in {}", network.name, bin_dir.display());
+        if !plugins.here.join(plugin.as_str()).exists() && !hands.answers_to(plugin.as_str())? {
+            let why =
+                format!("network {}: plugin {plugin} is not in {}", network.name, plugins.named.display());
             return Ok(Look::NotYet(Failure::new(why)));
         }
     }
-    if let Err(error) = if *status { asked(network, bin_dir) } else { Ok(()) } {
+    if let Err(error) = if *status { asked(network, &plugins.here) } else { Ok(()) } {
         let why = format!("the default network {} is not ready: {error}", network.name);
         return Ok(Look::NotYet(Failure::new(why)));
     }
-    made_for(path, network, arguments).map(Look::Ready)
+    let file = path.file_name().map(|name| networks.named.join(name));
+    made_for(&file.unwrap_or_default(), network, arguments).map(Look::Ready)
+}
+
+/// The first by name that is no meta-plugin, or the one that is asked for.
+fn default_network<'a>(arguments: &Arguments, directory: &'a Directory) -> Option<&'a (PathBuf, Network)> {
+    let is_called = |name: &str, (path, network): &(PathBuf, Network)| {
+        path.file_name().is_some_and(|file| file == name) || network.name.as_str() == name
+    };
+    let possible = directory.networks.iter().filter(|(_, network)| !is_meta_plugin(network));
+    let wanted =
+        possible.filter(|found| arguments.default_network.as_ref().is_none_or(|name| is_called(name, found)));
+    wanted.min_by(|(a, _), (b, _)| a.cmp(b))
 }
 
 /// What the plugins say themselves. Those that weft-cni is, in place of a file, need nothing but the kernel.
@@ -195,7 +269,7 @@ fn asked(network: &Network, bin_dir: &Path) -> Result<(), Error> {
 
 /// The configuration with `network`, which stands in the file `path`, as the default one.
 fn made_for(path: &Path, network: &Network, arguments: &Arguments) -> Result<String, Failure> {
-    let Arguments { bin_dir, ready_file, .. } = arguments;
+    let Arguments { bin_dir, ready_file, set, .. } = arguments;
     // Newer than the default network's is more than the runtime is known to take.
     let version = network.version.as_str();
     let wanted: BTreeSet<String> =
@@ -209,6 +283,13 @@ fn made_for(path: &Path, network: &Network, arguments: &Arguments) -> Result<Str
     });
     if let Some(file) = ready_file {
         plugin["readinessindicatorfile"] = json!(file);
+    }
+    for words in set {
+        let Some((key, value)) = words.split_once('=') else {
+            let why = format!("--set {words}: not KEY=VALUE");
+            return Err(Failure::new(why).exit(Exit::Usage));
+        };
+        plugin[key] = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
     }
     let list = json!({ "cniVersion": version, "name": "weft", "plugins": [plugin] });
     let text = serde_json::to_string_pretty(&list)
@@ -224,17 +305,18 @@ fn is_meta_plugin(network: &Network) -> bool {
 }
 
 /// A file that the runtime would take in the place of ours.
-fn earlier(conf_dir: &Path, place: &Path) -> Result<Option<PathBuf>, Failure> {
-    let failed = |cause: io::Error| privilege::refused(&format!("read {}", conf_dir.display()), &cause);
+fn earlier(networks: &Place, written: &Path) -> Result<Option<PathBuf>, Failure> {
+    let Place { named, here } = networks;
+    let failed = |cause: io::Error| privilege::refused(&format!("read {}", here.display()), &cause);
     let mut found = Vec::new();
-    let entries = match fs::read_dir(conf_dir) {
+    let entries = match fs::read_dir(here) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries.map_err(failed)?,
     };
     for entry in entries {
-        let path = entry.map_err(failed)?.path();
-        if is_read(&path) && path.as_path() < place {
-            found.push(path);
+        let entry = entry.map_err(failed)?;
+        if is_read(&entry.path()) && entry.path().as_path() < written {
+            found.push(named.join(entry.file_name()));
         }
     }
     Ok(found.into_iter().min())
@@ -272,35 +354,37 @@ fn sync_directory(place: &Path) -> io::Result<()> {
     place.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
-fn remove(arguments: &Arguments, place: &Path) -> Result<(), Failure> {
-    let Arguments { conf_dir, .. } = arguments;
+fn remove(arguments: &Arguments, places: &Places) -> Result<(), Failure> {
+    let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = places;
     let progress = Progress::beside(Format::Text);
-    if !place.exists() {
-        progress.line(format!("{}: not there", place.display()));
+    if !here.exists() {
+        progress.line(format!("{}: not there", named.display()));
         return Ok(());
     }
-    let directory = Directory::read(conf_dir)?;
-    let other = directory.networks.iter().find(|(path, network)| path != place && !is_meta_plugin(network));
+    let directory = Directory::read(&networks.here)?;
+    let other = directory.networks.iter().find(|(path, network)| path != here && !is_meta_plugin(network));
     if other.is_none() {
         let why = format!(
             "{}: no other network is in {}: no pod could be made, or removed",
-            place.display(),
-            conf_dir.display()
+            named.display(),
+            networks.named.display()
         );
         return Err(Failure::new(why).next("put the configuration of the default network there first"));
     }
-    let meta_plugin = MetaPlugin::find_any(Some(place), &[])?;
+    let meta_plugin = MetaPlugin::find_any(Some(here), &[])?;
     let journal = meta_plugin
         .map_or_else(|| Path::new(journal::DIRECTORY).join(journal::ENTRIES), |found| found.journal());
-    let held = entries(&journal)
-        .map_err(|cause| privilege::refused(&format!("read {}", journal.display()), &cause))?;
+    let journal = Place::below(&arguments.root, &journal)?;
+    let held = entries(&journal.here)
+        .map_err(|cause| privilege::refused(&format!("read {}", journal.here.display()), &cause))?;
     if held > 0 {
-        let why = format!("{}: {held} sandboxes in {} need weft's DEL", place.display(), journal.display());
+        let why =
+            format!("{}: {held} sandboxes in {} need weft's DEL", named.display(), journal.named.display());
         return Err(Failure::new(why).next("drain the node first; `weft list` shows them"));
     }
-    let removed = fs::remove_file(place).and_then(|()| sync_directory(place));
-    removed.map_err(|cause| privilege::refused(&format!("remove {}", place.display()), &cause))?;
-    progress.line(format!("{}: removed", place.display()));
+    let removed = fs::remove_file(here).and_then(|()| sync_directory(here));
+    removed.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
+    progress.line(format!("{}: removed", named.display()));
     Ok(())
 }
 

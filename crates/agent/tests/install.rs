@@ -219,3 +219,152 @@ fn it_is_taken_away_when_nobody_needs_it_any_more() {
     }
     assert!(runtime.0.join("bin/weft").exists(), "it may be asked for a DEL yet");
 }
+
+#[test]
+fn below_a_root_paths_keep_their_names_and_links_lead_nowhere_else() {
+    let runtime = Runtime::new("root");
+    let root = runtime.0.join("image");
+    // As on an image whose directories are links: by their names they would be this machine's.
+    for directory in ["etc/cni", "opt", "var/lib/networks", "run"] {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    std::os::unix::fs::symlink("/var/lib/networks", root.join("etc/cni/net.d")).unwrap();
+    std::os::unix::fs::symlink("../../../../var/lib/cni-bin", root.join("opt/cni")).unwrap();
+    let bridge = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge" });
+    runtime.write("image/var/lib/networks/10-home.conf", &bridge);
+    let install = |words: &[&str]| {
+        let mut command = Command::new(testkit::binary("weft"));
+        command.args(["install", "--root", root.to_str().unwrap()]).args(words).output().unwrap()
+    };
+    let dangling = install(&[]);
+    assert_refused(&dangling, &["--root", "/opt/cni: a link that leads to nothing"]);
+    fs::create_dir_all(root.join("var/lib/cni-bin")).unwrap();
+    assert_refused(&install(&["--ready-file", "/run/ready"]), &["/run/ready is not there"]);
+    runtime.write("image/run/ready", &"");
+    let done = install(&["--ready-file", "/run/ready"]);
+    assert!(done.status.success(), "{done:?}");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(said.contains("/etc/cni/net.d/00-weft.conflist: written"), "{said}");
+    let written = fs::read_to_string(root.join("var/lib/networks/00-weft.conflist")).unwrap();
+    assert!(!written.contains(root.to_str().unwrap()), "the node knows no such path: {written}");
+    let plugin: Value = serde_json::from_str(&written).unwrap();
+    let plugin = &plugin["plugins"][0];
+    assert_eq!(plugin["clusterNetwork"], "/etc/cni/net.d/10-home.conf");
+    assert_eq!(plugin["binDir"], "/opt/cni/bin");
+    assert_eq!(plugin["readinessindicatorfile"], "/run/ready");
+    assert!(root.join("var/lib/cni-bin/bin/weft").exists());
+    fs::create_dir_all(root.join("var/lib/weft/sandboxes")).unwrap();
+    runtime.write("image/var/lib/weft/sandboxes/one.json", &"{}");
+    assert_refused(&install(&["--remove"]), &["1 sandboxes in /var/lib/weft/sandboxes"]);
+    fs::remove_file(root.join("var/lib/weft/sandboxes/one.json")).unwrap();
+    assert!(install(&["--remove"]).status.success());
+    assert!(!root.join("var/lib/networks/00-weft.conflist").exists());
+    assert_refused(&install(&["--conf-dir", "/../../etc/cni/net.d"]), &["not an absolute path"]);
+    let nowhere =
+        Command::new(testkit::binary("weft")).args(["install", "--root", "/nowhere"]).output().unwrap();
+    assert_refused(&nowhere, &["--root /nowhere", "No such file"]);
+}
+
+#[test]
+fn the_default_network_and_keys_of_the_configuration_can_be_said() {
+    let runtime = Runtime::new("said");
+    for (file, name) in [("10-one.conf", "one"), ("20-two.conf", "two")] {
+        let bridge = json!({ "cniVersion": "1.0.0", "name": name, "type": "bridge" });
+        runtime.write(&format!("conf/{file}"), &bridge);
+    }
+    let of = |words: &[&str]| {
+        let done = runtime.install(words);
+        assert!(done.status.success(), "{done:?}");
+        runtime.written().unwrap()["plugins"][0].clone()
+    };
+    for (name, file) in [("two", "20-two.conf"), ("20-two.conf", "20-two.conf"), ("one", "10-one.conf")] {
+        let default = of(&["--default-network", name])["clusterNetwork"].as_str().unwrap().to_owned();
+        assert!(default.ends_with(file), "{name}: {default}");
+    }
+    assert_refused(&runtime.install(&["--default-network", "three"]), &["no default network", "three"]);
+    let words = ["--set", "namespaceIsolation=true", "--set", "globalNamespaces=shared,kube-system"];
+    let plugin = of(&words);
+    assert_eq!(
+        (&plugin["namespaceIsolation"], &plugin["globalNamespaces"]),
+        (&json!(true), &json!("shared,kube-system"))
+    );
+    let before = runtime.written();
+    assert_refused(
+        &runtime.install(&["--set", "namespaceisolaton=true"]),
+        &["did you mean namespaceIsolation?"],
+    );
+    assert_eq!(runtime.install(&["--set", "namespaceIsolation"]).status.code(), Some(2));
+    assert_eq!(runtime.written(), before, "what is wrong changes nothing");
+}
+
+/// Waits until the default network that is written is in this file.
+#[track_caller]
+fn until_default(runtime: &Runtime, file: &str) {
+    until(&format!("{file} is the default network"), || {
+        let written = runtime.written()?;
+        written["plugins"][0]["clusterNetwork"].as_str()?.ends_with(file).then_some(())
+    });
+}
+
+#[track_caller]
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not in time");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn who_follows_keeps_up_with_the_default_network_and_leaves_what_pods_need() {
+    let runtime = Runtime::new("follows");
+    let path = |file: &str| runtime.0.join(file);
+    let bridge = |version: &str, capability: &str| json!({ "cniVersion": version, "name": "home", "plugins": [{ "type": "bridge", "capabilities": { capability: true } }] });
+    let following = runtime.command(&["--wait", "--follow"]).spawn().unwrap();
+    until("the program is there", || path("bin/weft").exists().then_some(()));
+    assert_eq!(runtime.written(), None, "there is no default network");
+    runtime.write("conf/10-home.conflist", &bridge("0.4.0", "mac"));
+    until_default(&runtime, "10-home.conflist");
+    // Its installer gives it another name, as some do with each release.
+    fs::rename(path("conf/10-home.conflist"), path("conf/20-home.conflist")).unwrap();
+    until_default(&runtime, "20-home.conflist");
+    // Another one takes its place: the first by name is what the runtime itself would take.
+    runtime.write("conf/15-other.conflist", &bridge("1.0.0", "ips").to_string().replace("home", "other"));
+    until_default(&runtime, "15-other.conflist");
+    assert_eq!(runtime.written().unwrap()["cniVersion"], "1.0.0");
+    // It says something else: what runtimes have to pass is in the configuration that is written.
+    runtime.write(
+        "conf/15-other.conflist",
+        &bridge("1.0.0", "portMappings").to_string().replace("home", "other"),
+    );
+    until("capabilities", || runtime.written()?["plugins"][0]["capabilities"].get("portMappings").map(drop));
+    // Somebody cleans up: program and configuration are back.
+    fs::remove_file(path("bin/weft")).unwrap();
+    until("the program is back", || path("bin/weft").exists().then_some(()));
+    fs::remove_file(path("conf/00-weft.conflist")).unwrap();
+    until_default(&runtime, "15-other.conflist");
+    // None at all: what is written stays, for the pods that are there; and when it ends, too.
+    fs::remove_file(path("conf/15-other.conflist")).unwrap();
+    until_default(&runtime, "20-home.conflist");
+    fs::remove_file(path("conf/20-home.conflist")).unwrap();
+    sleep(Duration::from_millis(1500));
+    until_default(&runtime, "20-home.conflist");
+    // What is in the way is told, and no reason to end.
+    runtime.write("conf/20-home.conflist", &bridge("1.0.0", "mac"));
+    runtime.write("conf/00-first.conflist", &bridge("1.0.0", "mac"));
+    sleep(Duration::from_millis(1500));
+    fs::remove_file(path("conf/00-first.conflist")).unwrap();
+    runtime.write("conf/30-last.conflist", &bridge("1.0.0", "mac"));
+    fs::remove_file(path("conf/20-home.conflist")).unwrap();
+    until_default(&runtime, "30-last.conflist");
+    Command::new("kill").arg(following.id().to_string()).status().unwrap();
+    let output = ended(following);
+    assert!(output.status.success(), "{output:?}");
+    assert!(runtime.written().is_some(), "it stays when whoever wrote it ends");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+    assert!(said.contains("00-first.conflist comes before"), "{said}");
+    assert!(said.lines().count() < 60, "it says each thing once: {said}");
+}
