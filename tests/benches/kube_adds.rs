@@ -1,7 +1,7 @@
 //! What a pod costs on a node of a real API server: default network and three more, one after the other, many at once,
 //! and a whole node's worth of them.
 //!
-//! Usage: `benches/kube-adds`, which builds the programs it times. A call is what a runtime pays: a process that is
+//! Usage: `benches/kube-adds`, and `benches/kube-adds memory [CYCLES]` for what the agent holds. A call is what a runtime pays: a process that is
 //! started, asks the agent, attaches four networks and ends.
 
 #![allow(
@@ -17,14 +17,22 @@ use std::time::{Duration, Instant};
 
 use rig::agent::configuration;
 use rig::cluster::bridge;
+use rig::machine::until;
 use rig::{Agent, Machine};
-use serde_json::json;
-use testkit::{Feature, Pod, host};
+use serde_json::{Value, json};
+use testkit::{Attachment, Feature, Host, Pod, host};
 
 /// As many as a kubelet takes.
 const PODS: usize = 110;
 /// As many as come at once after an upgrade.
 const AT_ONCE: usize = 32;
+/// So many pods are timed with nothing else going on.
+const QUIET: usize = 40;
+/// Definitions in a large cluster.
+const DEFINITIONS: usize = 1000;
+/// How often pods come and go while memory is looked at, and how many at a time.
+const CYCLES: usize = 10_000;
+const WORKERS: usize = 4;
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// A pod of the cluster, and its namespace on the node.
@@ -41,23 +49,63 @@ fn main() {
 }
 
 fn measure() {
-    let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge, Feature::Veth), "node")) else { return };
+    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
+    match (words.next().as_deref(), words.next()) {
+        (None, _) => measure_calls(),
+        (Some("memory"), cycles) => {
+            measure_memory(cycles.map_or(CYCLES, |text| text.parse().expect("a number")));
+        }
+        (Some(other), _) => panic!("{other}: there is `memory [CYCLES]`"),
+    }
+}
+
+/// A node of a cluster with three networks, and so many pods on it.
+fn node(host: Host, count: usize) -> Option<(Agent, Vec<Subject>)> {
+    let agent = Agent::new(Machine::new(host, "node"))?;
     for (name, subnet) in [("a", 11), ("b", 12), ("c", 13)] {
         agent.definition(name, &json!({}), &bridge(name, subnet));
     }
-    let names: Vec<String> = (0..PODS).map(|number| format!("p{number}")).collect();
+    let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
     let uids = agent.pods(&names, &json!({ NETWORKS: "a,b,c" }));
-    let subjects: Vec<Subject> = names
-        .into_iter()
-        .zip(uids)
-        .map(|(name, uid)| Subject { pod: agent.machine.pod(&name), name, uid })
-        .collect();
-    println!(
-        "| default network and three more | each: median | p99 | slowest | all |\n|---|---|---|---|---|"
-    );
+    let subjects = names.into_iter().zip(uids);
+    let subjects = subjects.map(|(name, uid)| Subject { pod: agent.machine.pod(&name), name, uid }).collect();
+    Some((agent, subjects))
+}
+
+fn measure_calls() {
+    let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
+    let alone = agent.pods(&["alone".to_owned()], &json!({}));
+    println!("| what | fastest | median | p99 | slowest | all |\n|---|---|---|---|---|---|");
     for subject in &subjects[..5] {
         add(&agent, subject);
         del(&agent, subject);
+    }
+    // One that the API server has digested before the next comes, beside what the same pod costs without a cluster,
+    // and what a pod of the default network alone does.
+    let alone = Subject { name: "alone".to_owned(), uid: alone[0].clone(), pod: agent.machine.pod("alone") };
+    let configuration = manifests(&agent);
+    let mut quiet: [Vec<Duration>; 6] = Default::default();
+    for subject in &subjects[..QUIET] {
+        for (place, work) in [(0, &subject), (2, &&alone)] {
+            quiet[place].push(add(&agent, work));
+            settle(&agent);
+            quiet[place + 1].push(del(&agent, work));
+            settle(&agent);
+        }
+        let call = from_files(&agent, subject);
+        quiet[4].push(call.add(&configuration).success().took);
+        quiet[5].push(call.del(&configuration).success().took);
+    }
+    let what = [
+        "ADD of a pod with default network and three more, alone",
+        "DEL of it",
+        "ADD of a pod with the default network",
+        "DEL of it",
+        "ADD of the first, from a directory of manifests",
+        "DEL of it",
+    ];
+    for (what, times) in what.into_iter().zip(quiet) {
+        print(what, times, None);
     }
     row("ADD, one after the other", 1, &subjects, |subject| add(&agent, subject));
     row("DEL, one after the other", 1, &subjects, |subject| del(&agent, subject));
@@ -65,6 +113,80 @@ fn measure() {
     row("DEL, 32 at once", AT_ONCE, &subjects[..AT_ONCE], |subject| del(&agent, subject));
     row("ADD, a node starts with 110 pods", PODS, &subjects, |subject| add(&agent, subject));
     row("DEL, 110 at once", PODS, &subjects, |subject| del(&agent, subject));
+}
+
+/// Waits until the agent has nothing to tell the API server any more: a runtime's next call seldom comes at once.
+fn settle(agent: &Agent) {
+    let written = "weft_status_updates_total{outcome=\"written\"}";
+    let planned = "weft_answers_total{outcome=\"planned\"}";
+    until("all is written", || (agent.figure(written) >= agent.figure(planned)).then_some(()));
+    // Events are not counted; they come after.
+    thread::sleep(Duration::from_millis(100));
+}
+
+/// The same networks without a cluster, as manifests on the node; the configuration that reads them.
+fn manifests(agent: &Agent) -> Value {
+    let manifests = rig::Cluster::on(&agent.machine);
+    for (name, subnet) in [("a", 11), ("b", 12), ("c", 13)] {
+        manifests.definition(name, &bridge(name, subnet));
+    }
+    manifests.pod("p", "a,b,c");
+    let mut configuration = configuration(&bridge("home", 10));
+    configuration["manifestDir"] = json!(rig::cluster::MANIFESTS);
+    configuration
+}
+
+/// The call for a pod of those manifests.
+fn from_files<'a>(agent: &'a Agent, subject: &Subject) -> Attachment<'a> {
+    let mut call = agent.machine.attachment("weft", &subject.pod, "eth0");
+    call.args = format!("K8S_POD_NAMESPACE={};K8S_POD_NAME=p", rig::agent::NAMESPACE);
+    call
+}
+
+/// What an agent holds that knows 1,000 definitions and a node's pods, while they come and go.
+fn measure_memory(cycles: usize) {
+    let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
+    let definition = |number: usize| {
+        let config = bridge(&format!("net-{number}"), 11).to_string();
+        json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": format!("net-{number}"), "namespace": rig::agent::NAMESPACE },
+            "spec": { "config": config },
+        })
+    };
+    let all: Vec<Value> = (0..DEFINITIONS).map(definition).collect();
+    agent.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string());
+    let known = "weft_cache_objects{what=\"network-attachment-definitions\"}";
+    until("definitions", || agent.figure(known).filter(|known| *known >= DEFINITIONS as f64));
+    println!("| after so many ADDs and DELs | resident | of which its own |\n|---|---|---|");
+    let show = |done: usize| {
+        let id = agent.machine.run(["cat", "/run/services/agent.pid"]);
+        let status = agent.machine.run(["cat", &format!("/proc/{}/status", id.trim())]);
+        let field = |name: &str| -> f64 {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
+            value.split_whitespace().next().expect("a number").parse::<f64>().expect("a number") / 1000.0
+        };
+        println!("| {done} | {:.1} MB | {:.1} MB |", field("VmRSS:"), field("RssAnon:"));
+    };
+    show(0);
+    let mut done = 0;
+    while done < cycles {
+        let step = (cycles / 10).max(1).min(cycles - done);
+        thread::scope(|scope| {
+            for worker in 0..WORKERS {
+                let (agent, subjects) = (&agent, &subjects);
+                scope.spawn(move || {
+                    let mine = subjects.iter().skip(worker).step_by(WORKERS).cycle();
+                    for subject in mine.take(step / WORKERS) {
+                        add(agent, subject);
+                        del(agent, subject);
+                    }
+                });
+            }
+        });
+        done += step;
+        show(done);
+    }
 }
 
 fn add(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
@@ -78,7 +200,7 @@ fn del(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
 /// Does it with all of them, so many at a time.
 fn row(what: &str, at_once: usize, subjects: &[Subject], work: impl Fn(&Subject) -> Duration + Sync) {
     let begun = Instant::now();
-    let mut times: Vec<Duration> = thread::scope(|scope| {
+    let times: Vec<Duration> = thread::scope(|scope| {
         let size = subjects.len().div_ceil(at_once);
         let parts =
             subjects.chunks(size).map(|part| scope.spawn(|| part.iter().map(&work).collect::<Vec<_>>()));
@@ -86,15 +208,17 @@ fn row(what: &str, at_once: usize, subjects: &[Subject], work: impl Fn(&Subject)
         parts.into_iter().flat_map(|part| part.join().expect("no failure")).collect()
     });
     let whole = begun.elapsed();
+    print(what, times, Some(whole));
+}
+
+fn print(what: &str, mut times: Vec<Duration>, whole: Option<Duration>) {
     times.sort();
     let milliseconds = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1000.0);
     let at = |percent: usize| milliseconds(times[(times.len() * percent / 100).min(times.len() - 1)]);
-    println!(
-        "| {what} | {} | {} | {} | {:.2} s, {:.0} pods/s |",
-        at(50),
-        at(99),
-        at(100),
-        whole.as_secs_f64(),
-        times.len() as f64 / whole.as_secs_f64()
-    );
+    let whole = whole.map(|whole| {
+        let seconds = whole.as_secs_f64();
+        format!("{seconds:.2} s, {:.0} pods/s", times.len() as f64 / seconds)
+    });
+    let whole = whole.unwrap_or_default();
+    println!("| {what} | {} | {} | {} | {} | {whole} |", at(0), at(50), at(99), at(100));
 }

@@ -11,6 +11,7 @@
 //! thread does it all.
 
 mod brain;
+mod busy;
 pub(crate) mod cache;
 mod changes;
 pub(crate) mod cluster;

@@ -28,6 +28,7 @@ use npwg::refusal::Refusal;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
+use super::busy::{Busy, Call};
 use super::cache::{Cache, follow};
 use super::changes::Changes;
 use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, ask};
@@ -66,6 +67,8 @@ pub(crate) struct Brain {
     namespaces: Arc<Cache<Labels>>,
     namespaces_wanted: Once,
     pod_resources: PathBuf,
+    /// Pods that are being attached.
+    pub(crate) busy: Arc<Busy>,
     /// What is told about pods.
     pub(crate) events: Events,
     /// The figures.
@@ -107,6 +110,7 @@ impl Brain {
         care: &Care,
         (metrics, traces): (Metrics, Option<Arc<Traces>>),
     ) -> Brain {
+        let busy = Arc::new(Busy::default());
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
         let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
@@ -120,7 +124,8 @@ impl Brain {
             namespaces: Arc::new(Cache::new("namespaces")),
             namespaces_wanted: Once::new(),
             pod_resources,
-            events: Events::new(client.clone(), node),
+            events: Events::new(client.clone(), node, &busy),
+            busy,
             metrics,
             traces,
             supplier: Supplier::new(client.clone(), node),
@@ -393,6 +398,10 @@ impl Oracle for Brain {
 
     fn metrics(&self) -> Option<&Metrics> {
         Some(&self.metrics)
+    }
+
+    fn begin(&self) -> Option<Call<'_>> {
+        Some(self.busy.begin())
     }
 
     fn traces(&self) -> Option<&Traces> {

@@ -1,9 +1,13 @@
 //! What a pod's owner is told: Events on the pod.
 //!
-//! Rules: an Event is told once, in the background, and never holds anything up; its text is bounded; what is
+//! Rules: an Event is told once, in the background, and never holds anything up: it waits a while for pods that are being
+//! attached, whose processors it would take; its text is bounded; what is
 //! repeated is counted by the API's own series, which knows an Event by reason and action and not by its text.
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as Multus has them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -16,12 +20,16 @@ use npwg::refusal::{Reason, Refusal};
 use tokio::sync::mpsc;
 use tracing::debug;
 
+use super::busy::Busy;
+
 /// Name of who tells.
 const CONTROLLER: &str = "weft";
 /// Longest text the API takes, in bytes.
 const NOTE_MAX: usize = 1024;
 /// Most Events that wait to be told; more are dropped.
 const WAITING_MAX: usize = 1024;
+/// How long one waits for pods that are being attached.
+const DELAY_MAX: Duration = Duration::from_secs(2);
 /// The requirement that a network which does not exist breaks.
 const NO_SUCH_NETWORK: &str = "NPWG1-3.4.1-rule4";
 
@@ -36,15 +44,18 @@ struct Told {
     reason: &'static str,
     action: String,
     note: String,
+    at: Instant,
 }
 
 impl Events {
     /// Tells what comes, one after the other.
-    pub(crate) fn new(client: Client, node: &str) -> Events {
+    pub(crate) fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
+        let busy = Arc::clone(busy);
         let (sender, mut receiver) = mpsc::channel::<(Told, PodIdentity)>(WAITING_MAX);
         let recorder = recorder(client, Some(node.to_owned()));
         tokio::spawn(async move {
             while let Some((told, pod)) = receiver.recv().await {
+                busy.quiet(DELAY_MAX.saturating_sub(told.at.elapsed())).await;
                 told.publish(&recorder, &pod).await;
             }
         });
@@ -117,7 +128,7 @@ impl Events {
 
 impl Told {
     fn new(kind: EventType, reason: &'static str, action: String, note: &str) -> Told {
-        Told { kind, reason, action, note: clip(note) }
+        Told { kind, reason, action, note: clip(note), at: Instant::now() }
     }
 
     /// The API knows an Event by reason and action: each interface has its own.
@@ -127,7 +138,7 @@ impl Told {
     }
 
     async fn publish(self, recorder: &Recorder, pod: &PodIdentity) {
-        let Told { kind, reason, action, note } = self;
+        let Told { kind, reason, action, note, at: _ } = self;
         let event =
             Event { type_: kind, reason: reason.to_owned(), note: Some(note), action, secondary: None };
         if let Err(error) = recorder.publish(&event, &reference(pod)).await {

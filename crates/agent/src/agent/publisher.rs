@@ -37,6 +37,8 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// How often a pod is replaced that others change, too.
 const REPLACES: usize = 5;
+/// How long one waits for pods that are being attached.
+const DELAY_MAX: Duration = Duration::from_millis(200);
 /// How long one write may take.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
@@ -162,6 +164,7 @@ impl Publisher {
             brain.events.attached(&entry);
         }
         self.writes.spawn(async move {
+            brain.busy.quiet(DELAY_MAX).await;
             let (started, began) = (Instant::now(), SystemTime::now());
             let written = write(client, &entry.plan.pod, text).await;
             let outcome = match &written {

@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
+use super::busy::Call;
 use super::metrics::Metrics;
 use super::traces::{Trace, Traces};
 use crate::failure::Failure;
@@ -68,6 +69,10 @@ pub(crate) trait Oracle: Send + Sync + 'static {
     fn heard(&self, _: &Outcome) {}
     /// Its figures, where it has any.
     fn metrics(&self) -> Option<&Metrics>;
+    /// A call begins that somebody waits for.
+    fn begin(&self) -> Option<Call<'_>> {
+        None
+    }
     /// Where the spans of calls go, if anywhere.
     fn traces(&self) -> Option<&Traces> {
         None
@@ -134,7 +139,7 @@ impl<O: Oracle> Desk<O> {
     /// One conversation.
     async fn talk(&self, mut stream: UnixStream) -> Result<(), Error> {
         let (started, arrived) = (Instant::now(), SystemTime::now());
-        let mut trace = None;
+        let (mut trace, mut call) = (None, None);
         let reply = match self.turn().await {
             None => {
                 let why = format!("agent: {WAITING_MAX} questions are waiting already");
@@ -146,6 +151,9 @@ impl<O: Oracle> Desk<O> {
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;
+                if question.purpose == Purpose::Plan {
+                    call = self.oracle.begin();
+                }
                 if let (Some(traces), Purpose::Plan) = (self.oracle.traces(), &question.purpose) {
                     trace = Some(traces.begin(&question, arrived));
                 }
@@ -169,6 +177,7 @@ impl<O: Oracle> Desk<O> {
                 self.oracle.metrics().inspect(|metrics| metrics.reported(&report));
                 trace.into_iter().for_each(|trace| trace.reported(&report));
             }
+            drop(call);
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl Desk {
         let all = Api::<DefinitionObject>::all(client.clone());
         tokio::spawn(follow(all, Config::default(), Arc::clone(&definitions)));
         Desk {
-            events: Events::new(client.clone(), identity),
+            events: Events::new(client.clone(), identity, &Arc::default()),
             client,
             allocator,
             place,
