@@ -100,6 +100,60 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     assert_eq!(agent.status("web").len(), 2);
 }
 
+/// How an agent is when it is killed: it thinks, its status is on its way, it was told how it went, it tells Events.
+#[test]
+fn an_agent_killed_at_any_moment_of_a_pod_harms_nobody() {
+    const MOMENTS: u64 = 16;
+    let agent = node!();
+    let config = node_configuration();
+    let mut earlier = 0;
+    for (moment, (name, uid, pod)) in (0..MOMENTS).zip(pods(&agent, MOMENTS as usize)) {
+        // Spread over what an ADD takes here and what comes after it, whatever the machine is doing.
+        let killed = thread::scope(|scope| {
+            let adding = scope.spawn(|| agent.attachment(&pod, &name, &uid).add(&config));
+            thread::sleep(Duration::from_millis(moment * moment / 2));
+            agent.stop("KILL");
+            adding.join().expect("the ADD")
+        });
+        let before = match killed.code {
+            Some(0) => "attached",
+            _ => {
+                earlier += 1;
+                assert_eq!(rig::refusal(&killed).0, 11, "nothing but «try again»: {killed}");
+                assert_eq!(addresses(&pod), [""; 0], "nothing of it stays");
+                "refused"
+            }
+        };
+        // Without any agent the pod can go, and be made when there is one.
+        if before == "attached" && moment % 2 == 0 {
+            agent.attachment(&pod, &name, &uid).del(&config).success();
+            assert_eq!(addresses(&pod), [""; 0], "DEL needs no agent");
+        }
+        agent.start(&[]);
+        agent.wait_until_ready();
+        if addresses(&pod).is_empty() {
+            agent.attachment(&pod, &name, &uid).add(&config).success();
+        }
+        // What a predecessor wrote of an earlier sandbox is there until it is written anew.
+        until(&format!("what is told of {name}, {before} when it was killed, is what is there"), || {
+            let status = agent.status(&name);
+            let shown: Vec<&str> = status.iter().filter_map(|entry| entry["ips"][0].as_str()).collect();
+            (shown == addresses(&pod)).then_some(())
+        });
+        agent.attachment(&pod, &name, &uid).del(&config).success();
+    }
+    assert!(earlier > 0, "it was never killed before its answer");
+}
+
+/// The addresses of the pod's interfaces, in order.
+fn addresses(pod: &Pod) -> Vec<String> {
+    let links = ["eth0", "net1"].into_iter().filter(|name| rig::link(pod, name).is_some());
+    let of = links.flat_map(|name| rig::addresses_on(pod, name));
+    of.filter(|address| !address.contains(':'))
+        .map(|address| address.split('/').next().unwrap_or_default().to_owned())
+        .collect()
+}
+
 #[test]
 fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again() {
     let agent = node!();

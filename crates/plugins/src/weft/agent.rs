@@ -100,12 +100,13 @@ fn ask_agent(stream: &mut UnixStream, question: &Question) -> Result<Reply, Erro
     let bounded =
         stream.set_read_timeout(Some(DEADLINE)).and_then(|()| stream.set_write_timeout(Some(DEADLINE)));
     bounded.map_err(|cause| Error::io("set a time limit", cause))?;
-    exchange::send(stream, question)?;
-    match exchange::receive(stream) {
-        // The agent is there but slow: the same call may succeed later.
-        Err(error) if error.code == code::IO_FAILURE => Err(Error { code: code::TRY_AGAIN_LATER, ..error }),
-        other => other,
-    }
+    // The agent is there but slow, or ends just now: the same call may succeed later.
+    let again = |error: Error| match error.code {
+        code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
+        _ => error,
+    };
+    exchange::send(stream, question).map_err(again)?;
+    exchange::receive(stream).map_err(again)
 }
 
 /// Runs `weft plan --once`, which reads a question and writes an answer.
