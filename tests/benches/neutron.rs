@@ -9,7 +9,7 @@
 //!   restart  1000 ports of pods and pools              until the new controller leads
 //! ```
 //!
-//! Usage: `benches/neutron`; `PODS` (default 100) and `PORTS` (default 1000) make it shorter, `ONLY` is
+//! Usage: `benches/neutron`; `PODS` (default 100), `PORTS` (1000) and `ROUNDS` of `add` (15) make it shorter, `ONLY` is
 //! `add`, `attach`, `burst` or `restart`. Figures are medians unless they say otherwise.
 
 #![allow(
@@ -30,7 +30,6 @@ use rig::openstack::{BOUND, FIRST, NAMESPACE, VIF, configuration};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
 
-const ROUNDS: usize = 15;
 /// Sandboxes that a runtime makes at a time.
 const RUNTIME: usize = 8;
 /// How long Neutron may take for the ports of all pools.
@@ -133,7 +132,7 @@ fn add() {
     cluster.start_agent(FIRST, &[]);
     cluster.wait_until_leading("controller");
     let (mut ours, mut bare, mut neutrons, mut written) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
+    for round in 0..count("ROUNDS", 15) {
         let name = format!("pod{round}");
         let uid = cluster.pod(FIRST, &name, NETWORKS);
         let vifs = cluster.wait_for_vifs(&name);
