@@ -4,9 +4,6 @@
 
 TARGET := $(shell uname -m)-unknown-linux-musl
 CARGO_TARGET_DIR ?= target
-# Crates with C in them ask for a compiler by this name; the machine's own will do.
-export CC_x86_64_unknown_linux_musl ?= gcc
-export CC_aarch64_unknown_linux_musl ?= gcc
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
