@@ -46,6 +46,7 @@ fn owner_group_and_queues_are_as_asked() {
         let (result, data) = attached(&host, &pod, &keys);
         assert_eq!((&data["type"], &data["persist"]), (&json!("tap"), &json!(true)), "{keys}: {data}");
         assert_eq!(data["multi_queue"], queues, "{keys}: {data}");
+        assert_eq!((&data["pi"], &data["vnet_hdr"]), (&json!(false), &json!(false)), "{keys}: {data}");
         let number = |id: Option<u64>| id.map_or("-1".to_owned(), |id| id.to_string());
         // `ip` has names where the machine has, sysfs the numbers.
         let script = "mount -t sysfs s /sys && cat /sys/class/net/net1/owner /sys/class/net/net1/group";
@@ -136,6 +137,23 @@ fn mtu_addresses_and_routes_are_there_before_anybody_opens_it() {
     pod.run(["ip", "link", "set", "net1", "mtu", "1400"]);
     let changed = net1.check(&with(&keys, &json!({ "prevResult": added.json() })));
     assert_refused("another mtu", &changed, 999, &["mtu", "1400", "65521"]);
+}
+
+#[test]
+fn a_route_without_gateway_leads_to_gateways_behind_it() {
+    let host = host!(Feature::Tun);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let ipam = json!({
+        "type": "static", "addresses": [{ "address": "10.3.0.1/24" }],
+        "routes": [{ "dst": "192.0.2.0/24" }, { "dst": "198.51.100.0/24", "gw": "192.0.2.9" }],
+    });
+    let keys = json!({ "cniVersion": "1.1.0", "name": "net", "type": "tap", "ipam": ipam });
+    host.attachment("tap", &pod, "net1").add(&keys).success();
+    let direct = &pod.json(["ip", "-j", "route", "show", "192.0.2.0/24"])[0];
+    assert_eq!((&direct["scope"], direct.get("gateway")), (&json!("link"), None), "{direct}");
+    let behind = &pod.json(["ip", "-j", "route", "show", "198.51.100.0/24"])[0];
+    assert_eq!(behind["gateway"], "192.0.2.9", "{behind}");
 }
 
 #[test]

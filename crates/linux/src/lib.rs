@@ -5,7 +5,7 @@
 //! - it knows no CNI, no configuration, no pods: it speaks of links;
 //! - a network namespace is a value ([`netns::Netns`]); a netlink socket stays in the one it was
 //!   opened in, and the single `setns` of the whole project is in [`netns`];
-//! - one file has `unsafe` in it, for the one ioctl that nothing can replace (`link/tap/device.rs`);
+//! - one file has `unsafe` in it, for the ioctls that nothing can replace (`link/tap/device.rs`);
 //! - every operation documents the `ip`, `bridge`, `tc` or `nft` line that does the same;
 //! - a refusal names operation, object, errno and the kernel's own explanation ([`error::Error`]).
 //!

@@ -66,8 +66,8 @@ impl Delegates {
         Delegates { builtin, exec: Exec::new(deadline), runs: RefCell::default(), depth: Cell::new(0) }
     }
 
-    /// What was run until now, in the order of its beginning.
-    pub fn runs(&self) -> Vec<Run> {
+    /// What was run, in the order of its beginning; it is told once.
+    pub fn take_runs(&self) -> Vec<Run> {
         self.runs.take()
     }
 

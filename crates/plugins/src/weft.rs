@@ -87,7 +87,7 @@ impl Weft {
         };
         let attached = attach::attach(&node.journal, &node.hands, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
+            listener.tell(&report(&entry, &node.hands.take_runs(), started, attached.as_ref().err()));
         }
         if !orders.is_empty() {
             orders::carry_out_later(call, self.0, &orders);

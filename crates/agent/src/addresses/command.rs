@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use ipam::Ledger;
 use ipam::ledger::SLOTS;
 use ipam::registry::Registry;
 use kube::Client;
@@ -14,7 +13,7 @@ use serde_json::json;
 
 use super::census::Census;
 use super::registry::Cluster;
-use super::show::show;
+use super::show::{ledger, show};
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
@@ -153,7 +152,7 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
 
 /// What this node's ledger says about an address, if it has one and may be read.
 fn owner(place: &Path, address: IpAddr) -> Option<String> {
-    let ledger = Ledger::read(std::fs::read(place.join("ledger")).ok()?).ok()?;
+    let ledger = ledger(place)?;
     let at = ledger.find(address)?;
     ledger.held().find(|(place, ..)| *place == at)?;
     let owners = std::fs::read(place.join("owners")).ok()?;

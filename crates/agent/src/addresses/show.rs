@@ -157,10 +157,14 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
     objects.into_iter().map(leased).collect()
 }
 
-/// The blocks in a ledger of this node, if there is one that may be read.
+/// A ledger of this node, if there is one that may be read.
+pub(super) fn ledger(place: &Path) -> Option<Ledger> {
+    Ledger::read(std::fs::read(place.join("ledger")).ok()?).ok()
+}
+
+/// The blocks in it.
 fn own(place: &Path) -> Vec<Own> {
-    let read = std::fs::read(place.join("ledger")).ok().and_then(|image| Ledger::read(image).ok());
-    let Some(ledger) = read else { return Vec::new() };
+    let Some(ledger) = ledger(place) else { return Vec::new() };
     // How long an address rests is the network's to say: what was freed within a minute does as a rule.
     let clock = Clock { now: now(), rest: 60_000 };
     let own = |block: Block| {

@@ -181,3 +181,36 @@ impl Pools {
         self.state().waiting.values().map(VecDeque::len).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pools() -> (Pools, Key) {
+        let pools = Pools::new(Pool { enabled: true, min: 1, max: 0, batch: 1 });
+        (pools, Key { host: "node".into(), subnet: "subnet".into(), groups: Vec::new() })
+    }
+
+    fn port(id: &str, status: &str) -> Port {
+        Port { id: id.to_owned(), status: status.to_owned(), ..Port::default() }
+    }
+
+    #[test]
+    fn a_port_that_a_pod_has_is_not_put_in_again() {
+        let (pools, key) = pools();
+        pools.put(&key, vec![port("a", "DOWN")]);
+        assert_eq!(pools.pop(&key).map(|port| port.id).as_deref(), Some("a"));
+        pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN"), port("b", "DOWN")]);
+        assert_eq!(pools.pop(&key).map(|port| port.id).as_deref(), Some("b"));
+        assert_eq!(pools.pop(&key), None);
+    }
+
+    #[test]
+    fn a_port_that_comes_back_does_not_say_that_it_works() {
+        let (pools, key) = pools();
+        pools.put(&key, vec![port("a", neutron::port::ACTIVE)]);
+        assert_eq!(pools.pop(&key).map(|port| port.status).as_deref(), Some(neutron::port::ACTIVE));
+        assert!(pools.give_back("a"));
+        assert_eq!(pools.pop(&key).map(|port| port.status).as_deref(), Some(""));
+    }
+}
