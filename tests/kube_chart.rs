@@ -81,6 +81,7 @@ fn others() -> Vec<(&'static str, Value)> {
         ("install.fileName", json!("000-weft.conflist")),
         ("install.readyFile", json!("/run/flannel/subnet.env")),
         ("install.follow", json!(true)),
+        ("install.thin", json!(true)),
         ("install.defaultNetwork", json!("cbr0")),
         ("install.set", json!({ "namespaceIsolation": true, "globalNamespaces": "shared" })),
         ("install.configuration", json!("{}")),
@@ -156,8 +157,9 @@ fn the_chart_makes_what_the_kustomizations_make() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let ways: [(Value, &[&str]); 5] = [
+    let ways: [(Value, &[&str]); 6] = [
         (json!({}), &["base"]),
+        (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),

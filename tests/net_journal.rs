@@ -87,6 +87,25 @@ fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
 }
 
 #[test]
+fn an_entry_in_one_value_as_the_first_release_wrote_it_is_checked_and_taken_down() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let before = host.snapshot();
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    let result = weft.add(&config).success().json();
+    let mut entry = cluster.entry(&pod).expect("an entry");
+    assert_eq!(entry["complete"], true);
+    entry["ofAReleaseThatNobodyKnows"] = json!({});
+    host.write(entry_path(&pod), format!("{entry:#}"));
+    weft.check(&with(&config, &json!({ "prevResult": result }))).success();
+    weft.del(&config).success();
+    assert!(links(&pod).is_empty());
+    pod.remove();
+    assert_nothing_left("an entry of the first form", &host, &before);
+}
+
+#[test]
 fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
     let host = host!(Feature::Bridge);
     let (cluster, config) = world(&host);

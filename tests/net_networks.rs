@@ -567,3 +567,44 @@ fn s33_status_speaks_for_the_default_network() {
     host.write("/run/cni/ready", "");
     status(&unready).success();
 }
+
+#[test]
+fn s33_status_speaks_for_the_other_networks_of_every_pod_too_and_for_no_selected_one() {
+    let host = host!();
+    let cluster = Cluster::new(&host);
+    let weft = cluster.attachment(&host.pod("web"));
+    let fail = |code: u32| json!({ "STATUS": [{ "do": "fail", "code": code, "message": "limping" }] });
+    let config = |second: &Value| {
+        let keys = json!({
+            "delegates": [default_network(), recording("second", "two", second)],
+            "defaultNetworks": ["red"], "multusNamespace": "blue",
+        });
+        with(&configuration(&default_network()), &keys)
+    };
+    let status = |config: &Value| weft.call("STATUS", config.to_string());
+    // One of them is nowhere: no pod could be made.
+    cluster.pod("web", "");
+    assert_refused("no definition", &status(&config(&json!({}))), 7, &["red"]);
+    cluster.recording("red", "three", &json!({}));
+    cluster.recording("selected", "three", &fail(50));
+    cluster.pod("web", "selected");
+    status(&config(&json!({}))).success();
+    let calls = cluster.calls();
+    let asked: Vec<String> = calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect();
+    assert_eq!(asked, ["STATUS one", "STATUS two", "STATUS three"]);
+    assert_refused(
+        "its own code",
+        &status(&config(&fail(51))),
+        51,
+        &["network second of every pod", "limping"],
+    );
+    cluster.recording("red", "three", &fail(50));
+    assert_refused(
+        "a definition's",
+        &status(&config(&json!({}))),
+        50,
+        &["network red of every pod", "limping"],
+    );
+    cluster.recording("red", "nobody", &json!({}));
+    assert_refused("no plugin", &status(&config(&json!({}))), 50, &["network red", "nobody"]);
+}

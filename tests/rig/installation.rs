@@ -5,18 +5,22 @@ use testkit::workspace;
 use crate::node::Node;
 use crate::parts::text;
 
-/// The image that `deploy/base` names.
-const IMAGE: &str = "ghcr.io/weft-net/weft:0.1.0";
+/// The image that `deploy/base` names, and its tag there.
+const IMAGE: &str = "ghcr.io/weft-net/weft";
+const TAG: &str = "0.1.0";
 
 /// What it writes when the default network is ready.
 pub const INSTALLED: &str = "/etc/cni/net.d/00-weft.conflist";
 
-/// Programs and, where they are not static, the libraries of this machine that they need: directory, programs.
+/// Programs and, where they are not static, the libraries of this machine that they need: directory, tag, programs. Each
+/// program ends with the tag, which nobody reads: so those of one image are not those of another.
 const COLLECT: &str = r#"set -e
-    directory=$0
+    directory=$0 tag=$1
+    shift
     mkdir -p "$directory"
     for program; do
         strip -o "$directory/${program##*/}" "$program"
+        printf %s "$tag" >>"$directory/${program##*/}"
         for library in $(ldd "$program" | grep -o '/[^ ]*' || true); do
             mkdir -p "$directory${library%/*}"
             cp -L "$library" "$directory$library"
@@ -27,13 +31,19 @@ impl Node {
     /// Puts the image of both programs where the runtime finds it.
     #[track_caller]
     pub fn import_weft(&self) {
+        self.import_weft_as(TAG);
+    }
+
+    /// The same as another release.
+    #[track_caller]
+    pub fn import_weft_as(&self, tag: &str) {
         let programs = ["weft", "weft-cni"].map(testkit::binary);
         let script = workspace().join("lanes/containerd/image");
         let (directory, image) = ("/run/weft-image", "/run/weft-image.tar");
         let collect =
-            ["sh", "-c", COLLECT, directory].into_iter().chain(programs.iter().map(|path| text(path)));
+            ["sh", "-c", COLLECT, directory, tag].into_iter().chain(programs.iter().map(|path| text(path)));
         self.run(collect);
-        self.run([text(&script), image, IMAGE, directory, "/weft"]);
+        self.run([text(&script), image, &format!("{IMAGE}:{tag}"), directory, "/weft"]);
         self.containerd().import(image);
         self.run(["rm", "-r", directory, image]);
     }

@@ -8,14 +8,16 @@
 //!   change of it counts; it never takes a meta-plugin, ours or another, for the default network;
 //! - it is read back as weft reads it before it is written, and written beside and renamed in the same directory:
 //!   containerd does not notice a file that is renamed in from elsewhere;
-//! - it stays when whoever wrote it ends, and is not taken away while sandboxes need weft's DEL;
+//! - it stays when whoever wrote it ends;
 //! - who follows writes it anew when the default network's file has another name or says something else, and leaves it
 //!   as it is while there is none.
 //!
 //! Source: the standard, 6.1 (NPWG1-6.1-1, 6.1-2, 6.1.2-1); containerd `pkg/cri/server/cni_conf_syncer.go`.
 
 mod follow;
+mod removal;
 mod root;
+mod thin;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -31,9 +33,9 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
-use npwg::journal;
 use root::Place;
 use serde_json::{Value, json};
+use thin::Thin;
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{EXIT_CODES, Exit, Failure};
@@ -51,6 +53,8 @@ const REMINDER: Duration = Duration::from_secs(30);
 const READ: [&str; 3] = ["conf", "conflist", "json"];
 /// Under these names a plugin calls others: it is no default network.
 const META_PLUGINS: [&str; 2] = ["weft", "multus"];
+/// Where a pod finds its token and the API server's authority.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// With it a runtime passes a pod's annotations: plans can be made while the API server is away.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
@@ -63,6 +67,7 @@ Example:
   weft install --wait --follow --root /host
   weft install --set namespaceIsolation=true --set globalNamespaces=shared
   weft install --remove
+  weft install --remove --wait
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -100,7 +105,14 @@ pub(crate) struct Arguments {
     /// not in a container: they look at what is around them
     #[arg(long, conflicts_with = "root")]
     status: bool,
-    /// Take the configuration away; weft-cni stays
+    /// A node on which no agent runs: `weft` is installed, too, and credentials for it, those of this pod's ServiceAccount, which
+    /// the configuration that is made names
+    #[arg(long, conflicts_with = "remove")]
+    thin: bool,
+    /// Where this pod's ServiceAccount is mounted
+    #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
+    service_account: PathBuf,
+    /// Take the configuration away; weft-cni stays. With --wait at once, and until sandboxes of before have left nothing
     #[arg(long)]
     remove: bool,
 }
@@ -132,7 +144,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::new(why).next("one that ends with .conflist is"));
     }
     match arguments {
-        Arguments { remove: true, .. } => remove(arguments, &Places::of(arguments)?),
+        Arguments { remove: true, .. } => removal::remove(arguments),
         Arguments { follow: true, .. } => follow::follow(arguments),
         _ => install(arguments),
     }
@@ -179,8 +191,12 @@ fn install(arguments: &Arguments) -> Result<(), Failure> {
 /// The program, and a look around; with what was done, a line each.
 fn attempt(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<(Look, Vec<String>), Failure> {
     let done = hands.install(&places.plugins.here, "weft", Foreign::Refused)?;
+    let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
+    if let Some(thin) = Thin::of(arguments, places) {
+        done.extend(thin.install()?);
+    }
     let look = look(arguments, places, hands)?;
-    Ok((look, done.lines().map(str::to_owned).collect()))
+    Ok((look, done))
 }
 
 /// What comes last.
@@ -244,7 +260,7 @@ fn look(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<Look, F
         return Ok(Look::NotYet(Failure::new(why)));
     }
     let file = path.file_name().map(|name| networks.named.join(name));
-    made_for(&file.unwrap_or_default(), network, arguments).map(Look::Ready)
+    made_for(&file.unwrap_or_default(), network, arguments, places).map(Look::Ready)
 }
 
 /// The first by name that is no meta-plugin, or the one that is asked for.
@@ -268,7 +284,12 @@ fn asked(network: &Network, bin_dir: &Path) -> Result<(), Error> {
 }
 
 /// The configuration with `network`, which stands in the file `path`, as the default one.
-fn made_for(path: &Path, network: &Network, arguments: &Arguments) -> Result<String, Failure> {
+fn made_for(
+    path: &Path,
+    network: &Network,
+    arguments: &Arguments,
+    places: &Places,
+) -> Result<String, Failure> {
     let Arguments { bin_dir, ready_file, set, .. } = arguments;
     // Newer than the default network's is more than the runtime is known to take.
     let version = network.version.as_str();
@@ -283,6 +304,9 @@ fn made_for(path: &Path, network: &Network, arguments: &Arguments) -> Result<Str
     });
     if let Some(file) = ready_file {
         plugin["readinessindicatorfile"] = json!(file);
+    }
+    if let Some(thin) = Thin::of(arguments, places) {
+        plugin["kubeconfig"] = json!(thin.kubeconfig());
     }
     for words in set {
         let Some((key, value)) = words.split_once('=') else {
@@ -352,51 +376,4 @@ fn write(place: &Path, text: &str) -> io::Result<()> {
 
 fn sync_directory(place: &Path) -> io::Result<()> {
     place.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
-}
-
-fn remove(arguments: &Arguments, places: &Places) -> Result<(), Failure> {
-    let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = places;
-    let progress = Progress::beside(Format::Text);
-    if !here.exists() {
-        progress.line(format!("{}: not there", named.display()));
-        return Ok(());
-    }
-    let directory = Directory::read(&networks.here)?;
-    let other = directory.networks.iter().find(|(path, network)| path != here && !is_meta_plugin(network));
-    if other.is_none() {
-        let why = format!(
-            "{}: no other network is in {}: no pod could be made, or removed",
-            named.display(),
-            networks.named.display()
-        );
-        return Err(Failure::new(why).next("put the configuration of the default network there first"));
-    }
-    let meta_plugin = MetaPlugin::find_any(Some(here), &[])?;
-    let journal = meta_plugin
-        .map_or_else(|| Path::new(journal::DIRECTORY).join(journal::ENTRIES), |found| found.journal());
-    let journal = Place::below(&arguments.root, &journal)?;
-    let held = entries(&journal.here)
-        .map_err(|cause| privilege::refused(&format!("read {}", journal.here.display()), &cause))?;
-    if held > 0 {
-        let why =
-            format!("{}: {held} sandboxes in {} need weft's DEL", named.display(), journal.named.display());
-        return Err(Failure::new(why).next("drain the node first; `weft list` shows them"));
-    }
-    let removed = fs::remove_file(here).and_then(|()| sync_directory(here));
-    removed.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
-    progress.line(format!("{}: removed", named.display()));
-    Ok(())
-}
-
-/// How many sandboxes a journal knows, whether or not they can be read.
-fn entries(journal: &Path) -> io::Result<usize> {
-    match fs::read_dir(journal) {
-        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(0),
-        Err(cause) => Err(cause),
-        Ok(found) => {
-            let names = found.collect::<io::Result<Vec<_>>>()?;
-            let is_entry = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
-            Ok(names.iter().filter(|entry| is_entry(&entry.path())).count())
-        }
-    }
 }

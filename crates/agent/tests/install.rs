@@ -221,6 +221,68 @@ fn it_is_taken_away_when_nobody_needs_it_any_more() {
 }
 
 #[test]
+fn a_node_without_an_agent_gets_the_program_and_credentials_that_follow_their_token() {
+    let runtime = Runtime::new("thin");
+    let path = |file: &str| runtime.0.join(file);
+    let account = path("account");
+    fs::create_dir(&account).unwrap();
+    runtime.default_network();
+    runtime.write("bin/flannel", &"");
+    let thin = |words: &[&str]| {
+        let mut command = runtime.command(&["--thin", "--service-account", account.to_str().unwrap()]);
+        command.env("KUBERNETES_SERVICE_HOST", "fd00::1").env("KUBERNETES_SERVICE_PORT", "443");
+        command.args(["--set", &format!("cniDir={}", path("journal").display())]).args(words);
+        command
+    };
+    assert_refused(&thin(&[]).output().unwrap(), &["account/token", "deploy/thin"]);
+    runtime.write("account/ca.crt", &"AUTHORITY");
+    runtime.write("account/token", &"one\n");
+    let outside = thin(&[]).env_remove("KUBERNETES_SERVICE_HOST").output().unwrap();
+    assert_refused(&outside, &["KUBERNETES_SERVICE_HOST", "this is no pod"]);
+    assert_eq!(runtime.written(), None, "the configuration comes last");
+    let mut following = thin(&["--wait", "--follow"]).spawn().unwrap();
+    let credentials = path("conf/weft.d/kubeconfig");
+    let token = || {
+        // Never half of it.
+        let text = fs::read_to_string(&credentials).ok()?;
+        let document: Value = serde_json::from_str(&text).expect("JSON is YAML");
+        let cluster = &document["clusters"][0]["cluster"];
+        assert_eq!(cluster["server"], "https://[fd00::1]:443");
+        assert_eq!(cluster["certificate-authority-data"], "QVVUSE9SSVRZ");
+        document["users"][0]["user"]["token"].as_str().map(str::to_owned)
+    };
+    for expected in ["one", "two"] {
+        // As a kubelet does it: another file under the name.
+        runtime.write("account/.new", &expected);
+        fs::rename(account.join(".new"), account.join("token")).unwrap();
+        until(expected, || token().filter(|token| token == expected));
+        assert_eq!(fs::metadata(&credentials).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    until("the configuration", || runtime.written());
+    assert_eq!(runtime.written().unwrap()["plugins"][0]["kubeconfig"], credentials.to_str().unwrap());
+    let directory = fs::metadata(path("conf/weft.d")).unwrap();
+    assert_eq!(directory.permissions().mode() & 0o777, 0o700);
+    let program = path("bin/weft.d/weft");
+    assert_eq!(fs::read(&program).unwrap().len(), fs::read(testkit::binary("weft")).unwrap().len());
+    assert!(Command::new(&program).arg("--version").output().unwrap().status.success());
+    fs::remove_file(&program).unwrap();
+    until("the program is back", || program.exists().then_some(()));
+    following.kill().unwrap();
+    following.wait().unwrap();
+    // What is the same is left alone; credentials do not outlive the configuration.
+    let before = fs::metadata(&credentials).unwrap().modified().unwrap();
+    let again = thin(&[]).output().unwrap();
+    assert!(again.status.success(), "{again:?}");
+    assert_eq!(fs::metadata(&credentials).unwrap().modified().unwrap(), before);
+    let removed = runtime.install(&["--remove"]);
+    assert!(removed.status.success(), "{removed:?}");
+    assert!(!credentials.exists() && runtime.written().is_none());
+    for words in [["--thin", "--remove"].as_slice(), &["--remove", "--wait", "--root", "/tmp"]] {
+        assert_eq!(runtime.install(words).status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
 fn below_a_root_paths_keep_their_names_and_links_lead_nowhere_else() {
     let runtime = Runtime::new("root");
     let root = runtime.0.join("image");

@@ -224,6 +224,23 @@ mod tests {
         }
     }
 
+    /// One value, as the first release wrote it: an update finds such entries on a node whose pods run.
+    #[test]
+    fn an_entry_of_the_first_form_is_read() {
+        let entry = Entry::read(include_bytes!("../testdata/journal/first-form.json")).unwrap();
+        assert!(entry.complete && !entry.changing);
+        let names: Vec<_> = entry.plan.delegates.iter().map(|delegate| delegate.ifname.as_str()).collect();
+        assert_eq!((names, entry.plan.pod.uid.as_str()), (vec!["eth0", "net1"], "u-1"));
+        assert_eq!(entry.plan.delegates[1].args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
+        let states: Vec<_> = entry.attachments.iter().map(|attachment| attachment.state).collect();
+        assert_eq!(states, [State::Attached, State::Detached]);
+        assert!(entry.attachments[0].result.as_ref().unwrap().get().contains("10.1.0.2/24"));
+        assert_eq!(entry.attachments[1].failure.as_ref().unwrap().msg, "not now");
+        // What it becomes says the same.
+        let again = Entry::read(&entry.value().unwrap()).unwrap();
+        assert_eq!((again.plan, again.network_status.len()), (entry.plan, 1));
+    }
+
     fn planned() -> Entry {
         let pod = serde_json::json!({"namespace": "n", "name": "p", "uid": ""});
         let status = serde_json::json!({"addresses": "bare", "keys": "standard"});

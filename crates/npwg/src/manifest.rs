@@ -19,6 +19,7 @@ mod source;
 mod weight;
 
 use crate::metadata::{Definition, Pod};
+use crate::policy::Labels;
 use crate::refusal::{Fault, KeyPath};
 
 pub use collection::Collection;
@@ -41,12 +42,21 @@ pub struct Manifest {
     pub pods: Vec<Located<PodObject>>,
     /// Definitions.
     pub definitions: Vec<Located<Definition>>,
-    /// Names of namespaces.
-    pub namespaces: Vec<Located<String>>,
+    /// Namespaces.
+    pub namespaces: Vec<Located<Namespace>>,
     /// The kinds of objects that were passed over.
     pub others: Vec<Located<String>>,
     /// What is wrong with the file and its objects.
     pub problems: Vec<Problem>,
+}
+
+/// A namespace.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    /// Its labels: policies may ask for them.
+    pub labels: Labels,
 }
 
 /// A pod, or what will be one.

@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use crate::metadata::{Definition, Pod};
+use crate::metadata::{Definition, NetworkReference, Pod};
+use crate::plan::Access;
 
 /// The annotation's key.
 pub const ACCESS: &str = "weft.dev/access";
@@ -28,6 +29,9 @@ pub type Labels = BTreeMap<String, String>;
 /// A definition's policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy(Vec<Rule>);
+
+/// The policies of definitions that have one, or why one cannot be read.
+pub type Policies = BTreeMap<NetworkReference, Result<Policy, String>>;
 
 /// What a pod must be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -70,6 +74,35 @@ enum Operator {
 enum Written {
     Many(Vec<serde_json::Value>),
     One(serde_json::Value),
+}
+
+/// The policies of these definitions.
+pub fn policies<'a>(
+    definitions: impl IntoIterator<Item = (&'a NetworkReference, &'a Definition)>,
+) -> Policies {
+    let policy = |(reference, definition): (&NetworkReference, &Definition)| {
+        Policy::of(definition).transpose().map(|policy| (reference.clone(), policy))
+    };
+    definitions.into_iter().filter_map(policy).collect()
+}
+
+/// Must the labels of the pod's namespace be known?
+pub fn ask_for_namespace_labels(policies: &Policies) -> bool {
+    policies.values().flatten().any(Policy::asks_for_namespace_labels)
+}
+
+/// What they say about the pod; labels of its namespace that are not known fit no selector.
+pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Access {
+    let mut denied = BTreeMap::new();
+    for (reference, policy) in policies {
+        let why = match policy {
+            Ok(policy) if policy.admits(pod, namespace) => continue,
+            Ok(_) => format!("annotation {ACCESS} of {reference} does not admit it"),
+            Err(why) => why,
+        };
+        denied.insert(reference, why);
+    }
+    Access { denied }
 }
 
 impl Policy {

@@ -5,7 +5,7 @@
 //!   ADD    lock ─► plan (pure) ─► journal ─► each delegate's chain ─► verify ─► default routes ─► status
 //!   DEL    lock ─► journal ─► each delegate's chain, last first ─► entry removed
 //!   CHECK  journal ─► each delegate's chain        GC  journal less what is valid ─► DEL; then delegates
-//!   STATUS is the default network ready, could it serve?
+//!   STATUS are the networks that every pod gets ready, could they serve?
 //! ```
 //!
 //! It also answers to the name `multus`; some defaults differ then (DEVIATIONS.md).
@@ -23,6 +23,7 @@ mod journal;
 mod lock;
 pub mod orders;
 mod planning;
+mod predecessor;
 mod readiness;
 mod routes;
 
@@ -67,6 +68,9 @@ impl Weft {
         let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
         let mut advice = planning::plan(&node.configuration, call, &sandbox, self.0)?;
         let listener = advice.listener();
+        if listener.is_there() {
+            node.hands.take_notes();
+        }
         let Advice { plan, orders, .. } = advice;
         for warning in &plan.warnings {
             eprintln!("weft: {}", warning.fault);
@@ -87,7 +91,7 @@ impl Weft {
         };
         let attached = attach::attach(&node.journal, &node.hands, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, &node.hands.take_runs(), started, attached.as_ref().err()));
+            listener.tell(&report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
         }
         if !orders.is_empty() {
             orders::carry_out_later(call, self.0, &orders);
@@ -143,10 +147,11 @@ impl Plugin for Weft {
         let node = self.node(call)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
-            // Nothing was begun for it: the entry comes before the first effect.
+            // Nothing was begun for it by us: the entry comes before the first effect.
             node.journal.remove(&who.container)?;
+            let detached = predecessor::take_down(&node, request);
             lock.retire();
-            return Ok(());
+            return detached;
         };
         readiness::look(&node.configuration);
         if let Some(netns) = netns {
@@ -185,10 +190,17 @@ impl Plugin for Weft {
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let node = self.node(&request.call)?;
         readiness::now(&node.configuration)?;
-        let default = planning::default_network(&node.configuration, &request.call, self.0);
-        let default = default.map_err(readiness::unavailable)?;
-        readiness::plugins_are_there(&node.hands, &default, &node.path)?;
-        chain::status(&node.hands, &default, &node.path)
+        let networks = planning::networks_of_every_pod(&node.configuration, &request.call, self.0);
+        for (place, network) in networks.map_err(readiness::unavailable)?.iter().enumerate() {
+            let asked = readiness::plugins_are_there(&node.hands, network, &node.path)
+                .and_then(|()| chain::status(&node.hands, network, &node.path));
+            // The default network's answer is that of the whole, word by word.
+            asked.map_err(|error| match place {
+                0 => error,
+                _ => error.context(format_args!("network {} of every pod", network.name)),
+            })?;
+        }
+        Ok(())
     }
 }
 

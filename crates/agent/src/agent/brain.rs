@@ -23,7 +23,7 @@ use npwg::exchange::addresses::{Delivery, Demand};
 use npwg::exchange::{Order, Outcome, Question, Work};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
-use npwg::policy::Labels;
+use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
 use tokio::time::timeout;
 use tracing::{debug, warn};
@@ -297,12 +297,12 @@ impl Brain {
 
     /// What the policies of the definitions say about the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
-        let policies = facts::policies(definitions);
-        let labels = match facts::ask_for_namespace_labels(&policies) {
+        let policies = policy::policies(definitions);
+        let labels = match policy::ask_for_namespace_labels(&policies) {
             true => self.labels_of(&pod.namespace).await,
             false => None,
         };
-        facts::access(pod, policies, labels.as_deref())
+        policy::access(pod, policies, labels.as_deref())
     }
 
     /// The labels of a namespace. Namespaces are followed from the first time on that one is asked for.

@@ -13,6 +13,7 @@ use npwg::configuration::NodeConfiguration;
 use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
+use npwg::policy;
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::{POD_RESOURCES, facts, runtime, vifs};
@@ -58,8 +59,8 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         definitions.extend(asked.map(|asked| (reference, asked)));
     }
     let neutron = vifs::complete(&mut definitions);
-    let policies = facts::policies(&definitions);
-    let labels = match facts::ask_for_namespace_labels(&policies) {
+    let policies = policy::policies(&definitions);
+    let labels = match policy::ask_for_namespace_labels(&policies) {
         // Not to know them admits nobody.
         true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
         false => None,
@@ -72,7 +73,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         definitions: &definitions,
         disk: &question.disk(),
         devices: &facts::devices(Path::new(POD_RESOURCES), &pod, &definitions).await?,
-        access: &facts::access(&pod, policies, labels.as_ref()),
+        access: &policy::access(&pod, policies, labels.as_ref()),
         held: &[],
     };
     let mut plan = plan::plan(&request)?;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
+use super::thin::Thin;
 use super::{Arguments, Look, Places, attempt, finish};
 use crate::failure::Failure;
 use crate::hands::Hands;
@@ -73,16 +74,18 @@ fn once(arguments: &Arguments, hands: &Hands) -> Vec<String> {
 
 /// What this program writes.
 fn own(arguments: &Arguments) -> Vec<PathBuf> {
-    let Ok(Places { plugins, written, .. }) = Places::of(arguments) else { return Vec::new() };
+    let Ok(places) = Places::of(arguments) else { return Vec::new() };
+    let thin = Thin::of(arguments, &places).map(|thin| thin.files().0).unwrap_or_default();
+    let Places { networks: _, plugins, written, sign: _ } = places;
     let programs = ["weft", "weft-cni", "loopback"].map(|name| plugins.here.join(name));
-    programs.into_iter().chain([written.here]).collect()
+    programs.into_iter().chain([written.here]).chain(thin).collect()
 }
 
 /// What there is, by path.
 fn marks(arguments: &Arguments) -> BTreeMap<PathBuf, Option<Mark>> {
-    let Ok(Places { networks, plugins: _, written: _, sign }) = Places::of(arguments) else {
-        return BTreeMap::new();
-    };
+    let Ok(places) = Places::of(arguments) else { return BTreeMap::new() };
+    let account = Thin::of(arguments, &places).map(|thin| thin.files().1).unwrap_or_default();
+    let Places { networks, plugins: _, written: _, sign } = places;
     let mark = |path: &Path| {
         let meta = fs::metadata(path).ok()?;
         // A directory's own size and time change with whatever comes and goes in it; that is looked at itself.
@@ -93,6 +96,6 @@ fn marks(arguments: &Arguments) -> BTreeMap<PathBuf, Option<Mark>> {
     };
     let entries = fs::read_dir(&networks.here).into_iter().flatten().flatten().map(|entry| entry.path());
     let single = sign.map(|sign| sign.here).into_iter().chain(arguments.config.clone());
-    let all = entries.chain(own(arguments)).chain(single);
+    let all = entries.chain(own(arguments)).chain(single).chain(account);
     all.map(|path| (path.clone(), mark(&path))).collect()
 }

@@ -3,7 +3,8 @@
 //! Rules: a pod nobody knows is an error, never a pod without networks (M13); a call that names no pod at
 //! all (not Kubernetes) gets the networks of every pod; uid and name must both fit, so that a pod that was created
 //! anew under its old name is not taken for the old one. Of pods of one name the first counts, of
-//! definitions the last, as when they are applied one after the other.
+//! definitions the last, as when they are applied one after the other. Who may use a definition is asked here as it is in a
+//! cluster; labels of a namespace that is in no manifest are not known.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::configuration::NodeConfiguration;
 use crate::definition::Disk;
 use crate::device::Devices;
 use crate::metadata::{Definition, NetworkReference, Pod};
-use crate::plan::{self, Access, Plan, PodIdentity, Sandbox};
+use crate::plan::{self, Plan, PodIdentity, Sandbox};
+use crate::policy::{self, Labels};
 
 /// The objects of several manifests.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +25,8 @@ pub struct Collection {
     pub pods: Vec<Pod>,
     /// Definitions.
     pub definitions: BTreeMap<NetworkReference, Definition>,
+    /// Labels of namespaces.
+    pub namespaces: BTreeMap<String, Labels>,
     /// What could not be read, as `path: why`.
     pub problems: Vec<String>,
 }
@@ -30,10 +34,12 @@ pub struct Collection {
 impl Collection {
     /// Adds what the file at `path` holds.
     pub fn add(&mut self, path: &str, manifest: Manifest) {
-        let Manifest { source, pods, definitions, namespaces: _, others: _, problems } = manifest;
+        let Manifest { source, pods, definitions, namespaces, others: _, problems } = manifest;
         self.pods.extend(pods.into_iter().map(|located| located.value.pod));
         let definitions = definitions.into_iter().map(|located| located.value);
         self.definitions.extend(definitions.map(|definition| (definition.reference(), definition)));
+        let namespaces = namespaces.into_iter().map(|located| (located.value.name, located.value.labels));
+        self.namespaces.extend(namespaces);
         self.problems.extend(problems.iter().map(|problem| {
             let place = source.position(problem.at);
             format!("{path}:{}:{}: {}", place.line, place.column, problem.fault)
@@ -51,14 +57,18 @@ impl Collection {
         named: &PodIdentity,
         sandbox: &Sandbox,
     ) -> Result<Plan, Error> {
+        let pod = self.pod(node, named)?;
+        let wanted = plan::wanted(&pod, node);
+        let wanted = self.definitions.iter().filter(|(reference, _)| wanted.contains(*reference));
+        let access = policy::access(&pod, policy::policies(wanted), self.namespaces.get(&pod.namespace));
         let request = plan::Request {
-            pod: &self.pod(node, named)?,
+            pod: &pod,
             sandbox,
             node,
             definitions: &self.definitions,
             disk,
             devices: &Devices::new(),
-            access: &Access::open(),
+            access: &access,
             held: &[],
         };
         plan::plan(&request).map_err(|refusal| {
@@ -168,6 +178,48 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
     fn a_call_that_names_no_pod_gets_the_networks_of_every_pod() {
         let pod = collection().pod(&node("{}"), &PodIdentity::default()).unwrap();
         assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.annotations.len()), ("default", "", 0));
+    }
+
+    #[test]
+    fn m14_policies_hold_for_manifests_and_for_both_annotations() {
+        const DEFINITION: &str = "apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: net-a, namespace: home, annotations: {weft.dev/access: 'RULE'}}
+spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: first, namespace: home, labels: {app: web}, annotations: {v1.multus-cni.io/default-network: home/net-a}}
+spec: {serviceAccountName: robot}
+";
+        const NAMESPACE: &str =
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: home, labels: {team: net}}\n";
+        let sandbox = Sandbox {
+            container: cni::name::ContainerId::new("c1").unwrap(),
+            ifname: cni::name::IfName::new("eth0").unwrap(),
+        };
+        for (rule, web, first) in [
+            (r#"{"namespaces":["other"]}"#, false, false),
+            (r#"{"serviceAccounts":["home/robot"]}"#, false, true),
+            (r#"{"podSelector":{"matchLabels":{"app":"web"}}}"#, false, true),
+            (r#"{"namespaceSelector":{"matchLabels":{"team":"net"}}}"#, true, true),
+            (r#"{"podselector":{}}"#, false, false),
+        ] {
+            let mut all = collection();
+            all.add("/m/net.yaml", Manifest::parse(&DEFINITION.replace("RULE", rule)));
+            all.add("/m/home.yaml", Manifest::parse(NAMESPACE));
+            assert!(all.problems.is_empty(), "{:?}", all.problems);
+            for (pod, admitted) in [("web", web), ("first", first)] {
+                let planned = all.plan(&node("{}"), &Disk::default(), &identity(pod, ""), &sandbox);
+                assert_eq!(planned.is_ok(), admitted, "{rule}: {pod}: {planned:?}");
+                let why = planned.map_or_else(|error| error.msg, |_| String::new());
+                assert!(admitted || why.contains("home/net-a"), "{rule}: {pod}: {why}");
+            }
+        }
+        let mut all = collection();
+        let rule = r#"{"namespaceSelector":{"matchLabels":{"team":"net"}}}"#;
+        all.add("/m/net.yaml", Manifest::parse(&DEFINITION.replace("RULE", rule)));
+        all.plan(&node("{}"), &Disk::default(), &identity("web", ""), &sandbox).unwrap_err();
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::node::{Node, Value};
-use super::{DEFAULT_NAMESPACE, Located, Manifest, PodObject, Problem};
+use super::{DEFAULT_NAMESPACE, Located, Manifest, Namespace, PodObject, Problem};
 use crate::metadata::{Definition, Pod, SpecConfig};
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath};
@@ -52,8 +52,9 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
         "Pod" => object.pod(),
         DEFINITION => object.definition(),
         "Namespace" => {
-            let name = object.name();
-            object.manifest.namespaces.push(Located { value: name, node: node.clone(), base });
+            let (name, labels) = (object.name(), object.texts(&object.at(&["metadata", "labels"])));
+            let value = Namespace { name, labels };
+            object.manifest.namespaces.push(Located { value, node: node.clone(), base });
         }
         _ if template.is_some() => object.pod(),
         other => {

@@ -58,7 +58,7 @@ fn json_is_read_too() {
     assert!(manifest.problems.is_empty(), "{:?}", manifest.problems);
     assert_eq!(manifest.pods[0].value.pod.namespace, "default");
     assert_eq!(manifest.definitions[0].value.config, SpecConfig::Text(r#"{"type":"x"}"#.into()));
-    assert_eq!(manifest.namespaces[0].value, "ns");
+    assert_eq!(manifest.namespaces[0].value.name, "ns");
 }
 
 #[test]

@@ -21,6 +21,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const COURTESY: Duration = Duration::from_millis(100);
 /// Name of the other binary.
 const BRAIN: &str = "weft";
+/// The same where its name is taken: in a plugin directory that is a link to ourselves.
+const APART: &str = "weft.d/weft";
 
 /// A plan, and whom it is from.
 #[derive(Debug)]
@@ -131,14 +133,12 @@ fn ask_once(question: &Question) -> Result<Reply, Error> {
 }
 
 /// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
-/// ourselves: the plugin `weft`.
+/// ourselves, the plugin `weft`; `weft install --thin` puts the program into a directory of its own there.
 pub(super) fn find_brain() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
-    let beside = own.with_file_name(BRAIN);
-    match std::fs::canonicalize(&beside) {
-        Ok(real) if real != own => beside,
-        _ => PathBuf::from(BRAIN),
-    }
+    let beside = [BRAIN, APART].map(|name| own.with_file_name(name));
+    let is_another = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real != own);
+    beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(BRAIN))
 }
 
 fn absent(step: &str, cause: &std::io::Error) -> Error {

@@ -81,8 +81,8 @@ fn forward(
 ) -> Vec<Error> {
     let mut networks: BTreeMap<String, (Network, Vec<ValidAttachment>)> = BTreeMap::new();
     let mut errors = Vec::new();
-    match planning::default_network(&node.configuration, &request.call, flavour) {
-        Ok(network) => drop(networks.insert(network.name.to_string(), (network, valid.to_vec()))),
+    match planning::networks_of_every_pod(&node.configuration, &request.call, flavour) {
+        Ok(all) => networks.extend(all.into_iter().map(|one| (one.name.to_string(), (one, valid.to_vec())))),
         Err(error) => errors.push(error),
     }
     for entry in kept {

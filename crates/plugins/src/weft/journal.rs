@@ -4,7 +4,8 @@
 //! effect; results are added to it as they come; it goes when everything it names is gone.
 //!
 //! Rules:
-//! - DEL, CHECK and GC read nothing else: no API server, no pod, no definition, no configuration of today;
+//! - DEL, CHECK and GC read nothing else of a sandbox that is in it: no API server, no pod, no definition, no configuration
+//!   of today;
 //! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed;
 //! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
 //!   replaces or the next DEL removes, or a last value without its end, which readers pass over.

@@ -36,18 +36,16 @@ pub(super) fn plan(
     plan_for(node, call, sandbox, flavour, named(call.args()))
 }
 
-/// The network every pod is attached to first, as a pod that selects nothing would get it.
-pub(super) fn default_network(
+/// The networks that every pod gets, as one that selects nothing would get them: the default network, then the others.
+pub(super) fn networks_of_every_pod(
     node: &NodeConfiguration,
     call: &Call,
     flavour: Flavour,
-) -> Result<Network, Error> {
+) -> Result<Vec<Network>, Error> {
     let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
     let advice = plan_for(node, call, &sandbox, flavour, PodIdentity::default())?;
-    match advice.plan.delegates.first() {
-        Some(delegate) => Network::parse(delegate.config.as_bytes(), &delegate.network),
-        None => Err(Error::internal("the plan holds no network")),
-    }
+    let delegates = advice.plan.delegates.iter();
+    delegates.map(|delegate| Network::parse(delegate.config.as_bytes(), &delegate.network)).collect()
 }
 
 fn plan_for(
