@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use rig::cluster::{bridge, configuration, recording};
 use rig::containerd::NETWORKS;
 use rig::machine::until;
-use rig::{Cluster, Containerd, assert_nothing_left, links};
-use serde_json::json;
+use rig::{Cluster, Containerd, assert_nothing_left, links, with};
+use serde_json::{Value, json};
 use testkit::{Feature, host};
 
 const LINKS: [&str; 4] = ["eth0", "net1", "net2", "net3"];
@@ -141,4 +141,30 @@ fn the_network_is_ready_as_long_as_it_is_configured() {
     node.configure(&configuration(&bridge("default", 1)));
     node.network_ready().expect("it is configured again");
     node.remove(&web);
+}
+
+#[test]
+fn s33_a_runtime_that_asks_hears_of_each_network_of_every_pod_that_is_not_ready() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(node) = Containerd::newest(host, NETWORKS) else { return };
+    let cluster = Cluster::new(&node);
+    cluster.pod("web", "");
+    let configure = |default: &Value, second: &Value| {
+        let delegates = [recording("default", "one", default), recording("second", "two", second)];
+        let plugin = with(&configuration(&json!({})), &json!({ "delegates": delegates }));
+        let list = json!({ "cniVersion": "1.1.0", "name": "weft-net", "plugins": [plugin] });
+        node.write(format!("{NETWORKS}/00-weft.conflist"), list.to_string());
+    };
+    let limps = json!({ "STATUS": [{ "do": "fail", "code": 50, "message": "it limps" }] });
+    let well = json!({});
+    configure(&well, &well);
+    until("both are ready", || node.network_ready().ok());
+    for (default, second, words) in
+        [(&limps, &well, "it limps"), (&well, &limps, "network second of every pod")]
+    {
+        configure(default, second);
+        until(words, || node.network_ready().err().filter(|why| why.contains(words)));
+        configure(&well, &well);
+        until("both are ready again", || node.network_ready().ok());
+    }
 }

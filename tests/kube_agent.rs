@@ -158,6 +158,59 @@ fn a_policy_on_a_definition_says_who_may_use_it() {
     assert_eq!(agent.status("db").len(), 3);
 }
 
+/// A pod with a service account; its uid.
+fn pod_of(agent: &Agent, account: &str, name: &str, annotations: &Value) -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations },
+        "spec": { "nodeName": rig::agent::NODE, "serviceAccountName": account, "containers": [{ "name": "c", "image": "none" }] },
+    });
+    agent.kube.apply(&pod.to_string());
+    agent.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_without() {
+    let agent = node!();
+    for (namespace, subnet) in [("green", 21), ("shared", 22)] {
+        agent.kube.kubectl(["create", "namespace", namespace]);
+        let config = bridge(namespace, subnet).to_string();
+        let metadata = json!({ "name": "net", "namespace": namespace });
+        let definition = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": { "config": config } });
+        agent.kube.apply(&definition.to_string());
+    }
+    let rule = r#"{"serviceAccounts":["blue/robot"]}"#;
+    agent.definition("of-robot", &json!({ "weft.dev/access": rule }), &bridge("of-robot", 23));
+    let isolated = json!({ "namespaceIsolation": true, "globalNamespaces": "shared" });
+    let mut config = rig::with(&node_configuration(), &isolated);
+    let web = agent.machine.pod("web");
+    for way in ["an agent", "no agent"] {
+        if way == "no agent" {
+            agent.stop("TERM");
+            config["kubeconfig"] = agent.configuration().into();
+        }
+        for (network, account, why) in [
+            ("green/net", "robot", Some("may not use definitions of namespace green")),
+            ("shared/net", "robot", None),
+            ("blue/of-robot", "robot", None),
+            ("blue/of-robot", "", Some("does not admit it")),
+        ] {
+            for key in [NETWORKS, "v1.multus-cni.io/default-network"] {
+                let what = format!("{way}: {key}={network} of {account:?}");
+                let uid = pod_of(&agent, account, "web", &json!({ key: network }));
+                let attachment = agent.attachment(&web, "web", &uid);
+                let added = attachment.add(&config);
+                match why {
+                    Some(why) => assert_refused(&what, &added, 7, &[network, why]),
+                    None => assert_eq!(added.code, Some(0), "{what}: {added}"),
+                }
+                attachment.del(&config).success();
+                agent.delete_pod("web");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_status_that_is_lost_is_written_again() {
     let agent = node!();

@@ -154,26 +154,28 @@ fn addresses(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
+/// Attaches as a kubelet does: again and again, as long as it is told to try again, and nothing else.
+#[track_caller]
+fn add_in_the_end(agent: &Agent, config: &Value, (name, uid, pod): (&String, &String, &Pod)) {
+    until("the ADD", || {
+        let finished = agent.attachment(pod, name, uid).add(config);
+        if finished.code != Some(0) {
+            assert_eq!(rig::refusal(&finished).0, 11, "{finished}");
+            thread::sleep(Duration::from_millis(200));
+        }
+        finished.code.filter(|code| *code == 0)
+    });
+}
+
 #[test]
 fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again() {
     let agent = node!();
     let all = pods(&agent, 50);
     let config = node_configuration();
     thread::scope(|scope| {
-        for part in all.chunks(13) {
-            let (agent, config) = (&agent, &config);
-            scope.spawn(move || {
-                for (name, uid, pod) in part {
-                    until("the ADD", || {
-                        let finished = agent.attachment(pod, name, uid).add(config);
-                        if finished.code != Some(0) {
-                            // Nothing but «try again», and nothing is left of it.
-                            assert_eq!(rig::refusal(&finished).0, 11, "{finished}");
-                        }
-                        finished.code.filter(|code| *code == 0)
-                    });
-                }
-            });
+        let (agent, config) = (&agent, &config);
+        for (name, uid, pod) in &all {
+            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
         }
         scope.spawn(|| {
             for signal in ["TERM", "KILL"] {
@@ -193,19 +195,19 @@ fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again(
 }
 
 #[test]
-fn a_storm_of_128_pods_is_served_in_one_go() {
+fn a_storm_of_128_pods_is_served_by_an_agent_that_has_just_begun() {
     let agent = node!();
     let all = pods(&agent, 128);
     let config = node_configuration();
+    agent.stop("KILL");
     thread::scope(|scope| {
-        for part in all.chunks(4) {
-            let (agent, config) = (&agent, &config);
-            scope.spawn(move || {
-                for (name, uid, pod) in part {
-                    agent.attachment(pod, name, uid).add(config).success();
-                }
-            });
+        let (agent, config) = (&agent, &config);
+        // As after a reboot: every pod is there before it.
+        for (name, uid, pod) in &all {
+            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
         }
+        agent.start(&[]);
+        agent.wait_until_ready();
     });
     for (name, ..) in &all {
         assert_eq!(agent.status(name).len(), 2, "{name}");
@@ -275,11 +277,13 @@ fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
 fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
     let agent = node!();
     let web = agent.machine.pod("web");
+    // All annotations of an object, their keys among them: the API server takes no more.
+    let most = 256 * 1024 - NETWORKS.len();
     for (number, text) in [
-        "[".repeat(200_000),
-        format!("[{}]", vec!["{\"name\":\"net-a\"}"; 5000].join(",")),
-        vec!["net-a"; 20_000].join(","),
-        format!("[{{\"name\":\"{}\"}}]", "x".repeat(200_000)),
+        "[".repeat(most),
+        format!("[{}]", vec!["{\"name\":\"net-a\"}"; most / 17 - 1].join(",")),
+        vec!["net-a"; most / 6].join(","),
+        format!("[{{\"name\":\"{}\"}}]", "x".repeat(most - 20)),
     ]
     .into_iter()
     .enumerate()
@@ -290,8 +294,18 @@ fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
         let (code, why) = rig::refusal(&refused);
         assert!(code == 7 && why.len() < 2000, "{code}: {} bytes", why.len());
     }
+    // No room is left for network-status: the pod runs, and its status costs nobody else theirs.
+    let filler = "x".repeat(most - "net-a".len() - "example.org/filler".len());
+    let uid = agent.pod("full", &json!({ NETWORKS: "net-a", "example.org/filler": filler }));
+    let full = agent.machine.pod("full");
+    agent.attachment(&full, "full", &uid).add(&node_configuration()).success();
+    let failed = "weft_status_updates_total{outcome=\"failed\"}";
+    until("it cannot be written", || agent.figure(failed).filter(|count| *count >= 1.0));
     let uid = agent.pod("web", &select("net-a"));
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    assert_eq!(agent.status("web").len(), 2);
+    agent.attachment(&full, "full", &uid).del(&node_configuration()).success();
+    assert_eq!(addresses(&full), [""; 0]);
 }
 
 #[test]
@@ -324,4 +338,12 @@ fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
     // Nobody but root is answered.
     let mode = agent.machine.run(["stat", "-c", "%a %u", "/run/weft/agent.sock"]);
     assert_eq!(mode.trim(), "600 0");
+    // Not even where somebody has opened the door.
+    agent.machine.run(["chmod", "755", "/run/weft"]);
+    agent.machine.run(["chmod", "666", "/run/weft/agent.sock"]);
+    let stranger = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--max-time", "5"];
+    let ask = ["--unix-socket", "/run/weft/agent.sock", "http://weft/"];
+    let _ = agent.machine.attempt(stranger.into_iter().chain(ask));
+    until("a stranger is noticed", || agent.log().contains("a stranger asked").then_some(()));
+    assert!(agent.log().contains("uid=65534"), "{}", agent.log());
 }

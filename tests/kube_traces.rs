@@ -36,9 +36,15 @@ macro_rules! node {
 }
 
 fn receive(agent: &Agent, receiver: &Path, mode: &str) {
+    receive_with(agent, receiver, mode, &[]);
+}
+
+/// The same with the files of TLS.
+fn receive_with(agent: &Agent, receiver: &Path, mode: &str, files: &[&str]) {
     let python = receiver.join("bin/python");
     let program = receiver.join("collector.py");
-    agent.machine.start(COLLECTOR, [text(&python), text(&program), GRPC, HTTP, mode]);
+    let line = [text(&python), text(&program), GRPC, HTTP, mode];
+    agent.machine.start(COLLECTOR, line.into_iter().chain(files.iter().copied()));
     agent
         .machine
         .wait(COLLECTOR, "listens", || agent.machine.log(COLLECTOR).contains("listens").then_some(()));
@@ -305,6 +311,46 @@ fn a_collector_that_never_answers_keeps_no_pod_and_no_agent_from_its_end() {
     }
     // It ends although nothing of what it has to tell is taken.
     agent.stop("TERM");
+}
+
+#[test]
+fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
+    let (agent, receiver) = node!();
+    let pki = |name: &str| agent.kube.pki(name);
+    let files = [pki("server.crt"), pki("server.key"), pki("ca.crt")];
+    receive_with(&agent, &receiver, "take", &files.each_ref().map(String::as_str));
+    let authority = format!("OTEL_EXPORTER_OTLP_CERTIFICATE={}", pki("ca.crt"));
+    let certificate = format!("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE={}", pki("admin.crt"));
+    let key = format!("OTEL_EXPORTER_OTLP_CLIENT_KEY={}", pki("admin.key"));
+    // Another's authority: that of nobody whom the collector is.
+    let other = "OTEL_EXPORTER_OTLP_CERTIFICATE=/run/other.crt";
+    let line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=other -keyout /dev/null";
+    agent.machine.run(["sh", "-c", &format!("{line} -out /run/other.crt 2>/dev/null")]);
+    for (protocol, port) in [("grpc", GRPC), ("http/protobuf", HTTP)] {
+        let endpoint = format!("OTEL_EXPORTER_OTLP_ENDPOINT=https://127.0.0.1:{port}");
+        let protocol = format!("OTEL_EXPORTER_OTLP_PROTOCOL={protocol}");
+        let name = |what: &str| format!("{what}-{port}");
+        restart(&agent, &[SOON, &endpoint, &protocol, &authority, &certificate, &key], &[]);
+        work(&agent, &name("known"), 1);
+        Tree::of(&agent, &name("known"));
+        for (what, environment) in [
+            ("unknown-collector", [other, &certificate, &key].as_slice()),
+            ("unknown-agent", [authority.as_str()].as_slice()),
+        ] {
+            let environment: Vec<&str> =
+                [SOON, &endpoint, &protocol].into_iter().chain(environment.iter().copied()).collect();
+            restart(&agent, &environment, &[]);
+            work(&agent, &name(what), 1);
+            let failed = "weft_spans_total{outcome=\"failed\"}";
+            until(&format!("{what} over {protocol}: spans are lost"), || agent.figure(failed));
+            assert_eq!(
+                agent.figure("weft_spans_total{outcome=\"exported\"}"),
+                None,
+                "{what} over {protocol}"
+            );
+        }
+    }
+    assert!(!agent.machine.log(COLLECTOR).contains("unknown-"), "{}", agent.machine.log(COLLECTOR));
 }
 
 #[test]

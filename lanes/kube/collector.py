@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """A receiver of OpenTelemetry's traces, by OpenTelemetry's own messages: OTLP over gRPC and over HTTP.
 
-  collector.py GRPC-PORT HTTP-PORT [MODE]
+  collector.py GRPC-PORT HTTP-PORT [MODE [CERTIFICATE KEY AUTHORITY]]
 
 Prints each request as it was, then each span of it, one JSON object a line. MODE is what it does with requests: `take` them,
-`refuse` them, or `stall`: never answer.
+`refuse` them, or `stall`: never answer. With the three files it speaks TLS alone, and only with who has a certificate of the
+authority.
 
 Run by the interpreter of target/collector, see lanes/kube/prepare. It serves until it is ended.
 """
 
 import http.server
 import json
+import ssl
 import sys
 import threading
 from concurrent import futures
@@ -22,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as ser
 
 GRPC, HTTP = int(sys.argv[1]), int(sys.argv[2])
 MODE = sys.argv[3] if len(sys.argv) > 3 else "take"
+TLS = sys.argv[4:7]
 LOCK = threading.Lock()
 
 
@@ -80,8 +83,18 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
 server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
 services.add_TraceServiceServicer_to_server(Traces(), server)
-server.add_insecure_port(f"127.0.0.1:{GRPC}")
-server.start()
 pages = http.server.ThreadingHTTPServer(("127.0.0.1", HTTP), Pages)
+if TLS:
+    certificate, key, authority = (open(path, "rb").read() for path in TLS)
+    who = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+    server.add_secure_port(f"127.0.0.1:{GRPC}", who)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=TLS[2])
+    context.load_cert_chain(TLS[0], TLS[1])
+    context.verify_mode = ssl.CERT_REQUIRED
+    # Each connection in its own thread: the handshake, too.
+    pages.socket = context.wrap_socket(pages.socket, server_side=True, do_handshake_on_connect=False)
+else:
+    server.add_insecure_port(f"127.0.0.1:{GRPC}")
+server.start()
 print(json.dumps({"listens": [GRPC, HTTP]}), flush=True)
 pages.serve_forever()
