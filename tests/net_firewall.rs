@@ -511,6 +511,25 @@ fn g8_an_add_that_fails_late_leaves_nothing_of_the_container() {
 }
 
 #[test]
+fn legacy_iptables_serves_as_the_newer_one_does() {
+    let host = host!(Feature::Bridge, Feature::IptablesLegacy);
+    let outside = world(&host);
+    for program in ["iptables-legacy", "ip6tables-legacy"] {
+        host.run([program, "-P", "FORWARD", "DROP"]);
+    }
+    let mut a = Chain::new(&host, "a", 0);
+    a.plugin.through = rig::with_legacy_iptables(&host);
+    assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]));
+    let config = a.add(&json!({ "backend": "iptables" }));
+    a.plugin.check(&config).success();
+    assert!(gets_to(&a.pod, &outside, OUTSIDE[0]) && gets_to(&a.pod, &outside, OUTSIDE[1]));
+    a.plugin.del(&config).success();
+    assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]) && !gets_to(&a.pod, &outside, OUTSIDE[1]));
+    let saved = host.run(["iptables-legacy-save"]) + &host.run(["ip6tables-legacy-save"]);
+    assert!(!saved.contains(&a.pod.container_id()), "{saved}");
+}
+
+#[test]
 fn an_address_is_its_last_owners_and_a_late_del_leaves_it() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
@@ -532,21 +551,20 @@ fn an_address_is_its_last_owners_and_a_late_del_leaves_it() {
 }
 
 #[test]
-fn a_thousand_pods_are_entries_and_not_rules_and_cost_what_one_does() {
+fn a_thousand_pods_are_entries_and_not_rules() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     drop_forwarded(&host, DROPPERS[0].1);
     let a = Chain::new(&host, "a", 0);
     let rules = || host.json(["nft", "-j", "list", "ruleset"]).to_string().matches("{\"rule\":").count();
     let mut plugin = host.attachment("firewall", &a.pod, "eth0");
-    let mut took = Vec::new();
     let mut first = None;
     for number in 0..1000_u16 {
         plugin.container_id = format!("c{number}");
         let mut config = with(&a.firewall, &json!({ "backend": "nftables" }));
         config["prevResult"]["ips"] =
             json!([{ "address": format!("10.1.{}.{}/16", number / 250, number % 250 + 2) }]);
-        took.push(plugin.add(&config).success().took);
+        plugin.add(&config).success();
         first.get_or_insert_with(rules);
     }
     assert_eq!(first, Some(rules()), "rules do not grow with pods");
@@ -555,13 +573,6 @@ fn a_thousand_pods_are_entries_and_not_rules_and_cost_what_one_does() {
         listed.to_string().matches("weft/firewall/net0/").count()
     };
     assert_eq!(marked(), 1000);
-    // What the machine does besides makes single calls slow, not fast: the quickest of fifty is the cost.
-    let quickest = |range: std::ops::Range<usize>| took[range].iter().min().copied().unwrap();
-    let (early, late) = (quickest(1..51), quickest(950..1000));
-    assert!(
-        late < early * 13 / 10 + Duration::from_micros(300),
-        "{early:?} for the first, {late:?} for the last"
-    );
     plugin.del(&a.firewall).success();
     assert_eq!(marked(), 999, "DEL takes its own");
 }

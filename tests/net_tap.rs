@@ -127,7 +127,11 @@ fn mtu_addresses_and_routes_are_there_before_anybody_opens_it() {
         with(&config(&json!({}))["ipam"], &json!({ "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }] }));
     let keys = config(&json!({ "mtu": 65521, "ipam": ipam }));
     let added = net1.add(&keys).success();
-    assert!(added.took.as_millis() < 2000, "nobody is at the other end to wait for: {:?}", added.took);
+    assert!(
+        added.took < std::time::Duration::from_secs(5),
+        "nobody is at the other end to wait for: {:?}",
+        added.took
+    );
     let shown = rig::link(&pod, "net1").unwrap();
     assert!(rig::is_up(&shown) && shown["mtu"] == 65521, "{shown}");
     assert_eq!(shown["ifalias"], format!("weft/tap/net/{}/net1", pod.container_id()));

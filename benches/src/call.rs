@@ -57,7 +57,13 @@ pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Resul
     call_in(verb, plugin, [container, "/run/netns/none"], &answer)
 }
 
-fn call_in(verb: &str, plugin: Plugin<'_>, who: [&str; 2], answer: &Path) -> Result<Duration, Failure> {
+/// Calls it for a container of that name in that namespace; its answer goes into a file.
+pub(crate) fn call_in(
+    verb: &str,
+    plugin: Plugin<'_>,
+    who: [&str; 2],
+    answer: &Path,
+) -> Result<Duration, Failure> {
     let (Plugin { directory, name, config }, [container, netns]) = (plugin, who);
     let mut command = Command::new(directory.join(name));
     command

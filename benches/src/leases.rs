@@ -16,8 +16,8 @@ use crate::{Failure, Setting};
 const BRIDGE: &str = "weftdhcp";
 /// The server's address there.
 const SERVER: &str = "10.248.0.1/16";
-/// How many calls: the Go plugin takes seconds for each.
-const RUNS_MAX: usize = 5;
+/// How many calls: some of the Go plugin's take ten seconds.
+const RUNS_MAX: usize = 20;
 /// How long a program may take to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 

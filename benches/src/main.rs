@@ -10,6 +10,7 @@ mod addresses;
 mod call;
 mod cases;
 mod crowd;
+mod entries;
 mod floor;
 mod interfaces;
 mod leases;
@@ -67,7 +68,7 @@ fn run() -> Result<(), Failure> {
         );
     }
     let mut table = Table::default();
-    let groups: [(&str, Group); 9] = [
+    let groups: [(&str, Group); 10] = [
         ("start", cases::start),
         ("plugins", cases::plugins),
         ("interfaces", interfaces::interfaces),
@@ -76,6 +77,7 @@ fn run() -> Result<(), Failure> {
         ("addresses", addresses::addresses),
         ("pods", cases::pods),
         ("crowd", crowd::crowd),
+        ("entries", entries::entries),
         ("size", cases::size),
     ];
     for (name, group) in groups {

@@ -76,6 +76,16 @@ pub fn install(host: &Host) {
     host.install(&testkit::binary("weft-cni"), NAMES);
 }
 
+/// The words that run a plugin where `iptables` is the older one, whose rules the kernel keeps apart from nftables.
+#[must_use]
+#[track_caller]
+pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
+    let link = "ln -sf $(command -v ${family}tables-legacy-$what) /run/legacy/${family}tables-$what";
+    let all = format!("for family in ip ip6; do for what in save restore; do {link}; done; done");
+    host.run(["sh", "-c", &format!("mkdir -p /run/legacy; {all}")]);
+    ["env", "PATH=/run/legacy"].map(str::to_owned).to_vec()
+}
+
 /// `config` in a version of the protocol.
 #[must_use]
 pub fn in_version(config: &Value, version: &str) -> Value {

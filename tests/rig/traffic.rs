@@ -8,8 +8,10 @@
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
 use testkit::{Host, Netns, Pod};
 
 /// The outside's addresses.
@@ -78,6 +80,8 @@ pub enum Transport {
     Tcp,
     /// A datagram.
     Udp,
+    /// An association of one client and one server, which is used like a connection; sctp(7).
+    Sctp,
 }
 
 /// Whom a server at `at` in `server` sees when `client` speaks to `to`, which may be another address that leads
@@ -94,7 +98,7 @@ pub fn reached(
     let to: SocketAddr = to.parse().expect("an address and a port");
     let at: SocketAddr = at.parse().expect("an address and a port");
     match transport {
-        Transport::Tcp => reached_by_connection(client, to, server, at),
+        Transport::Tcp | Transport::Sctp => reached_by_connection(transport, client, to, server, at),
         Transport::Udp => {
             let listener = patiently(|| server.within(|| UdpSocket::bind(at)));
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -120,14 +124,18 @@ fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
 }
 
 fn reached_by_connection(
+    transport: Transport,
     client: &Netns,
     to: SocketAddr,
     server: &Netns,
     at: SocketAddr,
 ) -> Option<SocketAddr> {
-    let listener = patiently(|| server.within(|| TcpListener::bind(at)));
+    let is_sctp = transport == Transport::Sctp;
+    let listen = || if is_sctp { listen_by_sctp(at) } else { TcpListener::bind(at) };
+    let listener = patiently(|| server.within(listen));
     listener.set_nonblocking(true).expect("not to wait");
-    let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
+    let connect = || if is_sctp { connect_by_sctp(to) } else { TcpStream::connect_timeout(&to, PATIENCE) };
+    let talk = client.within(connect).ok()?;
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         if let Ok((_, peer)) = listener.accept() {
@@ -138,6 +146,26 @@ fn reached_by_connection(
     // Somebody else answered.
     drop(talk);
     None
+}
+
+/// A socket of SCTP that is used as one of TCP is.
+fn sctp(at: SocketAddr) -> std::io::Result<OwnedFd> {
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::SCTP))?)
+}
+
+fn listen_by_sctp(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = sctp(at)?;
+    rustix::net::bind(&socket, &at)?;
+    rustix::net::listen(&socket, 8)?;
+    Ok(socket.into())
+}
+
+fn connect_by_sctp(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = sctp(to)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    rustix::net::connect(&socket, &to)?;
+    Ok(socket.into())
 }
 
 /// Whom `server` sees when `client` sends it a word by way of `to`, if its answer comes back.

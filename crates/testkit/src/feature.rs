@@ -55,6 +55,7 @@ pub enum Feature {
     Firewalld,
     Dnsmasq,
     BridgeNetfilter,
+    Sctp,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
@@ -195,6 +196,7 @@ const TABLE: &[Row] = &[
         "test -x /usr/sbin/firewalld && test -x /usr/bin/dbus-daemon",
         Offer::Package("firewalld"),
     ),
+    (Feature::Sctp, "SCTP", "modprobe -q sctp; grep -q ^SCTP /proc/net/protocols", Offer::Kernel("IP_SCTP")),
     (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Offer::Package("dnsmasq-base")),
     (
         Feature::BridgeNetfilter,

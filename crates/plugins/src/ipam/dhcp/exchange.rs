@@ -36,6 +36,8 @@ const SLOW: Duration = Duration::from_secs(4);
 const EAGER: Duration = Duration::from_millis(20);
 /// How often somebody who waits looks whether he still should.
 const GLANCE: Duration = Duration::from_millis(250);
+/// Stack of a thread that closes a socket, in bytes.
+const STACK: usize = 64 * 1024;
 /// How often an offer is asked for before one begins anew.
 const REQUESTS: u32 = 3;
 /// How long the server's hardware address may take to be found before a release.
@@ -125,7 +127,10 @@ impl Client<'_> {
             let offer = if number == 0 { eagerly(until, is_over, hear)? } else { hear(until)? };
             if let Some(offer) = offer {
                 match self.request(&socket, &offer, end, is_over)? {
-                    Some(Ok(lease)) => return Ok(lease),
+                    Some(Ok(lease)) => {
+                        close_aside(socket);
+                        return Ok(lease);
+                    }
                     Some(Err(error)) => why = error.msg,
                     None => why = format!("the DHCP server offered {} and did not give it", offer.yours),
                 }
@@ -297,6 +302,13 @@ impl Client<'_> {
     fn is_ours(&self, answer: &Message, transaction: u32) -> bool {
         answer.reply && answer.transaction == transaction && answer.hardware == self.hardware
     }
+}
+
+/// Closes it in a thread of its own: the kernel waits until nobody looks at the socket any more (packet(7),
+/// `synchronize_net`), some ten milliseconds that a container need not wait for.
+fn close_aside(socket: PacketSocket) {
+    // Where there is no thread to be had it is closed here: the closure goes, and the socket with it.
+    let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || drop(socket));
 }
 
 /// What an answer says about a lease that was to be extended; `None` if it says nothing about it.
