@@ -53,9 +53,9 @@ pub enum Feature {
     Ethtool,
     Guest,
     Firewalld,
+    Sctp,
     Dnsmasq,
     BridgeNetfilter,
-    Sctp,
 }
 
 /// What a shell says of a program that it cannot find; sh(1).
