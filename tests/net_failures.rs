@@ -13,6 +13,7 @@
 use std::time::{Duration, Instant};
 
 use rig::cluster::{bridge, configuration, recording, step};
+use rig::machine::until;
 use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, assert_refused, links, refusal, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, host};
@@ -263,6 +264,38 @@ fn left_running(host: &Host) -> String {
         ours.map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n").collect()
     };
     host.within(inside)
+}
+
+#[test]
+fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    cluster.recording("slow", "two", &json!({ "ADD": [{ "do": "hang" }] }));
+    let config = configuration(&bridge("default", 1));
+    prime(&host, &cluster, &config, "red");
+    cluster.pod("web", "red,slow");
+    let pod = host.pod("web");
+    let before = host.snapshot();
+    let weft = cluster.attachment(&pod);
+    host.write("/run/config", config.to_string());
+    let running = host
+        .command("sh")
+        .args(["-c", "exec /opt/cni/bin/weft </run/config >/dev/null"])
+        .env("CNI_COMMAND", "ADD")
+        .env("CNI_CONTAINERID", &weft.container_id)
+        .env("CNI_NETNS", &weft.netns)
+        .env("CNI_IFNAME", &weft.ifname)
+        .env("CNI_ARGS", &weft.args)
+        .env("CNI_PATH", "/opt/cni/bin")
+        .start();
+    until("the delegate runs", || cluster.order().contains(&"ADD net2".to_owned()).then_some(()));
+    running.kill();
+    until("nobody goes on", || left_running(&host).is_empty().then_some(()));
+    weft.del(&config).success();
+    host.run(["rm", "/run/config"]);
+    let _ = cluster.calls();
+    assert_nothing_left("killed", &host, &before);
 }
 
 #[test]

@@ -195,6 +195,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     ] {
         let refused = host.attachment("vrf", &pod, ifname).add(&config(&pod, ifname, &keys));
         assert_refused(&keys.to_string(), &refused, code, &words);
+        // A DEL has nothing to remove, and so nothing to complain of.
+        host.attachment("vrf", &pod, ifname).del(&config(&pod, ifname, &keys)).success();
         // Link-local addresses and their routes come in the kernel's own time.
         let changes = rig::changes(&inside, &pod.snapshot());
         let ours: Vec<&str> = changes.lines().filter(|line| !line.contains(" fe80:")).collect();

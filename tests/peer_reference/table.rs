@@ -147,7 +147,15 @@ pub(crate) const BASES: &[Base] = &[
             ("5 CHECK", "theirs does not find its own rules", &[]),
         ],
     },
-    Base { plugin: "vrf", keys: r#"{"vrfname":"blue"}"#, front: FRONT, differs: &[] },
+    Base {
+        plugin: "vrf",
+        keys: r#"{"vrfname":"blue"}"#,
+        front: FRONT,
+        differs: &[
+            ("7 pod after DEL", "the default routes come back", &["0.3.1", "0.4.0", "1.0.0", "1.1.0"]),
+            ("1 ADD", "theirs does not know this version", &["0.3.0"]),
+        ],
+    },
     Base {
         plugin: "firewall",
         keys: r#"{"backend":"iptables"}"#,
@@ -288,7 +296,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("vlan", r#"{"mtu":-1}"#),
     row("vlan", r#"{"master":"nowhere"}"#),
     row("vlan", r#"{"master":""}"#),
-    row("vlan", r#"{"ipam":{}}"#),
+    row("vlan", r#"{"ipam":{}}"#).but(&[("1 ADD", "theirs needs addresses", &[])]),
     row(
         "vlan",
         r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64","gateway":"fd01::1"}]}}"#,

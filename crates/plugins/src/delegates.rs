@@ -1,7 +1,7 @@
 //! Running a delegate: in this process if it is one of ours, else as a program.
 //!
 //! Which of the two is decided by what CNI_PATH comes to first: this binary (or nothing) means in process, a
-//! foreign program of the name in an earlier directory is run. The bytes are the same either way.
+//! foreign program of the name in an earlier directory is run, and ends with us. The bytes are the same either way.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
@@ -21,6 +21,7 @@ use npwg::configuration::Builtin;
 
 use crate::builtins;
 use crate::install::BINARY;
+use crate::leash;
 
 /// How long a delegate of a plain plugin may take: shorter than the kubelet waits for the whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
@@ -65,7 +66,7 @@ impl Delegates {
     /// With a rule for built-in plugins, and a deadline for programs.
     pub fn new(builtin: Builtin, deadline: Duration) -> Delegates {
         let (notes, runs, depth) = (Cell::default(), RefCell::default(), Cell::default());
-        Delegates { builtin, exec: Exec::new(deadline), notes, runs, depth }
+        Delegates { builtin, exec: Exec::new(deadline).through(leash::command), notes, runs, depth }
     }
 
     /// From now on what is run is noted: somebody will ask.

@@ -26,6 +26,7 @@ pub mod interface;
 pub mod inventory;
 pub mod ipam;
 pub mod iptables;
+mod leash;
 pub mod ovsdb;
 pub mod weft;
 
@@ -37,7 +38,7 @@ use cni::plugin::process;
 /// Answers one call: of a plugin, by the name the program was called as, or of a person.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = command::run_daemon(&arguments) {
+    if let Some(code) = command::run_daemon(&arguments).or_else(|| leash::run(&arguments)) {
         return code;
     }
     let delegates = delegates::Delegates::of_process();

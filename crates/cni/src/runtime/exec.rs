@@ -41,6 +41,7 @@ const QUOTE_MAX: usize = 2000;
 #[derive(Clone, Copy, Debug)]
 pub struct Exec {
     deadline: Duration,
+    command: fn(&Path) -> Command,
 }
 
 /// What a plugin that succeeded printed.
@@ -55,7 +56,13 @@ pub struct Output {
 impl Exec {
     /// Plugins may take `deadline` from being started to having exited, waiting for a busy file included.
     pub const fn new(deadline: Duration) -> Exec {
-        Exec { deadline }
+        Exec { deadline, command: |program| Command::new(program) }
+    }
+
+    /// Plugins are started by what `command` makes of their path; errors name the path all the same.
+    #[must_use]
+    pub const fn through(self, command: fn(&Path) -> Command) -> Exec {
+        Exec { command, ..self }
     }
 
     /// Runs `program` itself; [`Invoke::invoke`] finds it first and forwards its stderr.
@@ -64,7 +71,7 @@ impl Exec {
     /// The plugin's own error; code 5 if it could not be run, was too slow or printed too much;
     /// code 999 if it failed without saying why in the protocol's form.
     pub fn run(&self, program: &Path, environment: &Environment, stdin: &[u8]) -> Result<Output, Error> {
-        let (output, failure) = self.complete(Command::new(program), environment, stdin)?;
+        let (output, failure) = self.attend(program, (self.command)(program), environment, stdin)?;
         failure.map_or(Ok(output), Err)
     }
 
@@ -74,12 +81,23 @@ impl Exec {
     /// Code 5 if it could not be run, was too slow or printed too much.
     pub fn complete(
         &self,
+        command: Command,
+        environment: &Environment,
+        stdin: &[u8],
+    ) -> Result<(Output, Option<Error>), Error> {
+        let program = PathBuf::from(command.get_program());
+        self.attend(&program, command, environment, stdin)
+    }
+
+    /// Runs a command to its end; errors say that it was `program`.
+    fn attend(
+        &self,
+        program: &Path,
         mut command: Command,
         environment: &Environment,
         stdin: &[u8],
     ) -> Result<(Output, Option<Error>), Error> {
         let started = Instant::now();
-        let program = PathBuf::from(command.get_program());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command.envs(environment.variables());
         if !environment.netns_override.is_empty() {
@@ -91,7 +109,7 @@ impl Exec {
         // No deadline if the clock cannot express it.
         let until = started.checked_add(self.deadline);
         let (status, output) = child::attend(running, stdin, until);
-        let status = status.map_err(|fault| self.ended(&fault, &program, &output))?;
+        let status = status.map_err(|fault| self.ended(&fault, program, &output))?;
         let failure = (!status.success()).then(|| failure(status, &output));
         Ok((output, failure))
     }
@@ -110,7 +128,7 @@ impl Exec {
 impl Invoke for Exec {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         let program = find(plugin, &environment.path)?;
-        let (output, failure) = self.complete(Command::new(program), environment, stdin)?;
+        let (output, failure) = self.attend(&program, (self.command)(&program), environment, stdin)?;
         if !output.stdout.is_empty() || failure.is_none() {
             // For people; that nobody can read it changes nothing.
             let _ = io::stderr().write_all(&output.stderr);

@@ -119,9 +119,10 @@ impl Plugin for Vrf {
         let Some(netns) = netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten() else {
             return Ok(());
         };
-        let name = Settings::read(call)?.name;
         let _alone = netns.lock(Lock::Exclusive).or_refused()?;
         remove_unnamed(request.netns.as_deref(), &Mark::of(NAME, &call.config, who))?;
+        // Under a name that ADD refuses there is nothing of ours.
+        let Ok(Settings { name, .. }) = Settings::read(call) else { return Ok(()) };
         let mut net = netns.rtnl().or_refused()?;
         let Some(link) = net.find_link(&name).or_refused()? else { return Ok(()) };
         let Detail::Vrf { table } = link.detail else { return Ok(()) };
