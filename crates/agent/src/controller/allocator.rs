@@ -263,9 +263,9 @@ impl Allocator {
         groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, is_taken)
     }
 
-    /// Fills the pools that run low.
-    pub(crate) async fn top_up(&self) -> Result<(), Trouble> {
-        for (key, count) in self.pools.low() {
+    /// Fills the pools that run low; where it is not quiet, those only that may soon be empty.
+    pub(crate) async fn top_up(&self, is_quiet: bool) -> Result<(), Trouble> {
+        for (key, count) in self.pools.low(is_quiet) {
             let (subnet, _) = self.subnet(&key.subnet).await?;
             self.pools.top_up(&key, count, |count| self.fill(&key, &subnet, count)).await?;
         }

@@ -56,6 +56,8 @@ const AHEAD: u32 = 3;
 const FEW: usize = 30;
 /// How often pools are looked after.
 const POOLS: Duration = Duration::from_secs(1);
+/// How often in a row pools that are but half empty are left as they are because pods wait for their ports to work.
+const HELD_MAX: u32 = 10;
 
 /// All of it.
 pub(crate) struct Desk {
@@ -505,10 +507,13 @@ impl Desk {
         if !self.allocator.rules.pool.enabled {
             return;
         }
-        let mut pause = POOLS;
+        let (mut pause, mut held) = (POOLS, 0);
         loop {
             sleep(pause).await;
-            pause = match self.allocator.top_up().await {
+            // The server that would make the ports is at work on those that have just been plugged in.
+            let is_quiet = held >= HELD_MAX || self.inactive(Asked::All).is_empty();
+            held = if is_quiet { 0 } else { held + 1 };
+            pause = match self.allocator.top_up(is_quiet).await {
                 Ok(()) => POOLS,
                 Err(Trouble { reason, why, .. }) => {
                     warn!(reason, why, "a pool cannot be filled");

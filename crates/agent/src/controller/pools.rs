@@ -90,12 +90,14 @@ impl Pools {
         }
     }
 
-    /// The pools that run low, and how many they lack.
-    pub(crate) fn low(&self) -> Vec<(Key, usize)> {
+    /// The pools that run low, and how many they lack; where it is not quiet, those that have less than half of what
+    /// they should have.
+    pub(crate) fn low(&self, is_quiet: bool) -> Vec<(Key, usize)> {
         let Pool { enabled, min, batch, .. } = self.settings;
+        let least = if is_quiet { min } else { min.div_ceil(2) };
         let state = self.state();
         let lacks = |(key, ports): (&Key, &VecDeque<Port>)| {
-            (enabled && ports.len() < min).then(|| (key.clone(), batch.max(min - ports.len())))
+            (enabled && ports.len() < least).then(|| (key.clone(), batch.max(min - ports.len())))
         };
         state.waiting.iter().filter_map(lacks).collect()
     }
@@ -203,6 +205,17 @@ mod tests {
         pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN"), port("b", "DOWN")]);
         assert_eq!(pools.pop(&key).map(|port| port.id).as_deref(), Some("b"));
         assert_eq!(pools.pop(&key), None);
+    }
+
+    #[test]
+    fn a_pool_that_is_half_full_waits_for_a_quiet_moment() {
+        let (mut pools, key) = pools();
+        pools.settings = Pool { enabled: true, min: 4, max: 0, batch: 3 };
+        pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN")]);
+        assert_eq!(pools.low(false), []);
+        assert_eq!(pools.low(true), [(key.clone(), 3)]);
+        pools.pop(&key);
+        assert_eq!(pools.low(false), [(key, 3)], "soon there is none");
     }
 
     #[test]
