@@ -123,6 +123,11 @@ fn what_cannot_be_changed_is_an_event_and_nothing_else() {
     // A network that is not there.
     select(&agent, "web", "net-a,nowhere");
     wait_for_event(&agent, "web", "NoNetworkFound ");
+    // A network that this pod may not use.
+    let closed = json!({ "weft.dev/access": r#"{"namespaces":["other"]}"# });
+    agent.definition("closed", &closed, &bridge("closed", 14));
+    select(&agent, "web", "net-a,closed");
+    wait_for_event(&agent, "web", "NetworkRefused ");
     // The default route.
     select(&agent, "web", r#"[{"name":"net-a"},{"name":"net-b","default-route":["10.12.0.1"]}]"#);
     wait_for_event(&agent, "web", "NetworkChangeFailed change: blue/net-b on net2: the default route");

@@ -363,8 +363,8 @@ fn a_del_that_hangs_is_ended_reported_and_finished_later() {
 }
 
 #[test]
-fn without_an_agent_it_is_to_be_tried_again_and_weft_does_not_ask_itself() {
-    let host = host!();
+fn without_an_agent_it_is_to_be_tried_again_unless_the_pod_asks_for_nothing() {
+    let host = host!(Feature::Bridge);
     // As it is on a node: the program in the plugin directory, where `weft` is a link to it.
     host.command(testkit::binary("weft-cni")).args(["install", "/opt/cni/bin"]).finish().success();
     let pod = host.pod("web");
@@ -374,4 +374,27 @@ fn without_an_agent_it_is_to_be_tried_again_and_weft_does_not_ask_itself() {
         "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [bridge("default", 1)],
     });
     assert_refused("no agent", &attachment.add(&config), 11, &["weft plan --once", "there is no agent"]);
+    // What the runtime says of the pod is enough where it asks for nothing, and nothing is to be looked up.
+    let told = |annotations: Value| {
+        let told = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+        with(&config, &json!({ "runtimeConfig": told }))
+    };
+    let mut by_name = with(&told(json!({})), &json!({ "clusterNetwork": "home" }));
+    by_name.as_object_mut().expect("a map").remove("delegates");
+    for (what, config) in [
+        ("it selects", told(json!({ "k8s.v1.cni.cncf.io/networks": "a" }))),
+        ("wrongly, too", told(json!({ "k8s.v1.cni.cncf.io/networks": "," }))),
+        ("it chooses", told(json!({ "v1.multus-cni.io/default-network": "a" }))),
+        ("it asks us", told(json!({ "weft.dev/networks": "a" }))),
+        ("a definition, perhaps", by_name),
+    ] {
+        assert_refused(what, &attachment.add(&config), 11, &["there is no agent"]);
+    }
+    let plain = told(json!({ "example.org/other": "x" }));
+    attachment.add(&plain).success();
+    assert_eq!(links(&pod), ["eth0"]);
+    let entry = host.run(["sh", "-c", "cat /var/lib/weft/sandboxes/*.json"]);
+    assert!(entry.contains("\"name\":\"web\""), "who comes later knows whose it is: {entry}");
+    attachment.call("STATUS", with(&config, &json!({ "cniVersion": "1.1.0" })).to_string()).success();
+    attachment.del(&plain).success();
 }

@@ -77,11 +77,18 @@ fn without_its_agent_a_pod_goes_and_the_next_waits_for_it() {
     let late = known(&agent, &node, "late", "net-b");
     let told = node.cri().run_pod_sandbox(&late).expect_err("nobody answers");
     assert!(told.contains("start the agent"), "{told}");
+    // One that asks for nothing does not wait: the runtime says so. A kubelet's pods have annotations always.
+    let mut plain = node.pod("plain", &[("kubernetes.io/config.source", "api")]);
+    plain.metadata.as_mut().expect("metadata").uid = agent.pod("plain", &json!({}));
+    let plain = node.cri().run_pod_sandbox(&plain).expect("a pod");
+    assert_eq!(links(&node.inside(&plain)), ["eth0"]);
     // Nor does the runtime's restart hurt what is attached.
     node.restart("KILL");
     node.remove(&web);
     agent.start(&[]);
     agent.wait_until_ready();
+    assert_eq!(agent.status("plain").len(), 1, "its status comes later");
+    node.remove(&plain);
     let late = until("the runtime's next try", || node.cri().run_pod_sandbox(&late).ok());
     assert_eq!(links(&node.inside(&late)), ["eth0", "net1"]);
     node.remove(&late);

@@ -87,6 +87,11 @@ pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advi
     }
 }
 
+/// Does anybody listen for questions?
+pub(super) fn is_there(node: &NodeConfiguration) -> bool {
+    UnixStream::connect(&node.agent_socket).is_ok()
+}
+
 /// Tells the agent what a question without an answer says.
 ///
 /// # Errors

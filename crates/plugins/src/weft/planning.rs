@@ -1,4 +1,5 @@
-//! Where the plan of a sandbox comes from: the agent, a directory of manifests, or `weft plan --once`.
+//! Where the plan of a sandbox comes from: the agent, a directory of manifests, or `weft plan --once`. Where nobody is there
+//! to be asked, a pod that selects nothing gets what the node gives to every pod, if that takes no definition.
 //!
 //! This file fetches what the pure planner needs; what is decided is in [`npwg::plan`], which pod is meant in
 //! [`Collection::pod`].
@@ -14,15 +15,20 @@ use cni::name::{ContainerId, IfName};
 use cni::network::Network;
 use cni::object::DOCUMENT_MAX;
 use cni::runtime::load;
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration, Place};
 use npwg::definition::Disk;
 use npwg::exchange::{self, NetworkFile, Purpose, Question};
 use npwg::manifest::{Collection, Manifest};
-use npwg::plan::{Plan, PodIdentity, Sandbox};
+use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
+use npwg::selection::Annotation;
 
 use super::agent::{self, Advice};
 
+/// A plugin whose port somebody has to make first.
+const NEUTRON: &str = "neutron";
+/// Annotations that are ours begin with it: what they ask for, somebody has to know.
+const OWN: &str = "weft.dev/";
 /// Most manifest files read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
 
@@ -69,11 +75,41 @@ fn plan_for(
         configuration,
         multus: flavour == Flavour::Multus,
         files: NetworkFile::all(&disk),
-        unreadable: disk.unreadable,
+        unreadable: disk.unreadable.clone(),
         purpose: Purpose::Plan,
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
     };
-    agent::plan(node, &question)
+    match agent::plan(node, &question) {
+        Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
+            alone(node, &disk, &question.pod, sandbox).map(Advice::of).ok_or(error)
+        }
+        asked => asked,
+    }
+}
+
+/// The plan of a pod that selects nothing, by what the runtime says of it; nothing where it takes a cluster to know.
+fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &Sandbox) -> Option<Plan> {
+    let all = Collection::default();
+    let pod = all.pod(node, named).ok()?;
+    let asks = |key: &String| {
+        [Annotation::Networks.key(), Annotation::DefaultNetwork.key()].contains(&key.as_str())
+            || key.starts_with(OWN)
+    };
+    if pod.annotations.keys().any(asks) || !plan::wanted(&pod, node).is_empty() {
+        return None;
+    }
+    let plan = all.plan(node, disk, named, sandbox).ok()?;
+    let takes_port = |delegate: &Delegate| {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+        network
+            .and_then(|network| network.needs())
+            .map_or(true, |needs| needs.iter().any(|plugin| plugin.as_str() == NEUTRON))
+    };
+    if plan.delegates.iter().any(takes_port) {
+        return None;
+    }
+    eprintln!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
+    Some(plan)
 }
 
 /// The pod that a runtime's `CNI_ARGS` name (V16).
