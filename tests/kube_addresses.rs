@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, given, network};
+use rig::addresses::{Nodes, given, ledgers, network};
 use rig::machine::until;
 use rig::{Machine, assert_refused};
 use serde_json::{Value, json};
@@ -370,16 +370,6 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
     nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
     assert_eq!(given(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
-    // One within another node's block is refused by name.
-    let other = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
-    let neighbour = other.rsplit_once('.').unwrap().0.to_owned() + ".77";
-    assert_refused(
-        "another's block",
-        &asking(1, "r3", &neighbour),
-        11,
-        &[&neighbour, "leased by node worker-0"],
-    );
-    assert_eq!(given(asking(0, "r3", &neighbour)), [neighbour.as_str()]);
 
     // A StatefulSet's pod: the same name, another uid, another node.
     let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
@@ -405,6 +395,79 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
     sticky(1, &second, "s2", "DEL").success();
     assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
+}
+
+#[test]
+fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.11.0.0/22", 6);
+    let conf = |node| network(node, &json!({ "range": "10.11.0.0/22", "quarantine": 0 }));
+    let asking = |node: usize, container: &str, ip: &str| {
+        let mut conf = conf(node);
+        conf["args"] = json!({ "cni": { "ips": [ip] } });
+        nodes.attachment(&sandbox, container).add(&conf)
+    };
+    // A node that is busy answers later; then it is asked again.
+    let had = |node: usize, container: &str, ip: &str| {
+        nodes.machine.wait("agent-0", "gives an address up", || {
+            let ended = asking(node, container, ip);
+            (ended.code == Some(0)).then(|| given(ended))
+        })
+    };
+    let object =
+        |ip: &str| nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.{ip}-32")])["spec"].clone();
+    let own = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
+    let (net, first) = own.rsplit_once('.').unwrap();
+    let first = first.parse::<u8>().unwrap() / 64 * 64;
+    let at = |offset: u8| format!("{net}.{}", first + offset);
+    // Free: the node gives it up, and the other one has it, and nobody else any more.
+    assert_eq!(had(1, "r1", &at(20)), [at(20)]);
+    let block = nodes.blocks().into_iter().find(|block| block["spec"]["holes"].is_array()).unwrap();
+    assert_eq!((&block["spec"]["node"], &block["spec"]["holes"]), (&json!("worker-0"), &json!([at(20)])));
+    assert_eq!((&object(&at(20))["node"], &object(&at(20))["asks"]), (&json!("worker-1"), &Value::Null));
+    assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
+    nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    // Held: who has it is said, it stays where it is, and nothing is left of the question.
+    let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
+    assert_refused("held", &asking(1, "r3", &own), 11, &words);
+    nodes.attachment(&sandbox, "b1").check(&conf(0)).success();
+    let left =
+        |ip: &str| nodes.blocks().iter().filter(|block| block["spec"]["range"] == format!("{ip}/32")).count();
+    assert_eq!(left(&own), 0);
+    // Both nodes at the same time: never both.
+    let both = at(30);
+    let (one, other) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| asking(1, "r5", &both));
+        (asking(0, "r4", &both), other.join().unwrap())
+    });
+    assert!(one.code != Some(0) || other.code != Some(0), "{one:?} {other:?}");
+    // The node's agent is away: it is said which node that is. When it is there again the address is had.
+    nodes.stop(0, "KILL");
+    let words = [&at(40), "leased by node worker-0", "is asked for it and has not given it up yet"];
+    assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
+    assert_eq!(object(&at(40))["asks"], json!("worker-0"));
+    nodes.start(0);
+    assert_eq!(had(1, "r7", &at(40)), [at(40)]);
+    // It goes back, and whoever names it next has it, on any node.
+    let back = || {
+        // What an agent that is busy did not hear goes with a later call.
+        nodes.attachment(&sandbox, "r7").del(&conf(1)).success();
+        object(&at(40))["node"].is_null().then_some(())
+    };
+    until("the address that goes back", back);
+    assert_eq!(had(0, "r8", &at(40)), [at(40)]);
+    // The rest of the block is given by its node, but for what is another's.
+    let mut rest = BTreeSet::new();
+    for at in 0..70 {
+        assert!(rest.insert(given(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone()));
+    }
+    for gone in [at(20), at(40)] {
+        assert!(!rest.contains(&gone), "{gone}");
+    }
+    nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
 }
 
 #[test]
@@ -470,6 +533,136 @@ fn v13_8_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
     let of_claim =
         || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
     until("the claim's addresses", || (of_claim() == 0).then_some(()));
+}
+
+/// The objects that a node has.
+fn of_node(nodes: &Nodes, node: &str) -> Vec<Value> {
+    nodes.blocks().into_iter().filter(|block| block["spec"]["node"] == node).collect()
+}
+
+fn last_byte(ip: &str) -> u8 {
+    ip.rsplit_once('.').and_then(|(_, last)| last.parse().ok()).unwrap()
+}
+
+#[test]
+fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_back() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.15.0.0/28", 2);
+    let conf = |node| network(node, &json!({ "range": "10.15.0.0/28", "quarantine": 0 }));
+    let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
+    let _ = given(add(0, "a1"));
+    let block = of_node(&nodes, "worker-0")[0].clone();
+    let object = block["metadata"]["name"].as_str().unwrap().to_owned();
+    let patch = |holes: &Value| {
+        let words = ["patch", "ipblock", &object, "--type", "merge", "-p"];
+        let patch = json!({ "spec": { "holes": holes } }).to_string();
+        nodes.kube.kubectl(words.into_iter().chain([patch.as_str()]));
+    };
+    patch(&json!(["x"]));
+    // Who has the block keeps what it has given, and nobody else gets any of it.
+    let mut theirs = BTreeSet::new();
+    let refused = (0..20).find_map(|at| {
+        let ended = add(1, &format!("b{at}"));
+        if ended.code != Some(0) {
+            return Some(ended);
+        }
+        theirs.insert(given(ended)[0].clone());
+        None
+    });
+    let words = [&object, "spec was edited and makes no sense"];
+    assert_refused("spoilt", &refused.expect("a full pool"), 11, &words);
+    let range = block["spec"]["range"].as_str().unwrap();
+    let first = last_byte(range.split_once('/').unwrap().0);
+    assert!(theirs.iter().all(|ip| !(first..first + 4).contains(&last_byte(ip))), "{range}: {theirs:?}");
+    nodes.attachment(&pod, "a1").check(&conf(0)).success();
+    // It is found, told, and not to be removed while its node is there.
+    let found = weft(&nodes, &["ipam", "check"]);
+    assert!(found.code == Some(1) && found.stdout.contains("spoilt"), "{}", found.stdout);
+    for words in [vec!["ipam", "free", &object], vec!["ipam", "free", &object, "--force"]] {
+        let refused = weft(&nodes, &words);
+        assert!(refused.code == Some(1), "{refused:?}");
+        for word in [&object, "node worker-0 has it and is there", "out-of-service", "kubectl edit"] {
+            assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
+        }
+    }
+    control(&nodes, &[("one", 9601)]);
+    until("an Event about the object", || {
+        let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
+        let about = |event: &&Value| {
+            event["reason"] == "ObjectSpoilt" && event["involvedObject"]["name"] == object.as_str()
+        };
+        let event = events.iter().find(about)?.clone();
+        assert_eq!(event["involvedObject"]["uid"], block["metadata"]["uid"], "{event}");
+        assert!(
+            event["type"] == "Warning" && event["message"].as_str()?.contains("makes no sense"),
+            "{event}"
+        );
+        Some(())
+    });
+    patch(&json!(null));
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    let mine = given(add(0, "a2"))[0].clone();
+    assert!(!theirs.contains(&mine), "{mine} {theirs:?}");
+    // Of a node that is gone it is removed.
+    let theirs = of_node(&nodes, "worker-1")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    nodes.kube.kubectl(["delete", "node", "worker-1"]);
+    let freed = weft(&nodes, &["ipam", "free", &theirs]);
+    // The controller may have been quicker.
+    assert!(freed.code == Some(0) || freed.stderr.contains("not there"), "{freed:?}");
+}
+
+#[test]
+fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives_only_what_it_has() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.15.0.0/26", 3);
+    let conf = |node| network(node, &json!({ "range": "10.15.0.0/26", "quarantine": 0 }));
+    let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
+    let boot = |node: usize| {
+        let ledger = format!("{}/{name}/ledger", ledgers(node));
+        let line = format!("printf another-boot | dd of={ledger} bs=1 seek=16 conv=notrunc status=none");
+        nodes.machine.run(["sh", "-c", &line])
+    };
+    let before: BTreeSet<String> = (0..3).map(|at| given(add(0, &format!("a{at}")))[0].clone()).collect();
+    let object = of_node(&nodes, "worker-0")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    // Its block is still its own, under a new lease, and nothing in it is held: no pod outlived the boot.
+    boot(0);
+    let after = given(add(0, "b0"))[0].clone();
+    let again = nodes.kube.json(["ipblocks.weft.dev", &object]);
+    assert_eq!(again["spec"]["turn"], json!(1), "{again}");
+    for at in 0..3 {
+        let gone = nodes.attachment(&pod, &format!("a{at}")).check(&conf(0));
+        assert_refused("before the boot", &gone, 999, &["holds no address"]);
+        nodes.attachment(&pod, &format!("a{at}")).del(&conf(0)).success();
+    }
+    nodes.attachment(&pod, "b0").check(&conf(0)).success();
+    let mut all: BTreeSet<String> = (1..8).map(|at| given(add(0, &format!("b{at}")))[0].clone()).collect();
+    all.insert(after);
+    assert!(all.len() == 8 && before.is_subset(&all), "{before:?} {all:?}");
+    // Taken away while the node was off: it gives nothing of it any more, whoever has it now.
+    boot(0);
+    nodes.kube.kubectl(["delete", "ipblock", &object]);
+    let theirs: BTreeSet<String> = (0..12).map(|at| given(add(1, &format!("c{at}")))[0].clone()).collect();
+    let mine = given(add(0, "d0"))[0].clone();
+    assert!(theirs.len() == 12 && !theirs.contains(&mine), "{mine} {theirs:?}");
+    // Without the API server: what the node has it gives, what it has not it refuses, and nothing is lost.
+    nodes.kube.stop("kube-apiserver", "KILL");
+    nodes.attachment(&pod, "c0").del(&conf(1)).success();
+    assert!(nodes.attachment(&pod, "late").add(&conf(1)).code == Some(0));
+    let other = network(1, &json!({ "range": "10.15.9.0/28" }));
+    let refused = nodes.attachment(&pod, "c0").add(&other);
+    assert_refused("no API server", &refused, 11, &["pool 10.15.9.0-28"]);
+    let probe = nodes.attachment(&pod, "c0").call("STATUS", other.to_string());
+    assert_refused("no API server", &probe, 50, &["pool 10.15.9.0-28"]);
+    nodes.attachment(&pod, "c1").check(&conf(1)).success();
+    nodes.kube.launch();
+    nodes.kube.wait();
+    until("an address when it is there again", || {
+        let ended = nodes.attachment(&pod, "c0").add(&other);
+        (ended.code == Some(0)).then_some(())
+    });
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
 }
 
 #[test]

@@ -163,6 +163,26 @@ fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
 }
 
 #[test]
+fn a_gateway_may_be_link_local_and_under_the_name_of_whereabouts_anywhere() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let local = json!({ "range": "10.1.2.0/29", "gateway": "169.254.1.1",
+        "ipRanges": [{ "range": "fd00:1::/64", "gateway": "fe80::1" }] });
+    let result = container(&host, &pod, "c1").add(&config(&local)).success().json();
+    assert_eq!(
+        result["ips"],
+        json!([{ "address": "10.1.2.1/29", "gateway": "169.254.1.1" },
+            { "address": "fd00:1::1/64", "gateway": "fe80::1" }])
+    );
+    let mut outside = config(&json!({ "range": "10.1.2.0/29", "gateway": "10.1.3.1" }));
+    outside["ipam"]["type"] = json!("whereabouts");
+    let mut attachment = container(&host, &pod, "c2");
+    attachment.plugin = "whereabouts".to_owned();
+    let result = attachment.add(&outside).success().json();
+    assert_eq!(result["ips"], json!([{ "address": "10.1.2.2/29", "gateway": "10.1.3.1" }]));
+}
+
+#[test]
 fn configurations_of_host_local_run_unchanged() {
     require!(Feature::Root);
     let (host, pod) = world();
@@ -222,6 +242,41 @@ fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
     assert_eq!(given(asking("c7", "10.1.2.3", 1)), ["10.1.2.3"], "whoever names it need not wait");
 }
 
+#[test]
+fn an_address_of_a_lease_is_given_up_for_another_node_unless_it_is_held() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    // Without a cluster the lease of a block has the block's name.
+    assert_eq!(add(&host, &pod, "c1", &small()), "10.1.2.1");
+    let weft_cni = binary("weft-cni");
+    let give_up = |pool: &str, lease: &str, ip: &str| {
+        let words = ["give-up", "/var/lib/weft/ipam", pool, lease, ip];
+        host.command(weft_cni.to_str().unwrap()).args(words).finish()
+    };
+    let held = give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.1");
+    assert_eq!((held.code, held.stdout.as_str()), (Some(3), "container c1, eth0 of net,\n"));
+    for (pool, lease) in [("10.1.2.0-29", "x"), ("10.9.9.0-29", "10.1.2.0/29")] {
+        assert_eq!(give_up(pool, lease, "10.1.2.2").code, Some(4), "{pool} {lease}");
+    }
+    for (pool, ip, code, why) in [
+        ("../x", "10.1.2.2", 1, "not a name"),
+        ("", "10.1.2.2", 1, "not a name"),
+        ("p", "x", 2, "not an address"),
+    ] {
+        let refused = give_up(pool, "l", ip);
+        assert!(refused.code == Some(code) && refused.stderr.contains(why), "{refused:?}");
+    }
+    for _ in 0..2 {
+        give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.2").success();
+    }
+    let mut asking = small();
+    asking["args"] = json!({ "cni": { "ips": ["10.1.2.2"] } });
+    assert_refused("another's", &container(&host, &pod, "c2").add(&asking), 11, &["10.1.2.2"]);
+    let rest: Vec<String> = (2..6).map(|at| add(&host, &pod, &format!("c{at}"), &small())).collect();
+    assert_eq!(rest, ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]);
+    container(&host, &pod, "c1").check(&small()).success();
+}
+
 // === fullness ===
 
 #[test]
@@ -232,7 +287,10 @@ fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
     assert_eq!(all.len(), 6);
     let words = ["pool 10.1.2.0-29", "10.1.2.1-10.1.2.6", "no address is free"];
     assert_refused("full", &container(&host, &pod, "c9").add(&small()), 11, &words);
-    assert_refused("full", &container(&host, &pod, "x").call("STATUS", small().to_string()), 50, &words);
+    let probed = container(&host, &pod, "x").call("STATUS", small().to_string());
+    let details = probed.json()["details"].clone();
+    assert_refused("full", &probed, 50, &words);
+    assert_eq!(details, json!("in the blocks of this node 6 are held, 0 rest, 0 are free"));
     container(&host, &pod, "c3").del(&small()).success();
     container(&host, &pod, "x").call("STATUS", small().to_string()).success();
     assert!(all.contains(&add(&host, &pod, "c9", &small())));
@@ -375,6 +433,18 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
         (json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }), &["ipam.exclude", "nothing is left"]),
         (json!({ "range": "10.1.2.0/29", "exclude": ["x"] }), &["ipam.exclude[0]", "\"x\""]),
         (json!({ "range": "10.1.2.0/29", "gateway": "x" }), &["ipam.gateway", "\"x\""]),
+        (
+            json!({ "range": "10.1.2.0/29", "gateway": "10.1.3.1" }),
+            &["ipam.gateway", "10.1.3.1", "not in 10.1.2.0/29 and not link-local"],
+        ),
+        (
+            json!({ "ipRanges": [{ "range": "fd00::/64", "gateway": "fd01::1" }] }),
+            &["ipam.ipRanges[0].gateway", "fd01::1", "not in fd00::/64"],
+        ),
+        (
+            json!({ "ranges": [[{ "subnet": "10.1.2.0/29", "gateway": "10.1.2.8" }]] }),
+            &["ipam.ranges[0].gateway", "10.1.2.8", "not in 10.1.2.0/29"],
+        ),
         (json!({ "ipRanges": [{ "range": "10.1.0.0/16" }, { "range": "10.1.2.0/24" }] }), &["overlaps"]),
         (
             json!({ "ranges": [[{ "subnet": "10.1.0.0/16" }, { "subnet": "fd00::/64" }]] }),

@@ -83,6 +83,8 @@ impl Nodes {
             &socket,
             "--journal",
             &journal,
+            "--ledgers",
+            &ledgers(index),
             "--listen",
             &listen,
         ];
@@ -155,6 +157,12 @@ fn socket(index: usize) -> String {
     format!("/run/weft-{index}/agent.sock")
 }
 
+/// Where a node's ledgers are.
+#[must_use]
+pub fn ledgers(index: usize) -> String {
+    format!("/var/lib/weft/ipam-{index}")
+}
+
 fn port(index: usize) -> usize {
     9500 + index
 }
@@ -164,7 +172,7 @@ fn port(index: usize) -> usize {
 pub fn network(index: usize, ipam: &Value) -> Value {
     let mut ipam = ipam.clone();
     ipam["type"] = json!("weft-ipam");
-    ipam["dataDir"] = json!(format!("/var/lib/weft/ipam-{index}"));
+    ipam["dataDir"] = json!(ledgers(index));
     ipam["agentSocket"] = json!(socket(index));
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam })
 }

@@ -18,6 +18,9 @@ mod show;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Where a node keeps its ledgers.
+pub(crate) const LEDGERS: &str = "/var/lib/weft/ipam";
+
 /// Milliseconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

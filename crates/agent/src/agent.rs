@@ -7,8 +7,8 @@
 //!   journal ──inotify──► sandboxes ──► publisher ──patch──► network-status, Events
 //! ```
 //!
-//! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. One
-//! thread does it all.
+//! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. The
+//! ledgers of addresses are written by `weft-cni`, which it runs. One thread does it all.
 
 mod brain;
 mod busy;
@@ -18,6 +18,7 @@ pub(crate) mod cluster;
 mod drift;
 pub(crate) mod events;
 mod facts;
+mod giver;
 pub(crate) mod health;
 mod local_service;
 pub(crate) mod metrics;
@@ -44,6 +45,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
+use crate::addresses::LEDGERS;
 use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use brain::{Brain, Care};
@@ -79,6 +81,9 @@ pub(crate) struct Arguments {
     /// The journal, to read: `cniDir` of the meta-plugin
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
+    /// Ledgers of addresses, of which weft-cni gives up what another node asks for: `ipam.dataDir` of the networks
+    #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+    ledgers: PathBuf,
     /// Where the kubelet tells which devices a pod has
     #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
     pod_resources: PathBuf,
@@ -163,6 +168,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         kubeconfig,
         socket,
         journal: directory,
+        ledgers,
         pod_resources,
         listen,
         orphan_grace,
@@ -197,6 +203,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
+    tokio::spawn(giver::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
     tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
         tokio::spawn(sync::follow(Arc::clone(&brain), socket.clone()));

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -16,6 +17,7 @@ use cni::environment::Environment;
 use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
+use ipam::handover::GivenUp;
 use npwg::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,11 @@ const PACKAGED: &str = "/usr/lib/cni";
 const DEADLINE: Duration = Duration::from_secs(600);
 /// The exit code of `sandbox ping` for «no answer».
 const NO_ANSWER: i32 = 3;
+/// The exit codes of `give-up` for «it is held» and «there is no such lease».
+const HELD: i32 = 3;
+const UNKNOWN: i32 = 4;
+/// Longest text about who holds an address.
+const HOLDER_MAX: usize = 300;
 
 /// The program, and where it works.
 #[derive(Clone, Debug)]
@@ -181,6 +188,28 @@ impl Hands {
         let mut command = Command::new(&self.program);
         command.arg("obey");
         self.feed(command, &message)
+    }
+
+    /// Has an address of a lease made a hole in a ledger below a directory, for another node; what the ledger said.
+    pub(crate) fn give_up(
+        &self,
+        ledgers: &Path,
+        ledger: &str,
+        lease: &str,
+        ip: IpAddr,
+    ) -> Result<GivenUp, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("give-up").arg(ledgers).args([ledger, lease, &ip.to_string()]);
+        let output = self.output(command)?;
+        match output.status.code() {
+            Some(0) => Ok(GivenUp::Hole),
+            Some(HELD) => {
+                let by = String::from_utf8_lossy(&output.stdout);
+                Ok(GivenUp::Held(crate::output::plain(by.trim()).chars().take(HOLDER_MAX).collect()))
+            }
+            Some(UNKNOWN) => Ok(GivenUp::Unknown),
+            _ => Err(self.failure(&output)),
+        }
     }
 
     /// Runs a command that reads `stdin`.

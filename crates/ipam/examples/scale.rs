@@ -91,6 +91,8 @@ impl Registry for Memory {
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
         Ok(false)
     }
+
+    async fn pause(&self, _: u32) {}
 }
 
 /// Nothing here ever waits.
@@ -128,6 +130,7 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
                             shares_claim: false,
                             clock,
                             seed,
+                            looks: 0,
                         };
                         let supply = now(turn::serve(&counter, &turn::ask(&ledger, wish), &[]));
                         assert!(supply.refusal.is_none(), "{:?}", supply.refusal);

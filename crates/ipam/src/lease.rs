@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
-//! so at least one sees it. The address gives way.
+//! so at least one sees it. The address gives way; one that somebody named asks for a hole before: [`crate::handover`].
 //!
 //! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made.
 
@@ -42,6 +42,15 @@ pub enum Refusal {
         /// The node that has it; empty where a claim keeps it.
         node: String,
     },
+    /// This address lies in somebody else's block, who was asked to give it up.
+    Asked {
+        /// The block.
+        net: IpNet,
+        /// The node that has it.
+        node: String,
+        /// Who holds it there; empty: it has not answered.
+        by: String,
+    },
     /// Others were always quicker.
     Contended,
     /// The registry did not answer.
@@ -65,6 +74,17 @@ pub struct Counter<'a, R> {
     pub clock: Clock,
     /// Where to begin to look: different for each node.
     pub seed: u64,
+    /// How often it is looked whether a node that is asked for an address has given it up.
+    pub looks: u32,
+}
+
+/// What becomes of a single address that lies in somebody's block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inside {
+    /// Another one does as well.
+    GivesWay,
+    /// It is this one that is wanted: the block's node is asked for it.
+    IsAskedFor,
 }
 
 impl<R: Registry> Counter<'_, R> {
@@ -144,10 +164,10 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Leases this very address. Whoever names it does not wait until it has rested.
     pub async fn address(&self, ip: IpAddr) -> Result<Lease, Refusal> {
-        self.address_at(ip, Clock { rest: 0, ..self.clock }).await
+        self.address_at(ip, Clock { rest: 0, ..self.clock }, Inside::IsAskedFor).await
     }
 
-    async fn address_at(&self, ip: IpAddr, clock: Clock) -> Result<Lease, Refusal> {
+    async fn address_at(&self, ip: IpAddr, clock: Clock, inside: Inside) -> Result<Lease, Refusal> {
         let net = IpNet::from(ip);
         for _ in 0..BLIND {
             let object = match self.registry.create(net, &self.holder).await {
@@ -158,28 +178,38 @@ impl<R: Registry> Counter<'_, R> {
                 },
                 Err(fault) => return Err(fault.into()),
             };
-            return self.outside_blocks(object).await;
+            return self.outside_blocks(object, inside).await;
         }
         Err(Refusal::Contended)
     }
 
-    /// A single address is ours unless somebody has the block it lies in: then it gives way. What a claim keeps is kept.
-    async fn outside_blocks(&self, object: Object) -> Result<Lease, Refusal> {
-        let ip = object.net.addr();
-        if !self.grid.is_single()
-            && let Some(net) = self.grid.block_of(ip)
-            && let Some(block) = self.registry.read(net).await?
-            && !block.holes.contains(&ip)
-        {
-            if object.holder.claim.is_empty() || object.holder.turn == 0 {
-                self.registry.delete(&object).await?;
-            } else {
-                // Kept since before: whoever is leasing the block will see it, and find a hole next time.
-                reclaim(self.registry, object, self.clock.now).await?;
+    /// A single address is ours unless somebody has the block it lies in. What a claim keeps is kept.
+    async fn outside_blocks(&self, object: Object, inside: Inside) -> Result<Lease, Refusal> {
+        let Some(block) = self.block_around(object.net.addr()).await? else { return Ok(single(&object)) };
+        match inside {
+            Inside::IsAskedFor => self.ask_for(object, block).await,
+            Inside::GivesWay => {
+                self.give_way(object).await?;
+                Err(Refusal::Held { net: block.net, node: block.holder.node })
             }
-            return Err(Refusal::Held { net, node: block.holder.node });
         }
-        Ok(Lease { net: object.net, uid: object.lease_id(), bound: true, holes: Vec::new() })
+    }
+
+    /// The block that an address lies in, if somebody has it and the address is no hole.
+    pub(crate) async fn block_around(&self, ip: IpAddr) -> Result<Option<Object>, Fault> {
+        match self.grid.block_of(ip).filter(|_| !self.grid.is_single()) {
+            Some(net) => Ok(self.registry.read(net).await?.filter(|block| !block.holes.contains(&ip))),
+            None => Ok(None),
+        }
+    }
+
+    /// Gives a single address back that lies in somebody's block.
+    pub(crate) async fn give_way(&self, object: Object) -> Result<(), Fault> {
+        if object.holder.claim.is_empty() || object.holder.turn == 0 {
+            return self.registry.delete(&object).await;
+        }
+        // Kept since before: whoever is leasing the block will see it, and find a hole next time.
+        reclaim(self.registry, object, self.clock.now).await
     }
 
     /// Takes an address that is written down already, if it is ours to take.
@@ -213,7 +243,7 @@ impl<R: Registry> Counter<'_, R> {
             let kept = self.registry.claimed(&self.holder.claim).await?;
             if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
                 let object = self.take_over(object, self.clock).await?;
-                return self.outside_blocks(object).await;
+                return self.outside_blocks(object, Inside::IsAskedFor).await;
             }
         }
         let all = self.registry.all().await?;
@@ -225,12 +255,12 @@ impl<R: Registry> Counter<'_, R> {
         };
         if let Some(object) = all.iter().find(ours).filter(|_| !self.holder.owner.is_empty()) {
             let object = self.take_over(object.clone(), self.clock).await?;
-            return self.outside_blocks(object).await;
+            return self.outside_blocks(object, Inside::GivesWay).await;
         }
         let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
         for _ in 0..TRIES {
             let Some(ip) = self.unwritten(&taken) else { break };
-            match self.address_at(ip, self.clock).await {
+            match self.address_at(ip, self.clock, Inside::GivesWay).await {
                 Err(Refusal::Held { net, .. }) => {
                     taken.insert(net);
                     taken.insert(IpNet::from(ip));
@@ -260,7 +290,7 @@ impl<R: Registry> Counter<'_, R> {
         let mut refusal = Refusal::Exhausted;
         for object in free.into_iter().take(TRIES) {
             match self.take_over(object, self.clock).await {
-                Ok(object) => return self.outside_blocks(object).await,
+                Ok(object) => return self.outside_blocks(object, Inside::GivesWay).await,
                 Err(resting @ Refusal::Resting(_)) => return Err(resting),
                 Err(held @ Refusal::Held { .. }) => {
                     refusal = Refusal::Contended;
@@ -327,19 +357,27 @@ impl<R: Registry> Counter<'_, R> {
     }
 }
 
+/// The lease of a single address.
+pub(crate) fn single(object: &Object) -> Lease {
+    Lease { net: object.net, uid: object.lease_id(), bound: true, holes: Vec::new() }
+}
+
 /// Gives a block or an address back. What is not that lease any more was given back before.
 ///
 /// The object of a single address stays: it says since when the address rests.
 pub async fn give_back<R: Registry>(registry: &R, net: IpNet, lease: &str, now: u64) -> Result<(), Fault> {
-    let Some(object) = registry.read(net).await? else { return Ok(()) };
-    if object.lease_id() != lease || object.holder.node.is_empty() {
-        return Ok(());
+    for _ in 0..BLIND {
+        let Some(object) = registry.read(net).await? else { return Ok(()) };
+        if object.lease_id() != lease || object.holder.node.is_empty() {
+            return Ok(());
+        }
+        match reclaim(registry, object, now).await {
+            // It was changed under our hands: a notice may have come or gone.
+            Err(Fault::Conflict) => {}
+            other => return other,
+        }
     }
-    match reclaim(registry, object, now).await {
-        // It was changed under our hands: by whom is seen next time.
-        Err(Fault::Conflict) => Err(Fault::Unknown("somebody else is changing it".to_owned())),
-        other => other,
-    }
+    Err(Fault::Unknown("somebody else is changing it".to_owned()))
 }
 
 /// Takes from a node what it had; only if that is as it was when `object` was read.
@@ -370,6 +408,14 @@ impl fmt::Display for Refusal {
             Refusal::Resting(_) => f.write_str("no address is free; some were freed just now and still rest"),
             Refusal::Held { net, node } if node.is_empty() => write!(f, "{net} is kept by a claim"),
             Refusal::Held { net, node } => write!(f, "{net} is leased by node {node}"),
+            Refusal::Asked { net, node, by } if by.is_empty() => write!(
+                f,
+                "{net}, in which it lies, is leased by node {node}, which is asked for it and has not given it up yet: \
+                 try again"
+            ),
+            Refusal::Asked { net, node, by } => {
+                write!(f, "{net}, in which it lies, is leased by node {node}, where {by} holds it")
+            }
             Refusal::Contended => f.write_str("other nodes are leasing, too: try again"),
             Refusal::Fault(why) => f.write_str(why),
         }

@@ -305,6 +305,15 @@ impl Ledger {
         })
     }
 
+    /// Where an address is, in whichever lease of its block.
+    pub fn all_of(&self, ip: IpAddr) -> impl Iterator<Item = (Block, Place)> {
+        self.blocks().filter_map(move |block| {
+            let slot = usize::try_from(offset_of(block.net, ip)?).ok()?;
+            let page = block.page;
+            Some((block, Place { page, slot }))
+        })
+    }
+
     /// Every address that is held: its place, since when, the mark of its owner.
     pub fn held(&self) -> impl Iterator<Item = (Place, u64, u64)> {
         (0..self.pages()).flat_map(|page| {
@@ -455,6 +464,11 @@ impl Ledger {
     /// Takes an address back.
     pub fn free(&mut self, place: Place, now: u64) -> [Edit; 2] {
         [self.put(place, 0, now, 0), self.tag(place, 0)]
+    }
+
+    /// Makes a free address somebody else's.
+    pub fn give_up(&mut self, place: Place) -> Edit {
+        self.put(place, 2, 0, 0)
     }
 
     /// Changes what a block is to the node.

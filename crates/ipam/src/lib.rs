@@ -12,6 +12,7 @@
 //!   Grid (blocks of a pool) ──► Counter ──create, once──► Registry      Filter (what a network may have)
 //!                                  │                                       │
 //!                                Lease ──► Ledger (a file of the node) ──► choose ──► hold, free
+//!                                             └── handover: an address that another node asks for
 //! ```
 //!
 //! Rules of this crate:
@@ -24,6 +25,7 @@
 
 mod filter;
 pub mod grid;
+pub mod handover;
 mod held;
 pub mod lease;
 pub mod ledger;

@@ -39,6 +39,10 @@ pub struct Holder {
     pub freed: u64,
     /// How often it was taken over.
     pub turn: u64,
+    /// Of a single address: the node that has the block around it and is asked to give it up; empty: none is.
+    pub asks: String,
+    /// Who holds it there, as that node says; empty: nobody, or it has not said.
+    pub refused: String,
 }
 
 /// Why a request was not done.
@@ -78,6 +82,9 @@ pub trait Registry: Sync {
 
     /// Is the pod with this uid known to be gone?
     fn is_gone(&self, owner: &str) -> impl Future<Output = Result<bool, Fault>> + Send;
+
+    /// Waits a while before it is looked again, for the `look`-th time; longer each time.
+    fn pause(&self, look: u32) -> impl Future<Output = ()> + Send;
 }
 
 // === impl Object ===

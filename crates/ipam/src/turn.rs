@@ -157,6 +157,33 @@ pub fn free(ledger: &mut Ledger, now: u64, places: &[Place]) -> Vec<Edit> {
     edits
 }
 
+/// What a ledger says to giving an address up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GiveUp {
+    /// It is a hole once these edits are on the disk; none if it was one before.
+    Hole(Vec<Edit>),
+    /// It is held.
+    Held(Place),
+    /// The ledger has no such lease: it is not written down yet, or not any more.
+    Unknown,
+}
+
+/// Gives an address of a block up, for another node to have: whether it has rested or not, for it was named.
+///
+/// Only when the edits are on the disk may the registry be told.
+pub fn give_up(ledger: &mut Ledger, lease: &str, ip: IpAddr) -> GiveUp {
+    let all: Vec<(Block, Place)> = ledger.all_of(ip).collect();
+    let is_held = |place: &Place| matches!(ledger.slot(*place), Slot::Held(..) | Slot::Unknown);
+    if let Some((_, place)) = all.iter().find(|(_, place)| is_held(place)) {
+        return GiveUp::Held(*place);
+    }
+    match all.into_iter().find(|(block, _)| !block.bound && block.uid == lease) {
+        Some((_, place)) if ledger.slot(place) == Slot::Hole => GiveUp::Hole(Vec::new()),
+        Some((_, place)) => GiveUp::Hole(vec![ledger.give_up(place)]),
+        None => GiveUp::Unknown,
+    }
+}
+
 /// Marks the blocks that nobody needs: those for one owner that is gone, those that were to be emptied and are, and those
 /// idle for `idle` milliseconds while `keep` addresses are free elsewhere. What holds little is to be emptied.
 pub fn tidy(ledger: &mut Ledger, clock: Clock, idle: u64, keep: u64) -> Vec<Edit> {

@@ -1,7 +1,8 @@
 //! What `weft-cni` does when nobody calls it as a plugin: installs itself, and handles sandboxes for those
 //! who may not (the command `weft` has no hands of its own).
 //!
-//! Exit codes: 0 done, 1 failed, 2 not understood; `sandbox ping` also 3 for «no answer».
+//! Exit codes: 0 done, 1 failed, 2 not understood; `sandbox ping` also 3 for «no answer», `give-up` 3 for «it is held» and 4
+//! for «there is no such lease».
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -17,6 +18,7 @@ use crate::failure::OrRefused;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
 use crate::ipam::dhcp;
+use crate::ipam::weft_ipam::handover::{self, Said};
 use crate::weft::{adoption, orders};
 
 const USAGE: &str = "\
@@ -32,6 +34,8 @@ weft-cni: every weft plugin in one file. A container runtime calls it by a plugi
   weft-cni sandbox marks                    what bears a mark of a container on this host, as JSON
   weft-cni sandbox run PATH COMMAND…        run a command inside
   weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
+  weft-cni give-up DIR POOL LEASE ADDRESS   make an address of the pool's ledger below DIR another node's; exit code 3
+      if it is held, by whom is said; 4 if the ledger has no such lease
   weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
   weft-cni --version
 
@@ -45,7 +49,7 @@ const PING_WAIT: Duration = Duration::from_secs(2);
 pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
     let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
     let outcome = match words.as_slice() {
-        ["install" | "adopt" | "sandbox", .., "--help" | "-h"] => Ok(say(USAGE)),
+        ["install" | "adopt" | "sandbox" | "give-up", .., "--help" | "-h"] => Ok(say(USAGE)),
         ["install", rest @ ..] => install(rest),
         ["sandbox", "create", path] => Netns::create(Path::new(path)).or_refused().map(|_| ExitCode::SUCCESS),
         ["sandbox", "delete", path] => {
@@ -59,9 +63,10 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
         [adoption::COMMAND, directory] => adoption::adopt(Path::new(directory)).map(|()| ExitCode::SUCCESS),
         [orders::COMMAND] => orders::obey().map(|()| ExitCode::SUCCESS),
+        [handover::COMMAND, directory, ledger, lease, ip] => give_up(directory, ledger, lease, ip),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
         ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
-        ["adopt" | "sandbox", ..] => Err(misunderstood(&words)),
+        ["adopt" | "sandbox" | "give-up", ..] => Err(misunderstood(&words)),
         _ => return None,
     };
     Some(outcome.unwrap_or_else(|error| {
@@ -147,13 +152,8 @@ fn execute(path: &str, program: &str, arguments: &[&str]) -> Result<ExitCode, Er
 }
 
 fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
-    let read = |text: &str| {
-        let address: Option<IpAddr> = cni::address::parse_ip(text);
-        address
-            .ok_or_else(|| Error::new(cni::code::INVALID_ENVIRONMENT, format!("{text:?} is not an address")))
-    };
-    let to = read(to)?;
-    let from = from.map(read).transpose()?;
+    let to = address(to)?;
+    let from = from.map(address).transpose()?;
     let netns = Netns::open(Path::new(path)).or_refused()?;
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
         Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
@@ -162,4 +162,21 @@ fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
             Ok(ExitCode::from(3))
         }
     }
+}
+
+/// For an address of a block that another node asks for.
+fn give_up(directory: &str, ledger: &str, lease: &str, ip: &str) -> Result<ExitCode, Error> {
+    match handover::give_up(Path::new(directory), ledger, lease, address(ip)?)? {
+        Said::Hole => Ok(ExitCode::SUCCESS),
+        Said::Held(owner) => {
+            say(&format!("{owner}\n"));
+            Ok(ExitCode::from(3))
+        }
+        Said::Unknown => Ok(ExitCode::from(4)),
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, Error> {
+    let address: Option<IpAddr> = cni::address::parse_ip(text);
+    address.ok_or_else(|| Error::new(cni::code::INVALID_ENVIRONMENT, format!("{text:?} is not an address")))
 }

@@ -237,7 +237,9 @@ impl Census {
             around.retain(|(other, outer, _)| other == space && outer.net.contains(&object.net));
             for (_, outer, holder) in &around {
                 let hole = object.is_single() && outer.holes.contains(&object.net.addr());
-                let both = !object.is_nobodys() && !outer.holder.node.is_empty();
+                // One that is asked for is not had yet.
+                let asked = !object.holder.asks.is_empty() || !object.holder.refused.is_empty();
+                let both = !asked && !object.is_nobodys() && !outer.holder.node.is_empty();
                 if both && !hole {
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
                     let why = format!("{} is in {}, too", object.net, name(holder));

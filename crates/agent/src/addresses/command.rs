@@ -11,6 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
 
+use super::LEDGERS;
 use super::census::Census;
 use super::registry::Cluster;
 use super::show::{ledger, show};
@@ -19,8 +20,6 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
 use crate::table;
 
-/// Where a node keeps its ledgers.
-const LEDGERS: &str = "/var/lib/weft/ipam";
 /// Length of an owner's record beside a ledger.
 const RECORD: usize = 1024;
 
@@ -64,11 +63,11 @@ enum What {
     },
     /// What is wrong: addresses that are doubled, held by dead nodes, or by nobody
     Check,
-    /// Remove the object of a block or a single address that nobody has any more
+    /// Remove the object of a block or a single address that nobody has any more; what a living node has stays
     Free {
         /// The object, as `kubectl get ipblocks` names it
         block: String,
-        /// Even if its node is there: the addresses in it are given again, whoever has them
+        /// Even if pods show its addresses, are bound to the node that is off, or a claim keeps it: others get them, too
         #[arg(long)]
         force: bool,
     },
@@ -189,11 +188,7 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
     let Some(block) = census.blocks.iter().find(is_it) else {
         return Err(Failure::new(format!("ipblock {name}: not there")));
     };
-    let node = &block.spec.node;
-    if !force && !node.is_empty() && !census.is_off(node) {
-        let why = format!("ipblock {name}: node {node} has it and is there");
-        return Err(Failure::new(why).next("its addresses come back by themselves; --force takes them away"));
-    }
+    refuse_what_is_in_use(census, name, block, force)?;
     let pool =
         census.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(block.spec.pool.as_str()));
     let grid = pool.and_then(|pool| pool.grid().ok().flatten());
@@ -214,4 +209,45 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))
+}
+
+/// What a living node has is in its ledger, which gives it whatever becomes of the object: nobody may take that away. What
+/// a dead one had, or nobody, may be somebody's yet: that must be said.
+fn refuse_what_is_in_use(
+    census: &Census,
+    name: &str,
+    block: &super::objects::BlockObject,
+    force: bool,
+) -> Result<(), Failure> {
+    let node = block.spec.node.as_str();
+    if !node.is_empty() && !census.is_off(node) {
+        let why = format!(
+            "ipblock {name}: node {node} has it and is there: it would go on giving its addresses, and so would another"
+        );
+        let next = format!(
+            "what its pods have comes back with their DEL or the runtime's GC; if the node is gone for good: kubectl delete \
+             node {node}, or taint it node.kubernetes.io/out-of-service; what a hand has edited is put back with kubectl edit"
+        );
+        return Err(Failure::new(why).next(next));
+    }
+    let claim = block.spec.claim.as_str();
+    let bound = census.pods.values().filter(|pod| !node.is_empty() && pod.node == node).count();
+    let used = block.object().map_or(0, |object| {
+        census.used_of(&block.spec.pool).into_iter().filter(|ip| object.net.contains(ip)).count()
+    });
+    let why = if bound > 0 {
+        format!("node {node}, which has it, is off, but {bound} pods are bound to it")
+    } else if used > 0 {
+        format!("pods show {used} of its addresses")
+    } else if !claim.is_empty() {
+        format!("it is kept for {claim}")
+    } else {
+        return Ok(());
+    };
+    match force {
+        true => Ok(()),
+        false => Err(Failure::new(format!("ipblock {name}: {why}")).next(
+            "--force removes it nevertheless: whoever has its addresses has them together with others",
+        )),
+    }
 }

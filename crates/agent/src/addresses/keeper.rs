@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use ipam::lease::reclaim;
 use ipam::registry::{Object, Registry};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -85,7 +86,7 @@ impl Keeper {
         }
         round.reclaimed = self.take_from_the_dead(&census).await?;
         round.ended = self.end_claims(&census).await?;
-        self.tell(&round.findings).await;
+        self.tell(&census, &round.findings).await;
         Ok(round)
     }
 
@@ -239,7 +240,7 @@ impl Keeper {
     }
 
     /// Tells each finding once.
-    async fn tell(&mut self, findings: &[Finding]) {
+    async fn tell(&mut self, census: &Census, findings: &[Finding]) {
         let current: BTreeSet<(String, String)> =
             findings.iter().map(|finding| (finding.object.clone(), finding.why.clone())).collect();
         for finding in findings.iter().filter(|finding| finding.what == "doubled" || finding.what == "spoilt")
@@ -258,19 +259,40 @@ impl Keeper {
                 action: "Check".to_owned(),
                 secondary: None,
             };
-            let (kind, name) = object.split_once(' ').unwrap_or(("", object));
-            let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            let kind = if kind == "ippool" { "IPPool" } else { "IPBlock" };
-            let about = ObjectReference {
-                api_version: Some("weft.dev/v1alpha1".to_owned()),
-                kind: Some(kind.to_owned()),
-                name: Some(name),
-                ..ObjectReference::default()
-            };
+            let about = reference(census, object);
             if let Err(error) = self.recorder.publish(&event, &about).await {
                 warn!(%error, "an Event could not be told");
             }
         }
         self.told = current;
+    }
+}
+
+/// What an Event is about: `ippool NAME`, `ipblock NAME` or `pod NAMESPACE/NAME`. Who shows the Events of an object looks for
+/// its uid.
+fn reference(census: &Census, object: &str) -> ObjectReference {
+    let (kind, name) = object.split_once(' ').unwrap_or(("", object));
+    let uid = |known: &ObjectMeta| known.uid.clone().filter(|_| known.name.as_deref() == Some(name));
+    let of = |version: &str, kind: &str, name: &str, uid: Option<String>| ObjectReference {
+        api_version: Some(version.to_owned()),
+        kind: Some(kind.to_owned()),
+        name: Some(name.to_owned()),
+        uid,
+        ..ObjectReference::default()
+    };
+    match (kind, name.split_once('/')) {
+        ("pod", Some((namespace, name))) => {
+            let pod = census.pods.get(&(namespace.to_owned(), name.to_owned()));
+            let reference = of("v1", "Pod", name, pod.map(|pod| pod.uid.clone()));
+            ObjectReference { namespace: Some(namespace.to_owned()), ..reference }
+        }
+        ("ippool", _) => {
+            let uid = census.pools.iter().find_map(|pool| uid(&pool.metadata));
+            of("weft.dev/v1alpha1", "IPPool", name, uid)
+        }
+        _ => {
+            let uid = census.blocks.iter().find_map(|block| uid(&block.metadata));
+            of("weft.dev/v1alpha1", "IPBlock", name, uid)
+        }
     }
 }

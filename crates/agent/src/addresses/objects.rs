@@ -29,6 +29,8 @@ pub(crate) const NODE_LABEL: &str = "weft.dev/node";
 pub(crate) const WITHIN_LABEL: &str = "weft.dev/within";
 /// What keeps a single address.
 pub(crate) const CLAIM_LABEL: &str = "weft.dev/claim";
+/// The node that is asked to give a single address up.
+pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
 
 /// Longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
@@ -126,6 +128,12 @@ pub(crate) struct BlockSpec {
     /// How often it was taken over.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) turn: u64,
+    /// Of a single address: the node that has the block around it and is asked to give it up.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) asks: String,
+    /// Who holds it there, as that node says.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) refused: String,
     /// Addresses in it that are not the node's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) holes: Vec<String>,
@@ -182,13 +190,16 @@ impl BlockObject {
     /// The object as it is written.
     pub(crate) fn of(pool: &str, grid: &Grid, object: &Object) -> BlockObject {
         let Object { net, uid, version, holder, holes } = object;
-        let Holder { node, ledger, owner, claim, freed, turn } = holder.clone();
+        let Holder { node, ledger, owner, claim, freed, turn, asks, refused } = holder.clone();
         let mut labels = BTreeMap::from([(POOL_LABEL.to_owned(), label(pool))]);
         if !node.is_empty() {
             labels.insert(NODE_LABEL.to_owned(), label(&node));
         }
         if !claim.is_empty() {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
+        }
+        if !asks.is_empty() {
+            labels.insert(ASKS_LABEL.to_owned(), label(&asks));
         }
         if let Some(block) = grid.block_of(net.addr()).filter(|block| block != net) {
             labels.insert(WITHIN_LABEL.to_owned(), name_of(block));
@@ -212,6 +223,8 @@ impl BlockObject {
                 claim,
                 freed,
                 turn,
+                asks,
+                refused,
                 holes: holes.iter().map(IpAddr::to_string).collect(),
             },
         }
@@ -225,14 +238,14 @@ impl BlockObject {
         if name != block_name(&spec.pool, net) || net != net.trunc() {
             return None;
         }
-        let BlockSpec { node, ledger, owner, claim, freed, turn, holes, .. } = spec.clone();
+        let BlockSpec { node, ledger, owner, claim, freed, turn, asks, refused, holes, .. } = spec.clone();
         // A hole that cannot be read could be any address: none of the block is safe, and nothing is made of it.
         let holes = holes.iter().map(|ip| ip.parse().ok()).collect::<Option<Vec<IpAddr>>>()?;
         Some(Object {
             net,
             uid: metadata.uid.clone()?,
             version: metadata.resource_version.clone()?,
-            holder: Holder { node, ledger, owner, claim, freed, turn },
+            holder: Holder { node, ledger, owner, claim, freed, turn, asks, refused },
             holes,
         })
     }

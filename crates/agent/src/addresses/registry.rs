@@ -11,10 +11,10 @@ use ipam::registry::{Fault, Holder, Object, Registry};
 use ipnet::IpNet;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::objects::{
-    BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, WITHIN_LABEL, block_name, label, name_of,
+    ASKS_LABEL, BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, WITHIN_LABEL, block_name, label, name_of,
 };
 use crate::agent::cluster::{PodObject, ask};
 
@@ -22,6 +22,11 @@ use crate::agent::cluster::{PodObject, ask};
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 /// Objects of a page.
 const PAGE: u32 = 1000;
+/// How often it is looked whether another node has given an address up: for three and a half seconds in all, because the
+/// ledger of whoever asked is locked in the meantime.
+pub(crate) const LOOKS: u32 = 7;
+const LOOK_MIN: Duration = Duration::from_millis(50);
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// The blocks of one pool.
 #[derive(Clone)]
@@ -161,9 +166,18 @@ impl Registry for Cluster {
         let pod = asked.map_err(Fault::Unknown)?;
         Ok(!uid.is_empty() && pod.is_none_or(|pod| pod.uid != uid))
     }
+
+    async fn pause(&self, look: u32) {
+        sleep(LOOK_MAX.min(LOOK_MIN * 2_u32.saturating_pow(look))).await;
+    }
 }
 
 /// The selector of what a node has, for a watch.
 pub(crate) fn of_node(node: &str) -> String {
     format!("{NODE_LABEL}={}", label(node))
+}
+
+/// The selector of the addresses that a node is asked to give up, for a watch.
+pub(crate) fn asked_of(node: &str) -> String {
+    format!("{ASKS_LABEL}={}", label(node))
 }

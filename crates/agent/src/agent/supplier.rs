@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use ipam::lease::{Counter, Refusal, give_back};
 use ipam::ledger::{Clock, Lease, State};
-use ipam::registry::{Holder, Object};
+use ipam::registry::{Fault, Holder, Object};
 use ipam::turn::{self, Ask, Supply, Wish};
 use ipam::{Filter, Range};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
+use tokio::sync::watch::Sender;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -32,7 +33,7 @@ use crate::addresses::claims::Claim;
 use crate::addresses::now;
 use crate::addresses::objects::BlockObject;
 use crate::addresses::pools::{self, Pool};
-use crate::addresses::registry::{Cluster, of_node};
+use crate::addresses::registry::{Cluster, LOOKS, of_node};
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);
@@ -47,14 +48,17 @@ pub(crate) struct Supplier {
     node: String,
     own: Arc<Cache<Option<Owned>>>,
     wanted: Once,
+    asked: Sender<bool>,
     shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
 }
 
 /// A block of this node, and its pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Owned {
-    pool: String,
-    object: Object,
+    /// The pool's name.
+    pub(crate) pool: String,
+    /// The block, or the single address.
+    pub(crate) object: Object,
 }
 
 /// What there is for one ledger.
@@ -76,7 +80,8 @@ impl Supplier {
     /// For the ledgers of a node.
     pub(crate) fn new(client: Client, node: &str) -> Supplier {
         let own = Arc::new(Cache::new("ipblocks"));
-        Supplier { client, node: node.to_owned(), own, wanted: Once::new(), shelves: Mutex::default() }
+        let (node, asked) = (node.to_owned(), Sender::new(false));
+        Supplier { client, node, own, wanted: Once::new(), asked, shelves: Mutex::default() }
     }
 
     /// Answers a demand.
@@ -86,10 +91,8 @@ impl Supplier {
             let other = demand.addresses;
             return refused(format!("demand of version {other}: this agent answers up to {VERSION}"));
         }
-        let shelf = {
-            let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(shelves.entry(demand.ledger.clone()).or_default())
-        };
+        self.asked.send_replace(true);
+        let shelf = self.shelf(&demand.ledger);
         let mut shelf = shelf.lock().await;
         let answered = self.answer(demand, &mut shelf, metrics).await;
         let outcome = match &answered {
@@ -105,6 +108,31 @@ impl Supplier {
                 refused(why)
             }
         }
+    }
+
+    fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<Shelf>> {
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(shelves.entry(ledger.to_owned()).or_default())
+    }
+
+    /// Waits until somebody has asked for addresses.
+    pub(crate) async fn was_asked(&self) {
+        // The sender lives as long as we do.
+        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+    }
+
+    /// Gives a block back that was leased ahead, if that is what it is.
+    ///
+    /// # Errors
+    /// The registry's.
+    pub(crate) async fn give_back_ahead(&self, registry: &Cluster, block: &Object) -> Result<bool, Fault> {
+        let shelf = self.shelf(&block.holder.ledger);
+        let mut shelf = shelf.lock().await;
+        let lease = block.lease_id();
+        let Some(at) = shelf.ready.iter().position(|(_, ready)| ready.uid == lease) else { return Ok(false) };
+        shelf.ready.remove(at);
+        give_back(registry, block.net, &lease, now()).await?;
+        Ok(true)
     }
 
     async fn answer(&self, demand: &Demand, shelf: &mut Shelf, metrics: &Metrics) -> Result<Supply, String> {
@@ -131,6 +159,7 @@ impl Supplier {
             shares_claim: demand.shared,
             clock: Clock { now: now(), rest: demand.rest },
             seed: self.seed(demand),
+            looks: LOOKS,
         };
         match demand.wish {
             Want::Ahead => self.lease_ahead(&counter, shelf).await,

@@ -173,3 +173,27 @@ fn what_is_held_is_found_by_its_mark_whatever_else_has_its_tag() {
     assert!(!ledger.has_free(CLOCK, |_| true, 3), "they rest");
     assert!(ledger.has_free(CLOCK, |_| true, 2) && ledger.has_free(at(9_000_000), |_| true, 512));
 }
+
+#[test]
+fn an_address_is_given_up_unless_it_is_held_in_whichever_lease() {
+    use crate::turn::{GiveUp, give_up};
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    let mut ledger = ledger(&["10.0.0.0/30"]);
+    assert_eq!(give_up(&mut ledger, "another lease", ip), GiveUp::Unknown);
+    assert_eq!(give_up(&mut ledger, "10.0.0.0/30", "10.0.0.4".parse().unwrap()), GiveUp::Unknown);
+    let place = ledger.find(ip).unwrap();
+    let _ = ledger.hold(place, 5, 42);
+    assert_eq!(give_up(&mut ledger, "10.0.0.0/30", ip), GiveUp::Held(place));
+    // Held of an older lease of the same block, whatever becomes of that.
+    let _ = ledger.set(0, State::Unconfirmed);
+    let _ = ledger.add(&lease("10.0.0.0/30", "b"), 6);
+    assert_eq!(give_up(&mut ledger, "b", ip), GiveUp::Held(place));
+    // It need not have rested; afterwards nobody is given it, and the rest is as before.
+    let _ = ledger.free(place, CLOCK.now);
+    let GiveUp::Hole(edits) = give_up(&mut ledger, "b", ip) else { panic!("free") };
+    assert_eq!((edits.len(), ledger.slot(Place { page: 1, slot: 1 })), (1, Slot::Hole));
+    assert_eq!(give_up(&mut ledger, "b", ip), GiveUp::Hole(Vec::new()), "once more");
+    let given: Vec<String> = (0..3).map(|mark| take(&mut ledger, CLOCK, mark).to_string()).collect();
+    assert_eq!(given, ["10.0.0.0", "10.0.0.2", "10.0.0.3"]);
+    assert_eq!(ledger.choose(at(9_000_000), |_| true), Choice::Full);
+}

@@ -10,10 +10,11 @@ use std::task::{Context, Poll, Waker};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, Edit, Ledger, State};
 use ipam::registry::{Holder, Object, Registry};
-use ipam::turn::{self, Ask, Supply, Turn, Wish};
+use ipam::turn::{self, Ask, GiveUp, Supply, Turn, Wish};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
 
+use super::handover::{Giver, Said};
 use super::model::{Api, Random};
 
 /// How long an address rests, in steps of the simulation.
@@ -22,6 +23,8 @@ const REST: u64 = 300;
 const IDLE: u64 = 600;
 /// Calls on a node at a time.
 const CALLS: usize = 3;
+/// How often it is looked whether an address was given up.
+const LOOKS: u32 = 4;
 
 /// What is simulated.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +37,7 @@ pub(crate) struct Shape {
     pub(crate) kept: bool,
 }
 
-type Task<T> = Pin<Box<dyn Future<Output = T>>>;
+pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Where an agent leaves its answer.
 type Answer = Arc<Mutex<Option<Supply>>>;
@@ -50,6 +53,8 @@ enum Verb {
     Add(Owner, Wish),
     Del(Owner),
     Tidy(u64),
+    /// The address of a lease, for another node.
+    GiveUp(String, IpAddr, Said),
 }
 
 /// A plugin's call.
@@ -81,6 +86,8 @@ struct Node {
     api: Api,
     calls: Vec<Call>,
     agent: Vec<(Task<Supply>, Answer)>,
+    /// What of it gives addresses up.
+    giver: Giver,
     /// What the agent believes to be its ledger's.
     seen: Vec<Object>,
     /// Pods that were told an address; what a call for which was killed is in here without one.
@@ -113,13 +120,28 @@ pub(crate) struct Cluster {
     /// Blocks that were emptied and given back.
     pub(crate) drained: u64,
     pub(crate) kills: u64,
+    /// Given up for another node.
+    pub(crate) handed: u64,
 }
 
 impl Call {
+    fn of(verb: Verb) -> Call {
+        Call {
+            verb,
+            ledger: None,
+            unwritten: Vec::new(),
+            answer: None,
+            asked: 0,
+            drained: 0,
+            begun: false,
+            outcome: None,
+        }
+    }
+
     fn owner(&self) -> Owner {
         match &self.verb {
             Verb::Add(owner, _) | Verb::Del(owner) => owner.clone(),
-            Verb::Tidy(_) => Owner { name: "tidy".into(), claim: String::new() },
+            Verb::Tidy(_) | Verb::GiveUp(..) => Owner { name: "nobody".into(), claim: String::new() },
         }
     }
 
@@ -159,6 +181,18 @@ impl Call {
             Verb::Del(_) => {
                 self.unwritten.extend(turn::take_back(ledger, clock.now, &[mark]));
                 self.begun = true;
+                None
+            }
+            Verb::GiveUp(lease, ip, _) => {
+                // Told when it is on the disk.
+                self.outcome = Some(match turn::give_up(ledger, lease, *ip) {
+                    GiveUp::Hole(edits) => {
+                        self.unwritten.extend(edits);
+                        Ok(Some(*ip))
+                    }
+                    GiveUp::Held(_) => Err(Refusal::Held { net: (*ip).into(), node: "this one".into() }),
+                    GiveUp::Unknown => Err(Refusal::Exhausted),
+                });
                 None
             }
             Verb::Tidy(keep) => {
@@ -220,6 +254,7 @@ impl Cluster {
             api: api.connect(),
             calls: Vec::new(),
             agent: Vec::new(),
+            giver: Giver::default(),
             seen: Vec::new(),
             pods: BTreeMap::new(),
             wishes: BTreeMap::new(),
@@ -245,6 +280,7 @@ impl Cluster {
             named: 0,
             drained: 0,
             kills: 0,
+            handed: 0,
         }
     }
 
@@ -255,7 +291,10 @@ impl Cluster {
             let node = self.pick();
             match self.random.below(3_000) {
                 0..20 => self.kill_call(node),
-                20..30 => self.nodes[node].agent.clear(),
+                20..30 => {
+                    self.nodes[node].agent.clear();
+                    self.nodes[node].giver = Giver::default();
+                }
                 30..34 => self.power(node),
                 34..36 => self.die(node),
                 36..60 => self.come_back(node),
@@ -297,6 +336,7 @@ impl Cluster {
         if self.nodes[index].calls.len() < CALLS && self.random.once_in(6) {
             self.begin(index);
         }
+        let clock = self.clock(index);
         let node = &mut self.nodes[index];
         node.agent.retain_mut(|(task, place)| {
             match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -307,6 +347,11 @@ impl Cluster {
                 Poll::Pending => true,
             }
         });
+        let begins = self.random.once_in(8);
+        let node = &mut self.nodes[index];
+        self.handed += node.giver.go_on(begins, &node.api, self.grid, &node.name, clock.now);
+        node.calls
+            .extend(node.giver.errands().map(|(lease, ip, said)| Call::of(Verb::GiveUp(lease, ip, said))));
         // Whoever is first has the lock.
         if !node.calls.is_empty() {
             self.advance(index);
@@ -317,7 +362,7 @@ impl Cluster {
         let busy = |node: &Node, owner: &Owner| {
             node.calls.iter().any(|call| match &call.verb {
                 Verb::Add(other, _) | Verb::Del(other) => other == owner,
-                Verb::Tidy(_) => false,
+                Verb::Tidy(_) | Verb::GiveUp(..) => false,
             })
         };
         let known: Vec<Owner> = self.nodes[index].pods.keys().cloned().collect();
@@ -356,17 +401,7 @@ impl Cluster {
             // From here on nobody has the address.
             self.forget(index, owner);
         }
-        let call = Call {
-            verb,
-            ledger: None,
-            unwritten: Vec::new(),
-            answer: None,
-            asked: 0,
-            drained: 0,
-            begun: false,
-            outcome: None,
-        };
-        self.nodes[index].calls.push(call);
+        self.nodes[index].calls.push(Call::of(verb));
     }
 
     fn is_gone(&self, owner: &Owner) -> bool {
@@ -446,7 +481,9 @@ impl Cluster {
             (Verb::Add(owner, wish), Ok(Some(ip))) => self.tell(index, owner, *wish, ip),
             (Verb::Add(_, wish), Err(refusal)) => {
                 self.refused += 1;
-                if let (Wish::Address(ip), Refusal::Held { net, .. }) = (wish, refusal) {
+                if let (Wish::Address(ip), Refusal::Held { net, .. } | Refusal::Asked { net, .. }) =
+                    (wish, refusal)
+                {
                     // Whoever is refused an address is told what holds it.
                     assert!(net.contains(ip), "seed {}: {ip} is not in {net}", self.seed);
                     self.named += 1;
@@ -456,6 +493,7 @@ impl Cluster {
                 // DEL always succeeds on the node: what the agent did not hear goes with the next question.
                 self.nodes[index].pods.remove(owner);
             }
+            (Verb::GiveUp(_, _, said), outcome) => said.say(outcome),
             _ => {}
         }
     }
@@ -547,6 +585,7 @@ impl Cluster {
         node.pods.clear();
         node.calls.clear();
         node.agent.clear();
+        node.giver = Giver::default();
     }
 
     /// The agent's watch catches up.
@@ -583,6 +622,7 @@ impl Cluster {
             *self.nodes[index].api.partitioned.lock().unwrap() = false;
             self.nodes[index].skew = 0;
             self.nodes[index].agent.clear();
+            self.nodes[index].giver = Giver::default();
             self.nodes[index].calls.clear();
             self.now += 1;
             for owner in self.nodes[index].pods.keys().cloned().collect::<Vec<_>>() {
@@ -646,17 +686,7 @@ impl Cluster {
             Verb::Add(owner, _) => Some(owner.clone()),
             _ => None,
         };
-        let call = Call {
-            verb,
-            ledger: None,
-            unwritten: Vec::new(),
-            answer: None,
-            asked: 0,
-            drained: 0,
-            begun: false,
-            outcome: None,
-        };
-        self.nodes[index].calls.push(call);
+        self.nodes[index].calls.push(Call::of(verb));
         for _ in 0..100_000 {
             if self.nodes[index].calls.is_empty() {
                 return owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten());
@@ -697,6 +727,8 @@ async fn agent(
     ask: Ask,
     seen: Vec<Object>,
 ) -> Supply {
-    let counter = Counter { registry: &api, grid, filter: &filter, holder, shares_claim: false, clock, seed };
+    let looks = LOOKS;
+    let counter =
+        Counter { registry: &api, grid, filter: &filter, holder, shares_claim: false, clock, seed, looks };
     turn::serve(&counter, &ask, &seen).await
 }

@@ -1,7 +1,8 @@
 //! Two nodes and two blocks, every order of events: what each node does to the registry, one request at a time, with any
 //! request lost on the way there or back.
 //!
-//! A state is what the server holds, and how far each node has come; each is looked at once.
+//! A state is what the server holds, and how far each node has come; each is looked at once. A node that has a block from
+//! the beginning has a ledger, too, and gives of it whatever is no hole there, at any moment.
 
 use std::collections::{BTreeSet, HashSet};
 use std::future::Future;
@@ -10,9 +11,11 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use ipam::handover::{self, GivenUp};
 use ipam::lease::{Counter, Refusal};
-use ipam::ledger::{Clock, Lease};
+use ipam::ledger::{Clock, Lease, Ledger, Slot};
 use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::turn::{self, GiveUp};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
 
@@ -137,20 +140,71 @@ impl Registry for Gate {
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
         self.request(|_| Ok(false)).await
     }
+
+    async fn pause(&self, _: u32) {}
 }
 
 type Task = Pin<Box<dyn Future<Output = Result<Lease, Refusal>>>>;
 
-/// What a node does: leases a block, or an address that lies in one.
+/// What a node does: leases a block, or an address that lies in one; gives up of its block what it is asked for.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
     Block,
     Address(&'static str),
+    GivesUp(&'static str),
 }
 
-/// Plays one history from the beginning; what each node has in the end, if it ended, and the names of the objects.
-fn play(deeds: [Deed; 2], history: &[Step]) -> ([Option<Result<Lease, Refusal>>; 2], String) {
-    let server = Arc::new(Mutex::new(Server::default()));
+/// The block that a node has from the beginning which gives something up.
+const OWN: &str = "10.0.0.0/30";
+
+/// The server with that block in it, and the ledger.
+fn own() -> (Server, Ledger) {
+    let net: IpNet = OWN.parse().unwrap();
+    let holder = Holder { node: "n0".into(), ledger: "l".into(), ..Holder::default() };
+    let object = Object { net, uid: "u0".into(), version: "0".into(), holder, holes: Vec::new() };
+    let mut ledger = Ledger::new("b");
+    let lease = Lease { net, uid: object.lease_id(), bound: false, holes: Vec::new() };
+    let _ = ledger.add(&lease, 1);
+    (Server { objects: vec![object], counter: 0 }, ledger)
+}
+
+/// The whole of it, once; what the registry does not answer is asked again when the agent looks again.
+async fn give_up(gate: &Gate, grid: Grid, ip: IpAddr, ledger: &Mutex<Ledger>) -> Result<Lease, Refusal> {
+    let nothing = || Err(Refusal::Exhausted);
+    let asked = gate.read(ip.into()).await?.filter(|object| object.holder.asks == "n0");
+    let Some(object) = asked else { return nothing() };
+    let Some(block) = handover::wanted(gate, grid, "n0", &object, 1_000).await? else { return nothing() };
+    let given = match turn::give_up(&mut ledger.lock().unwrap(), &block.lease_id(), ip) {
+        GiveUp::Hole(_) => GivenUp::Hole,
+        GiveUp::Held(_) => GivenUp::Held("blue/x".into()),
+        GiveUp::Unknown => GivenUp::Unknown,
+    };
+    handover::tell(gate, &object, block, given).await?;
+    nothing()
+}
+
+/// What a history came to.
+struct Played {
+    outcome: [Option<Result<Lease, Refusal>>; 2],
+    /// What the node with the block may give.
+    own: BTreeSet<IpAddr>,
+    /// What the server holds.
+    objects: String,
+}
+
+/// Plays one history from the beginning.
+fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
+    let (mut server, mut ledger) = (Server::default(), Ledger::new("b"));
+    for deed in deeds {
+        if let Deed::GivesUp(ip) = deed {
+            (server, ledger) = own();
+            if is_held {
+                let place = ledger.find(ip.parse().unwrap()).unwrap();
+                let _ = ledger.hold(place, 1, 42);
+            }
+        }
+    }
+    let (server, ledger) = (Arc::new(Mutex::new(server)), Arc::new(Mutex::new(ledger)));
     let subnet: IpNet = "10.0.0.0/29".parse().unwrap();
     let filter = Arc::new(Filter { range: Range::between(subnet, None, None).unwrap(), exclude: Vec::new() });
     let mut gates = Vec::new();
@@ -158,7 +212,7 @@ fn play(deeds: [Deed; 2], history: &[Step]) -> ([Option<Result<Lease, Refusal>>;
     for (index, deed) in deeds.into_iter().enumerate() {
         let gate = Gate { server: Arc::clone(&server), open: Arc::default() };
         gates.push(gate.clone());
-        let filter = Arc::clone(&filter);
+        let (filter, ledger) = (Arc::clone(&filter), Arc::clone(&ledger));
         tasks.push(Box::pin(async move {
             let name = format!("n{index}");
             let holder = Holder { node: name.clone(), ledger: "l".into(), owner: name, ..Holder::default() };
@@ -172,10 +226,12 @@ fn play(deeds: [Deed; 2], history: &[Step]) -> ([Option<Result<Lease, Refusal>>;
                 shares_claim: false,
                 clock,
                 seed: 0,
+                looks: 1,
             };
             match deed {
                 Deed::Block => counter.block().await,
                 Deed::Address(ip) => counter.address(ip.parse().unwrap()).await,
+                Deed::GivesUp(ip) => give_up(&gate, grid, ip.parse().unwrap(), &ledger).await,
             }
         }));
     }
@@ -197,7 +253,13 @@ fn play(deeds: [Deed; 2], history: &[Step]) -> ([Option<Result<Lease, Refusal>>;
         }
     }
     let objects = format!("{:?}", server.lock().unwrap().objects);
-    (outcome, objects)
+    let ledger = ledger.lock().unwrap();
+    let of_block = |block| {
+        let slots = ledger.slots_of(&block).enumerate().filter(|(_, what)| *what != Slot::Hole);
+        slots.map(move |(slot, _)| ipam::grid::nth(block.net, slot as u128)).collect::<Vec<_>>()
+    };
+    let own = ledger.blocks().flat_map(of_block).collect();
+    Played { outcome, own, objects }
 }
 
 /// The addresses that a node may use.
@@ -208,15 +270,22 @@ fn addresses(outcome: &Option<Result<Lease, Refusal>>) -> BTreeSet<IpAddr> {
 
 /// Every history of these deeds; how many ended.
 fn explore(deeds: [Deed; 2], faults: usize) -> usize {
+    explore_with(deeds, faults, false).0
+}
+
+/// The same, and how many of them ended with an address of the second node.
+fn explore_with(deeds: [Deed; 2], faults: usize, is_held: bool) -> (usize, usize) {
     let mut seen: HashSet<String> = HashSet::new();
     let mut waiting: Vec<Vec<Step>> = vec![Vec::new()];
-    let mut ended = 0;
+    let (mut ended, mut had) = (0, 0);
     while let Some(history) = waiting.pop() {
-        let (outcome, objects) = play(deeds, &history);
-        let (one, other) = (addresses(&outcome[0]), addresses(&outcome[1]));
+        let Played { outcome, own, objects } = play(deeds, &history, is_held);
+        let (mut one, other) = (addresses(&outcome[0]), addresses(&outcome[1]));
+        one.extend(own);
         assert!(one.is_disjoint(&other), "{deeds:?}: {history:?}: {outcome:?}: {objects}");
         if outcome.iter().all(Option::is_some) {
             ended += 1;
+            had += usize::from(!other.is_empty());
             continue;
         }
         let spent = history.iter().filter(|(_, fate)| *fate != Fate::Done).count();
@@ -228,7 +297,7 @@ fn explore(deeds: [Deed; 2], faults: usize) -> usize {
                 let come: Vec<Vec<Fate>> = [0, 1]
                     .map(|node| next.iter().filter(|(n, _)| *n == node).map(|(_, fate)| *fate).collect())
                     .into();
-                let (_, objects) = play(deeds, &next);
+                let objects = play(deeds, &next, is_held).objects;
                 let answered = answers(&next);
                 if seen.insert(format!("{come:?}{answered:?}{objects}")) {
                     waiting.push(next);
@@ -236,7 +305,7 @@ fn explore(deeds: [Deed; 2], faults: usize) -> usize {
             }
         }
     }
-    ended
+    (ended, had)
 }
 
 /// The order of requests, which decides what each was answered.
@@ -255,6 +324,16 @@ fn two_nodes_and_two_blocks_in_every_order() {
 }
 
 #[test]
+fn an_address_that_is_asked_for_is_never_two_nodes_whatever_is_lost_and_a_held_one_never_moves() {
+    let deeds = [Deed::GivesUp("10.0.0.2"), Deed::Address("10.0.0.2")];
+    let (ended, had) = explore_with(deeds, 2, false);
+    let (refused, never) = explore_with(deeds, 2, true);
+    println!("histories: {ended}, {had} with the address; {refused} where it is held");
+    assert!(had > 0 && ended > 50 && refused > 50);
+    assert_eq!(never, 0, "it is held where the block is");
+}
+
+#[test]
 fn one_of_two_who_want_the_same_gets_it_where_nothing_is_lost() {
     for (deeds, most) in
         [([Deed::Address("10.0.0.2"), Deed::Address("10.0.0.2")], 1), ([Deed::Block, Deed::Block], 2)]
@@ -262,7 +341,7 @@ fn one_of_two_who_want_the_same_gets_it_where_nothing_is_lost() {
         for first in 0..2_usize {
             let history: Vec<Step> =
                 (0..20).map(|step| (if step < 8 { first } else { 1 - first }, Fate::Done)).collect();
-            let (outcome, _) = play(deeds, &history);
+            let outcome = play(deeds, &history, false).outcome;
             assert_eq!(
                 outcome.iter().flatten().filter(|outcome| outcome.is_ok()).count(),
                 most,

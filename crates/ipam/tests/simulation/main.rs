@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Always: no address has two owners; a repeated ADD gives the same; what was freed rests; nobody new comes into a block that is
-//! being emptied; who asks for an address that another has is told what holds it. In the end, with every fault
+//! being emptied; who asks for an address that another has is told what holds it, and one that is free in another's block
+//! is given up for who names it, or not, but never had by both. In the end, with every fault
 //! healed and every pod gone: every address can be given again.
 //!
 //! `SEEDS=1000..2000 cargo test --release -p ipam --test simulation` runs others; a failure names its seed.
@@ -23,6 +24,7 @@
 mod cluster;
 mod exhaustive;
 mod fragments;
+mod handover;
 mod model;
 
 use cluster::{Cluster, Shape};
@@ -40,7 +42,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn run(shape: Shape) {
-    let (mut named, mut drained) = (0, 0);
+    let (mut named, mut drained, mut handed) = (0, 0, 0);
     for seed in FAILED_ONCE.iter().copied().chain(seeds()) {
         let mut cluster = Cluster::new(seed, shape);
         cluster.trouble(shape.steps);
@@ -48,11 +50,13 @@ fn run(shape: Shape) {
         let steps = cluster.steps;
         assert!(cluster.given > 0, "seed {seed}: nothing was given in {steps} steps");
         println!(
-            "seed {seed}: {steps} steps, {} given, {} refused, {} by name, {} kills, {} blocks emptied",
-            cluster.given, cluster.refused, cluster.named, cluster.kills, cluster.drained
+            "seed {seed}: {steps} steps, {} given, {} refused, {} by name, {} kills, {} blocks emptied, {} given up",
+            cluster.given, cluster.refused, cluster.named, cluster.kills, cluster.drained, cluster.handed
         );
         (named, drained) = (named + cluster.named, drained + cluster.drained);
+        handed += cluster.handed;
     }
+    assert!(!shape.kept || handed > 0, "no node ever gave up an address of its block");
     assert!(!shape.kept || named > 0, "nobody asked for what another has");
     assert!(shape.bits == 0 || drained > 0, "no block was ever emptied");
 }

@@ -97,7 +97,7 @@ impl Api {
 }
 
 /// Waits so many turns.
-struct Pause(u64);
+pub(crate) struct Pause(pub(crate) u64);
 
 impl Future for Pause {
     type Output = ();
@@ -188,5 +188,9 @@ impl Registry for Api {
 
     async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
         self.request(|server| Ok(server.gone.contains(owner))).await
+    }
+
+    async fn pause(&self, look: u32) {
+        Pause(u64::from(look) * 20).await;
     }
 }

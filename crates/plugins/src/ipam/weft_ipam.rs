@@ -14,6 +14,7 @@
 //! Source: whereabouts 0.9 for names and meaning of options; `docs/plugins/weft-ipam.md`.
 
 mod agent;
+pub mod handover;
 mod released;
 pub mod settings;
 pub mod store;
@@ -28,7 +29,7 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
-use ipam::ledger::{Clock, Place};
+use ipam::ledger::{Clock, Count, Place};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
 use npwg::exchange::addresses::{KnownState, Want};
@@ -403,13 +404,13 @@ fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
         }
         Source::Cluster => {
             let demand = agent::demand(settings, pool, &ledger, Want::Room, "");
-            agent::ask(&settings.socket, &demand)?.1
+            let asked = agent::ask(&settings.socket, &demand);
+            asked.map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?.1
         }
     };
-    match said {
-        None => Ok(()),
-        Some(why) => {
-            Err(Error::new(code::NOT_AVAILABLE, format!("pool {}: {}: {why}", pool.name, pool.filter.range)))
-        }
-    }
+    let Some(why) = said else { return Ok(()) };
+    let Count { held, resting, free } = ledger.count(clock, |ip| pool.filter.admits(ip));
+    let details = format!("in the blocks of this node {held} are held, {resting} rest, {free} are free");
+    Err(Error::new(code::NOT_AVAILABLE, format!("pool {}: {}: {why}", pool.name, pool.filter.range))
+        .details(details))
 }

@@ -65,6 +65,8 @@ struct WishConf {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
+    #[serde(rename = "type")]
+    plugin: String,
     range: String,
     subnet: String,
     range_start: String,
@@ -279,6 +281,16 @@ impl Keys {
         Ok(sets)
     }
 
+    /// Can nobody in this network reach that gateway? What whereabouts takes is taken under its name.
+    fn is_astray(&self, gateway: IpAddr, net: IpNet) -> bool {
+        let is_local = match gateway {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        let of_family = gateway.is_ipv4() == net.addr().is_ipv4();
+        of_family && !is_local && !net.contains(&gateway) && self.plugin != "whereabouts"
+    }
+
     fn pool(&self, key: &str, conf: &RangeConf) -> Result<Pool, Error> {
         let RangeConf { range, subnet, range_start, range_end, start, end, exclude, gateway } = conf;
         let either = |one: &'static str, a: &str, other: &'static str, b: &str| {
@@ -308,6 +320,10 @@ impl Keys {
         }
         let key_of_gateway = format!("{key}.gateway");
         let own = addresses::address(&key_of_gateway, gateway)?;
+        if let Some(gateway) = own.filter(|gateway| self.is_astray(*gateway, net)) {
+            let why = format!("not in {} and not link-local", net.trunc());
+            return Err(Error::key(key_of_gateway, gateway, why));
+        }
         // host-local's subnet has a gateway if none is named; whereabouts' range has none.
         let usual = |ranged: &Range| range.is_empty().then(|| ranged.first_host());
         let made = Range::between(net.trunc(), first, last).and_then(|made| {
@@ -361,7 +377,7 @@ fn pool_name(network: &str, range: IpNet) -> String {
 }
 
 /// It becomes part of an object's name and of a path.
-fn name(key: &str, text: &str) -> Result<(), Error> {
+pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     let ends = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric())

@@ -12,6 +12,7 @@
 //!   many calls wait for it together;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -57,6 +58,17 @@ pub struct Owner {
     pub network: String,
     /// The pod's uid, namespace and name, as far as they are known.
     pub pod: [String; 3],
+}
+
+/// For people.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { container, ifname, network, pod: [_, namespace, name] } = self;
+        match name.is_empty() {
+            true => write!(f, "container {container}, {ifname} of {network},"),
+            false => write!(f, "pod {namespace}/{name}, {ifname} of {network},"),
+        }
+    }
 }
 
 /// Why a ledger was not opened.

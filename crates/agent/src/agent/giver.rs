@@ -1,0 +1,114 @@
+//! What the agent does for other nodes: gives up addresses of this node's blocks that they ask for by name, if they are free.
+//!
+//! ```text
+//!   IPBlock of one address, `asks` this node ──watch──► leased ahead? ── yes ─► the block is given back
+//!                                                          └─► weft-cni give-up ─► a hole in the ledger ─► in the block
+//!                                                                             └─► held: who, in `refused`
+//! ```
+//!
+//! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::handover`] says why that is
+//! enough); one address at a time; what cannot be done now is tried again. Nothing is watched before the node has a ledger.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam::handover::{self, Outcome};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::brain::Brain;
+use super::cache::{Cache, follow as fill};
+use super::supplier::Owned;
+use crate::addresses::now;
+use crate::addresses::objects::{BlockObject, PoolObject};
+use crate::addresses::registry::{Cluster, asked_of};
+use crate::hands::Hands;
+
+/// How long until what could not be done is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How long where there is nothing to do.
+const LONG: Duration = Duration::from_secs(300);
+
+struct Giver {
+    client: Client,
+    node: String,
+    ledgers: PathBuf,
+    brain: Arc<Brain>,
+}
+
+/// Gives up what is asked for, for ever.
+pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
+    if !has_any(&ledgers) {
+        brain.supplier.was_asked().await;
+    }
+    let asked: Arc<Cache<Option<Owned>>> = Arc::new(Cache::new("ipblocks that are asked for"));
+    let selection = Config::default().labels(&asked_of(&node));
+    tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&asked)));
+    let giver = Giver { client, node, ledgers, brain };
+    let mut changes = asked.changes();
+    loop {
+        changes.mark_unchanged();
+        let mut again = false;
+        for owned in asked.all() {
+            let Some(owned) = owned.as_ref().as_ref() else { continue };
+            if owned.object.holder.asks == giver.node {
+                again |= giver.serve(owned).await;
+            }
+        }
+        let _ = timeout(if again { PAUSE } else { LONG }, changes.changed()).await;
+    }
+}
+
+/// Is there a ledger on this node?
+fn has_any(ledgers: &Path) -> bool {
+    std::fs::read_dir(ledgers).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+impl Giver {
+    /// Does what is asked; must it be tried again?
+    async fn serve(&self, owned: &Owned) -> bool {
+        let address = owned.object.net.addr();
+        match self.give_up(owned).await {
+            Ok(Outcome::Given) => info!(pool = owned.pool, %address, "given up for another node"),
+            Ok(Outcome::Refused) => info!(pool = owned.pool, %address, "asked for by another node, and held"),
+            Ok(Outcome::Over) => {}
+            Ok(Outcome::Later) => return true,
+            Err(why) => {
+                warn!(pool = owned.pool, %address, why, "asked for by another node, and not given up yet");
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn give_up(&self, owned: &Owned) -> Result<Outcome, String> {
+        let Owned { pool, object } = owned;
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let found = timeout(PAUSE, pools.get_opt(pool))
+            .await
+            .map_err(|_| "the API server does not answer".to_owned())?;
+        let grid = found.map_err(|error| error.to_string())?.map(|pool| pool.grid()).transpose()?.flatten();
+        let Some(grid) = grid else { return Ok(Outcome::Over) };
+        let (nobody, requests) =
+            ((String::new(), String::new()), self.brain.metrics.address_requests.clone());
+        let registry = Cluster::new(self.client.clone(), pool, grid, nobody, requests);
+        let wanted = handover::wanted(&registry, grid, &self.node, object, now()).await;
+        let Some(block) = wanted.map_err(|fault| fault.to_string())? else { return Ok(Outcome::Over) };
+        let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;
+        if ahead.map_err(|fault| fault.to_string())? {
+            // Its block is nobody's now: the notice goes with the next look.
+            return Ok(Outcome::Later);
+        }
+        let (ledgers, ledger) = (self.ledgers.clone(), block.holder.ledger.clone());
+        let (lease, ip) = (block.lease_id(), object.net.addr());
+        let given = tokio::task::spawn_blocking(move || {
+            let hands = Hands::find().map_err(|failure| failure.to_string())?;
+            hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
+        });
+        let given = given.await.map_err(|error| error.to_string())??;
+        handover::tell(&registry, object, block, given).await.map_err(|fault| fault.to_string())
+    }
+}

@@ -1,0 +1,50 @@
+//! `weft-cni give-up`: makes an address of a block another node's, for the agent that was asked for it.
+//!
+//! Rules: what is held stays, and it is said whose it is; what is said to be given up is on the disk; the same once more changes
+//! nothing. Why two nodes never have it: [`ipam::handover`].
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni::Error;
+use ipam::turn::{self, GiveUp};
+
+use super::settings;
+use super::store::{Owner, Store};
+
+/// The word on the command line for it.
+pub const COMMAND: &str = "give-up";
+
+/// What the ledger said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// It is a hole.
+    Hole,
+    /// It is held.
+    Held(Owner),
+    /// It has no such lease.
+    Unknown,
+}
+
+/// Gives `ip` of a lease up, in the ledger of this name below `directory`.
+///
+/// # Errors
+/// 4 the name is none · 5, 7, 11 the ledger cannot be read, written or locked.
+pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Result<Said, Error> {
+    // It comes from the cluster and becomes part of a path.
+    if ledger.is_empty() {
+        return Err(Error::key("ledger", "\"\"", "not a name"));
+    }
+    settings::name("ledger", ledger)?;
+    let Some(mut store) = Store::find(directory, ledger)? else { return Ok(Said::Unknown) };
+    Ok(match turn::give_up(&mut store.ledger, lease, ip) {
+        GiveUp::Hole(edits) => {
+            store.write(&edits)?;
+            // One before us may have written it and died.
+            store.settle()?;
+            Said::Hole
+        }
+        GiveUp::Held(place) => Said::Held(store.owner(place)),
+        GiveUp::Unknown => Said::Unknown,
+    })
+}
