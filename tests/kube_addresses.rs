@@ -463,9 +463,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     for at in 0..70 {
         assert!(rest.insert(given(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone()));
     }
-    for gone in [at(20), at(40)] {
-        assert!(!rest.contains(&gone), "{gone}");
-    }
+    assert!([at(20), at(40)].iter().all(|gone| !rest.contains(gone)), "{rest:?}");
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
     assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
 }
@@ -587,7 +585,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         }
     }
     control(&nodes, &[("one", 9601)]);
-    until("an Event about the object", || {
+    nodes.machine.wait("one", "tells an Event about the object", || {
         let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
         let about = |event: &&Value| {
             event["reason"] == "ObjectSpoilt" && event["involvedObject"]["name"] == object.as_str()

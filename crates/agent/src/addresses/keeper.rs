@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use ipam::lease::reclaim;
 use ipam::registry::{Object, Registry};
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use k8s_openapi::api::events::v1::Event as EventObject;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
@@ -31,6 +33,8 @@ use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;
 
+/// The name under which Events are told.
+const CONTROLLER: &str = "weft-ipam";
 /// What the claim of a pod, and of a pod that was taken over begins with.
 const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
@@ -43,6 +47,8 @@ const RESTED: Duration = Duration::from_secs(3600);
 pub(crate) struct Keeper {
     client: Client,
     recorder: Recorder,
+    /// Who tells.
+    identity: String,
     /// How long a node must have been gone.
     grace: Duration,
     /// How long the address of a pod that was deleted is kept for its successor.
@@ -70,10 +76,11 @@ pub(crate) struct Round {
 impl Keeper {
     /// One with these rules.
     pub(crate) fn new(client: Client, grace: Duration, retention: Duration, identity: &str) -> Keeper {
-        let reporter = Reporter { controller: "weft-ipam".to_owned(), instance: Some(identity.to_owned()) };
+        let identity = identity.to_owned();
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let (gone, told) = (BTreeMap::new(), BTreeSet::new());
-        Keeper { client, recorder, grace, retention, gone, told, requests: Counter::default() }
+        Keeper { client, recorder, identity, grace, retention, gone, told, requests: Counter::default() }
     }
 
     /// Looks at everything once and does what is to be done.
@@ -260,11 +267,39 @@ impl Keeper {
                 secondary: None,
             };
             let about = reference(census, object);
-            if let Err(error) = self.recorder.publish(&event, &about).await {
+            if let Err(error) = self.publish(event, about).await {
                 warn!(%error, "an Event could not be told");
             }
         }
         self.told = current;
+    }
+}
+
+impl Keeper {
+    /// What is about an object of no namespace is in `kube-system`: the API takes it nowhere else, and [`Recorder`] puts it
+    /// into `default`.
+    async fn publish(&self, event: Event, about: ObjectReference) -> Result<(), kube::Error> {
+        if about.namespace.is_some() {
+            return self.recorder.publish(&event, &about).await;
+        }
+        let Event { type_: _, reason, note, action, secondary: _ } = event;
+        let object = EventObject {
+            metadata: ObjectMeta {
+                generate_name: about.name.as_ref().map(|name| format!("{name}.weft-")),
+                ..ObjectMeta::default()
+            },
+            action: Some(action),
+            event_time: Some(MicroTime(Timestamp::now())),
+            note,
+            reason: Some(reason),
+            regarding: Some(about),
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(self.identity.clone()),
+            type_: Some("Warning".to_owned()),
+            ..EventObject::default()
+        };
+        let events: Api<EventObject> = Api::namespaced(self.client.clone(), "kube-system");
+        events.create(&PostParams::default(), &object).await.map(drop)
     }
 }
 

@@ -493,7 +493,7 @@ impl Cluster {
                 // DEL always succeeds on the node: what the agent did not hear goes with the next question.
                 self.nodes[index].pods.remove(owner);
             }
-            (Verb::GiveUp(_, _, said), outcome) => said.say(outcome),
+            (Verb::GiveUp(_, _, said), outcome) => said.say(&outcome),
             _ => {}
         }
     }

@@ -192,18 +192,24 @@ struct Played {
     objects: String,
 }
 
+/// What the server and the node with a block have before anybody does anything.
+fn begin(deeds: [Deed; 2], is_held: bool) -> (Server, Ledger) {
+    let given_up = deeds.into_iter().find_map(|deed| match deed {
+        Deed::GivesUp(ip) => Some(ip.parse().unwrap()),
+        _ => None,
+    });
+    let Some(ip) = given_up else { return (Server::default(), Ledger::new("b")) };
+    let (server, mut ledger) = own();
+    if is_held {
+        let place = ledger.find(ip).unwrap();
+        let _ = ledger.hold(place, 1, 42);
+    }
+    (server, ledger)
+}
+
 /// Plays one history from the beginning.
 fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
-    let (mut server, mut ledger) = (Server::default(), Ledger::new("b"));
-    for deed in deeds {
-        if let Deed::GivesUp(ip) = deed {
-            (server, ledger) = own();
-            if is_held {
-                let place = ledger.find(ip.parse().unwrap()).unwrap();
-                let _ = ledger.hold(place, 1, 42);
-            }
-        }
-    }
+    let (server, ledger) = begin(deeds, is_held);
     let (server, ledger) = (Arc::new(Mutex::new(server)), Arc::new(Mutex::new(ledger)));
     let subnet: IpNet = "10.0.0.0/29".parse().unwrap();
     let filter = Arc::new(Filter { range: Range::between(subnet, None, None).unwrap(), exclude: Vec::new() });

@@ -31,7 +31,7 @@ pub(crate) struct Giver {
 
 impl Said {
     /// Says how a call ended.
-    pub(crate) fn say(&self, outcome: Result<Option<IpAddr>, Refusal>) {
+    pub(crate) fn say(&self, outcome: &Result<Option<IpAddr>, Refusal>) {
         let given = match outcome {
             Ok(_) => GivenUp::Hole,
             Err(Refusal::Held { .. }) => GivenUp::Held("somebody".into()),

@@ -281,14 +281,21 @@ impl Keys {
         Ok(sets)
     }
 
-    /// Can nobody in this network reach that gateway? What whereabouts takes is taken under its name.
-    fn is_astray(&self, gateway: IpAddr, net: IpNet) -> bool {
-        let is_local = match gateway {
+    /// Refuses a gateway that nobody in this network can reach. What whereabouts takes is taken under its name.
+    fn refuse_astray(&self, key: &str, gateway: Option<IpAddr>, net: IpNet) -> Result<(), Error> {
+        let is_local = |gateway: &IpAddr| match gateway {
             IpAddr::V4(ip) => ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         };
-        let of_family = gateway.is_ipv4() == net.addr().is_ipv4();
-        of_family && !is_local && !net.contains(&gateway) && self.plugin != "whereabouts"
+        let is_astray = |gateway: &IpAddr| {
+            gateway.is_ipv4() == net.addr().is_ipv4() && !net.contains(gateway) && !is_local(gateway)
+        };
+        match gateway.filter(is_astray) {
+            Some(gateway) if self.plugin != "whereabouts" => {
+                Err(Error::key(key, gateway, format!("not in {} and not link-local", net.trunc())))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn pool(&self, key: &str, conf: &RangeConf) -> Result<Pool, Error> {
@@ -320,10 +327,7 @@ impl Keys {
         }
         let key_of_gateway = format!("{key}.gateway");
         let own = addresses::address(&key_of_gateway, gateway)?;
-        if let Some(gateway) = own.filter(|gateway| self.is_astray(*gateway, net)) {
-            let why = format!("not in {} and not link-local", net.trunc());
-            return Err(Error::key(key_of_gateway, gateway, why));
-        }
+        self.refuse_astray(&key_of_gateway, own, net)?;
         // host-local's subnet has a gateway if none is named; whereabouts' range has none.
         let usual = |ranged: &Range| range.is_empty().then(|| ranged.first_host());
         let made = Range::between(net.trunc(), first, last).and_then(|made| {
