@@ -347,3 +347,24 @@ fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
     until("a stranger is noticed", || agent.log().contains("a stranger asked").then_some(()));
     assert!(agent.log().contains("uid=65534"), "{}", agent.log());
 }
+
+#[test]
+fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_told() {
+    let agent = node!();
+    agent.stop("TERM");
+    agent.kube.stop("kube-apiserver", "KILL");
+    let earlier = agent.log().len();
+    agent.start(&["--log-format", "json"]);
+    let waiting = until("it answers", || Some(agent.page("/readyz")).filter(|page| !page.is_empty()));
+    assert!(waiting.starts_with("waiting for: ") && waiting.contains("pods"), "{waiting}");
+    let code = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:9464/readyz"];
+    assert_eq!(agent.machine.run(code), "503");
+    assert_eq!(agent.page("/healthz"), "ok\n", "it lives");
+    agent.kube.launch();
+    agent.kube.wait();
+    agent.wait_until_ready();
+    let log = agent.log();
+    let lines: Vec<Value> =
+        log[earlier..].lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    assert!(lines.iter().all(|line| line["level"].is_string() && line["timestamp"].is_string()), "{log}");
+}

@@ -97,6 +97,13 @@ fn npwg1_6_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes() 
     });
     assert!(node.read(INSTALLED).is_some(), "pods need it to be removed");
     node.until_ready(true);
+    // And a pod that asks for nothing can be made.
+    let plain = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "plain", "namespace": "my-namespace" },
+        "spec": { "containers": [container()], "terminationGracePeriodSeconds": 1 },
+    });
+    node.kube().apply(&plain.to_string());
+    node.until_pods_ready(["-n", "my-namespace", "plain"]);
     node.kube().kubectl([
         "delete",
         "pods",

@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::Access;
@@ -69,13 +70,6 @@ enum Operator {
     DoesNotExist,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Written {
-    Many(Vec<serde_json::Value>),
-    One(serde_json::Value),
-}
-
 /// The policies of these definitions.
 pub fn policies<'a>(
     definitions: impl IntoIterator<Item = (&'a NetworkReference, &'a Definition)>,
@@ -120,8 +114,8 @@ impl Policy {
         }
         let fault = |why: &dyn std::fmt::Display| format!("annotation {ACCESS}: {why}");
         let written = match serde_json::from_str(text).map_err(|cause| fault(&cause))? {
-            Written::Many(rules) => rules,
-            Written::One(rule) => vec![rule],
+            Value::Array(rules) => rules,
+            rule => vec![rule],
         };
         let mut rules = Vec::with_capacity(written.len());
         for (index, value) in written.into_iter().enumerate() {
