@@ -176,3 +176,55 @@ fn a_host_of_hybrid_plugging_has_a_bridge_for_each_port() {
     cluster.delete_pod("web");
     cluster.assert_nothing_left("one");
 }
+
+/// What a macvlan sends is let through by the port of its node, which all of them change, and others too: each by what it has
+/// read, on condition that nobody was faster. Neutron gives a port ten such addresses.
+#[test]
+fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_than_it_may_have() {
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
+    let new = json!({ "port": { "network_id": net.network, "fixed_ips": [{ "subnet_id": net.id }],
+        "device_owner": "compute:nova", "binding:host_id": BOUND } });
+    let node = cluster.neutron.api("POST", "ports", Some(&new))["port"].clone();
+    let path = format!("ports/{}", node["id"].as_str().unwrap());
+    let spoken_for = || -> BTreeSet<String> {
+        let port = cluster.neutron.port(node["id"].as_str().unwrap());
+        let pairs = port["allowed_address_pairs"].as_array().unwrap().iter();
+        pairs.map(|pair| pair["ip_address"].as_str().unwrap().to_owned()).collect()
+    };
+    let pods = |names: &[String]| {
+        cluster.pods(BOUND, names, "nested");
+        for name in names {
+            cluster.set_host_address(name, node["fixed_ips"][0]["ip_address"].as_str().unwrap());
+        }
+    };
+    let address = |name: &String| cluster.wait_for_vifs(name)[0]["ips"][0].as_str().unwrap().to_owned();
+    let names: Vec<String> = (0..10).map(|number| format!("pod-{number}")).collect();
+    pods(&names);
+    // All are there when it begins: it works for many at a time.
+    cluster.start_controller("one", &json!({ "workerNodesSubnets": [net.id] }), &[]);
+    cluster.wait_until_leading("one");
+    let mut renamed = 0;
+    while spoken_for().len() < 10 {
+        assert!(renamed < 300, "{:?}; {}", spoken_for(), cluster.machine.log("one"));
+        renamed += 1;
+        let name = json!({ "port": { "name": format!("guest-{renamed}") } });
+        let _ = cluster.neutron.api("PUT", &path, Some(&name));
+    }
+    assert_eq!(cluster.neutron.port(node["id"].as_str().unwrap())["name"], format!("guest-{renamed}"));
+    let addresses: BTreeSet<String> = names.iter().map(address).collect();
+    assert_eq!((addresses.len(), spoken_for()), (10, addresses));
+    // One more is told, and comes in for one that goes.
+    let late = ["late".to_owned()];
+    pods(&late);
+    cluster.wait_for_event("late", &["NeutronRefused", "max_allowed_address_pair"]);
+    cluster.delete_pod(&names[0]);
+    let address = address(&late[0]);
+    assert!(spoken_for().contains(&address), "{address}");
+    for name in names[1..].iter().chain(&late) {
+        cluster.delete_pod(name);
+    }
+    eventually("nobody is spoken for", || spoken_for().is_empty().then_some(()));
+    cluster.assert_nothing_left("one");
+}

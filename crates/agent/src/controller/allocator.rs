@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use neutron::pod_state::PodState;
@@ -45,8 +46,8 @@ pub(crate) struct Allocator {
     pub(crate) pools: Pools,
     subnets: Mutex<HashMap<String, Known>>,
     extensions: OnceCell<Vec<String>>,
-    /// What nodes' own ports speak for is changed by one at a time: each reads all of it and writes all of it.
-    node_ports: Mutex<()>,
+    /// What a node's own port speaks for is changed by one at a time: each reads all of it and writes all of it.
+    node_ports: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -74,7 +75,12 @@ impl From<Error> for Trouble {
             () if error.status().is_none() => "NeutronUnreachable",
             () => "NeutronRefused",
         };
-        Trouble { reason, passes: error.passes(), why: error.to_string() }
+        let mut why = error.to_string();
+        if error.kind() == "AllowedAddressPairExhausted" {
+            // It has nothing to do with the pod, and the limit is low unless somebody raised it.
+            why.push_str("; each macvlan of a node is a pair of its port: raise max_allowed_address_pair in neutron.conf");
+        }
+        Trouble { reason, passes: error.passes(), why }
     }
 }
 
@@ -355,7 +361,8 @@ impl Allocator {
 
     /// Lets a node's own port speak for these addresses, or no longer.
     async fn allow(&self, node: &str, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
-        let _turn = self.node_ports.lock().await;
+        let turn = Arc::clone(self.node_ports.lock().await.entry(node.to_owned()).or_default());
+        let _turn = turn.lock().await;
         self.neutron.allow(node, pairs, allowed).await
     }
 
