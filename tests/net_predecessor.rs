@@ -46,6 +46,7 @@ fn what_the_runtime_attached_by_itself_is_taken_down_once_and_leaves_nothing() {
     let weft = attached_before(&host, &early, &home);
     weft.del(&configuration(&home)).success();
     early.remove();
+    let _ = cluster.calls();
     let before = host.snapshot();
     let pod = host.pod("web");
     let weft = attached_before(&host, &pod, &home);
