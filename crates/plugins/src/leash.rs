@@ -22,12 +22,11 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use cni::Error;
+use cni::runtime::exec::BUSY_MAX;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// The word that asks for it.
 const WORD: &str = "leash";
-/// How long «text file busy» is waited out: as long as libcni does.
-const BUSY_MAX: Duration = Duration::from_secs(6);
 /// How often it is tried meanwhile.
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -32,7 +32,7 @@ pub const STDOUT_MAX: usize = DOCUMENT_MAX;
 pub const STDERR_MAX: usize = 64 * 1024;
 
 /// How long «text file busy» is waited out: as long as libcni does.
-const BUSY_MAX: Duration = Duration::from_secs(6);
+pub const BUSY_MAX: Duration = Duration::from_secs(6);
 
 /// Longest quotation of a plugin's output in an error, in characters; the end of it.
 const QUOTE_MAX: usize = 2000;
