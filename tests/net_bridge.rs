@@ -298,6 +298,9 @@ fn enabledad_detects_and_the_default_does_not_wait() {
     let (a, b) = (host.pod("a"), host.pod("b"));
     let keys = json!({ "isGateway": true, "ipam": dual_stack(&json!([])) });
     add(&host, &a, &config(&keys));
+    // What the kernel does not look for nobody waits for.
+    let six = a.json(["ip", "-j", "-6", "address", "show", "eth0"]).to_string();
+    assert!(six.contains("fd01::2") && !six.contains("tentative"), "{six}");
     assert_eq!(a.run(["sysctl", "-n", "net.ipv6.conf.eth0.accept_dad"]), "0\n");
     assert_eq!(a.run(["sysctl", "-n", "net.ipv4.conf.eth0.arp_notify"]), "1\n");
     assert!(a.attempt(["ping", "-6", "-c", "1", "-W", "1", "fd01::1"]).code == Some(0), "at once");

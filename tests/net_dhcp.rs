@@ -266,7 +266,8 @@ fn a_silent_server_ends_in_time_and_leaves_nothing() {
     let refused = eth0.add(&config());
     assert_refused("silence", &refused, 11, &["ipam dhcp", "eth0", "no DHCP server answered"]);
     let took = started.elapsed();
-    assert!(took >= Duration::from_millis(1400), "as long as it was told to try: {took:?}");
+    // As long as it was told to try, and not as long as it tries by itself.
+    assert!((Duration::from_millis(1400)..Duration::from_secs(30)).contains(&took), "{took:?}");
     assert_nothing_left("silence", &host, &before);
     assert_pod_unchanged("silence", &pod, &inside);
 }
@@ -286,7 +287,7 @@ fn a_server_that_is_gone_at_the_end_and_a_link_that_is_gone_hold_nobody_up() {
     server.kill();
     let started = Instant::now();
     first.del(&config()).success();
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     assert!(!host.read(STATE).unwrap().contains("eth0"));
 }
 

@@ -191,7 +191,7 @@ fn on_disk(
 }
 
 /// The plugins that attach a pod's networks all over again.
-const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
+pub const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
 
 /// Refuses a network whose plugin is a meta-plugin: it would attach the same pod again, without end.
 pub(crate) fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {

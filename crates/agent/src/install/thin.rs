@@ -146,10 +146,11 @@ fn kubeconfig(account: &Path) -> Result<String, Failure> {
 
 fn secret(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    fs::File::open(path)?.take(SECRET_MAX).read_to_string(&mut text)?;
-    match text.trim().is_empty() {
-        true => Err(io::Error::other("it is empty")),
-        false => Ok(text),
+    let size = fs::File::open(path)?.take(SECRET_MAX + 1).read_to_string(&mut text)?;
+    match () {
+        () if text.trim().is_empty() => Err(io::Error::other("it is empty")),
+        () if size as u64 > SECRET_MAX => Err(io::Error::other(format!("larger than {SECRET_MAX} bytes"))),
+        () => Ok(text),
     }
 }
 

@@ -11,6 +11,7 @@ use cni::network::Network;
 use cni::object::{DOCUMENT_MAX, Object};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
+use npwg::definition::META_PLUGINS;
 use npwg::metadata::{definition_name_fault, label_fault};
 use tonic::Status;
 
@@ -27,8 +28,6 @@ const RANGES_MAX: usize = 64;
 const CAPABILITIES_MAX: usize = 32;
 /// Longest uid, and longest name of a capability.
 const WORD_MAX: usize = 253;
-/// Meta-plugins would attach the sandbox's networks again, without end.
-const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
 
 /// A network that may be stored.
 #[derive(Clone, Debug)]

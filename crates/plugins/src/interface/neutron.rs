@@ -42,7 +42,8 @@ use crate::ovsdb::{Ovsdb, Plug, SOCKET};
 /// The plugin.
 pub struct Neutron;
 
-const NAME: &str = "neutron";
+/// Its name.
+pub(crate) const NAME: &str = "neutron";
 /// Longest name of an interface that is made of a port's id, in bytes.
 const NAME_LENGTH: usize = 14;
 /// How long the switch may take, in seconds.

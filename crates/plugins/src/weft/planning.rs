@@ -24,9 +24,8 @@ use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
 
 use super::agent::{self, Advice};
+use crate::interface::neutron;
 
-/// A plugin whose port somebody has to make first.
-const NEUTRON: &str = "neutron";
 /// Annotations that are ours begin with it: what they ask for, somebody has to know.
 const OWN: &str = "weft.dev/";
 /// Most manifest files read from one directory.
@@ -99,11 +98,12 @@ fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &S
         return None;
     }
     let plan = all.plan(node, disk, named, sandbox).ok()?;
+    // Its port is somebody else's to make first.
     let takes_port = |delegate: &Delegate| {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
         network
             .and_then(|network| network.needs())
-            .map_or(true, |needs| needs.iter().any(|plugin| plugin.as_str() == NEUTRON))
+            .map_or(true, |needs| needs.iter().any(|plugin| plugin.as_str() == neutron::NAME))
     };
     if plan.delegates.iter().any(takes_port) {
         return None;

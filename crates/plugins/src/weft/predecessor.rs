@@ -21,12 +21,10 @@ use cni::runtime::cache::{self, Cache};
 use cni::runtime::{chain, exec};
 use cni::{Context, Error};
 use npwg::configuration::Builtin;
+use npwg::definition::META_PLUGINS;
 
 use super::{Node, readiness};
 use crate::delegates::Delegates;
-
-/// Under these names a plugin calls others.
-const META_PLUGINS: [&str; 3] = ["weft", "multus", "multus-shim"];
 
 /// Takes down what the runtime attached by itself.
 ///
