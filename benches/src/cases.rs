@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use linux::link::create::NewKind;
 use serde_json::{Value, json};
 
 use crate::call::{Container, Plugin, call, start as start_process};
+use crate::interfaces::can_make;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting, floor};
 
@@ -176,6 +178,14 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
         &json!({"mtu": 1400, "sysctl": {"net.ipv4.conf.all.log_martians": "1"}}),
     )?;
     Ok(())
+}
+
+/// The chained plugin that needs a kind of link which few kernels here have.
+pub(crate) fn vrf(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    match can_make("vrf", NewKind::Vrf { table: 4000 })? {
+        true => behind_bridge(setting, table, "vrf", &json!({ "vrfname": "blue" })),
+        false => Ok(()),
+    }
 }
 
 /// One address of each family; who is compared with the Go plugin may have another backend.

@@ -1,52 +1,70 @@
 //! Whether a call gets slower with the pods that are there: a node's mappings and its let-through addresses are
 //! elements of maps and sets, and the thousandth should cost what the first did.
 //!
-//! One container's namespace stands for all of them: what is timed is the host's side, where they meet.
+//! Two namespaces stand for two hosts, one with a thousand pods and one with a single one; they are called in turn, and what
+//! is timed is the host's side, where pods meet.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::Netns;
 use serde_json::{Value, json};
 
-use crate::call::{Container, Plugin, call, call_in};
+use crate::call::{Container, Plugin, call_in};
 use crate::cases::write;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting};
 
 /// More than any node has.
 const PODS: usize = 1000;
-/// How many stand for the first and for the last.
-const SOME: usize = 50;
 
-/// ADD of portmap and of firewall with nobody there, and with a thousand.
+/// ADD of portmap and of firewall where one pod is, and where a thousand are.
 pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for plugin in ["portmap", "firewall"] {
-        let times = fill(setting, plugin)?;
-        let few = Times::new(times[..SOME].to_vec());
-        let many = Times::new(times[PODS - SOME..].to_vec());
+        let (many, few) = (Node::new(setting, plugin, PODS)?, Node::new(setting, plugin, 1)?);
+        let (mut late, mut early) = (Vec::new(), Vec::new());
+        for _ in 0..setting.runs * 2 {
+            for (node, times) in [(&many, &mut late), (&few, &mut early)] {
+                times.push(node.call("ADD", PODS)?);
+                node.call("DEL", PODS)?;
+            }
+        }
         let what = format!("{plugin} ADD, {PODS} pods there");
-        table.compare(&what, &many, "the first fifty", &few, "at most 1.3x");
+        table.compare(&what, &Times::new(late), "one there", &Times::new(early), "at most 1.3x");
     }
     Ok(())
 }
 
-/// The time of each ADD, in order; what they made is removed.
-fn fill(setting: &Setting, plugin: &str) -> Result<Vec<std::time::Duration>, Failure> {
-    let all = Container::new(format!("entries-{plugin}"))?;
-    let answer = setting.scratch.join(format!("entries-{plugin}.answer"));
-    // What all share is made by one that is not counted.
-    let first = write(setting, &format!("entries-{plugin}-shared.json"), &config(plugin, PODS))?;
-    call("ADD", Plugin { directory: &setting.ours, name: plugin, config: &first }, &all)?;
-    let mut times = Vec::with_capacity(PODS);
-    let mut files = Vec::with_capacity(PODS);
-    for pod in 0..PODS {
-        files.push(write(setting, &format!("entries-{plugin}-{pod}.json"), &config(plugin, pod))?);
-        let called = Plugin { directory: &setting.ours, name: plugin, config: &files[pod] };
-        times.push(call_in("ADD", called, [&format!("entry{pod}"), &all.netns], &answer)?);
+/// A host, and the configurations of its pods: those that are there, and the one that comes and goes.
+struct Node<'a> {
+    directory: &'a Path,
+    plugin: &'a str,
+    host: Container,
+    pod: Container,
+    files: Vec<PathBuf>,
+}
+
+impl<'a> Node<'a> {
+    /// With so many pods.
+    fn new(setting: &'a Setting, plugin: &'a str, pods: usize) -> Result<Node<'a>, Failure> {
+        let host = Container::new(format!("entries-{plugin}-{pods}"))?;
+        let pod = Container::new(format!("entries-{plugin}-{pods}-pod"))?;
+        let file = |pod| write(setting, &format!("entries-{plugin}-{pod}.json"), &config(plugin, pod));
+        let files = (0..=PODS).map(file).collect::<Result<_, _>>()?;
+        let node = Node { directory: &setting.ours, plugin, host, pod, files };
+        for pod in 0..pods {
+            node.call("ADD", pod)?;
+        }
+        Ok(node)
     }
-    for (pod, file) in files.iter().enumerate() {
-        let called = Plugin { directory: &setting.ours, name: plugin, config: file };
-        call_in("DEL", called, [&format!("entry{pod}"), &all.netns], &answer)?;
+
+    /// Calls the plugin on that host for one of them; one namespace stands for all of theirs.
+    fn call(&self, verb: &str, pod: usize) -> Result<Duration, Failure> {
+        let called = Plugin { directory: self.directory, name: self.plugin, config: &self.files[pod] };
+        let answer = self.files[pod].with_extension("answer");
+        let host = Netns::open(Path::new(&self.host.netns))?;
+        host.run(|| call_in(verb, called, [&format!("entry{pod}"), &self.pod.netns], &answer))?
     }
-    call("DEL", Plugin { directory: &setting.ours, name: plugin, config: &first }, &all)?;
-    Ok(times)
 }
 
 fn config(plugin: &str, pod: usize) -> Value {

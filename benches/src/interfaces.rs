@@ -1,7 +1,7 @@
 //! The plugins that make an interface on another one, or move one: beside the peer's.
 //!
-//! Rule: kinds of link that this kernel lacks are left out by name; in the guest of the lane `vm` nothing is timed,
-//! since its processor is an emulated one.
+//! Rule: kinds of link that this kernel lacks are left out by name. `benches/guest` times them on a kernel that has them all,
+//! whose processor is an emulated one: ratios of that are for what can be timed nowhere else.
 
 use linux::Rtnl;
 use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer};
@@ -35,13 +35,10 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
         ("tap", None),
     ];
     for (plugin, kind) in kinds {
-        if let Some(kind) = kind {
-            if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {
-                eprintln!("weft-bench: {plugin} is left out: {error}");
-                continue;
-            }
-            let trial = host.link("trial0")?.index;
-            host.delete_link(trial, "trial0")?;
+        if let Some(kind) = kind
+            && !can_make(plugin, kind)?
+        {
+            continue;
         }
         if setting.peers.as_ref().is_some_and(|peers| !peers.join(plugin).is_file()) {
             eprintln!("weft-bench: {plugin} is left out: the peers are older than it");
@@ -61,6 +58,18 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
         }
     }
     Ok(())
+}
+
+/// Whether this kernel makes that kind of link; what is left out for want of it is told.
+pub(crate) fn can_make(plugin: &str, kind: NewKind<'_>) -> Result<bool, Failure> {
+    let mut host = Rtnl::open()?;
+    if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {
+        eprintln!("weft-bench: {plugin} is left out: {error}");
+        return Ok(false);
+    }
+    let trial = host.link("trial0")?.index;
+    host.delete_link(trial, "trial0")?;
+    Ok(true)
 }
 
 fn config(setting: &Setting, plugin: &str, tag: &str) -> Value {

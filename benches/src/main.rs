@@ -68,11 +68,12 @@ fn run() -> Result<(), Failure> {
         );
     }
     let mut table = Table::default();
-    let groups: [(&str, Group); 10] = [
+    let groups: [(&str, Group); 11] = [
         ("start", cases::start),
         ("plugins", cases::plugins),
         ("interfaces", interfaces::interfaces),
         ("chained", cases::chained),
+        ("vrf", cases::vrf),
         ("leases", leases::leases),
         ("addresses", addresses::addresses),
         ("pods", cases::pods),
