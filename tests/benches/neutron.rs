@@ -34,6 +34,10 @@ use testkit::{Pod, host};
 const RUNTIME: usize = 8;
 /// How long Neutron may take for the ports of all pools.
 const WARMING: Duration = Duration::from_secs(1200);
+/// Between two looks at what others are to do.
+const LOOK: Duration = Duration::from_millis(50);
+/// A Neutron none of whose ports changes for so long has nothing to do.
+const STILL: Duration = Duration::from_secs(2);
 const NETWORKS: &str = "net-0,net-1,net-2";
 
 fn main() {
@@ -98,30 +102,47 @@ fn written_active(cluster: &OpenStack) -> usize {
     texts.filter(|text| text.matches(r#""active":true"#).count() == 3).count()
 }
 
-/// Are all of these ports ACTIVE, as Neutron says?
-fn active(cluster: &OpenStack, vifs: &[Value]) -> bool {
-    let ids: String = vifs.iter().map(|vif| format!("id={}&", vif["id"].as_str().unwrap())).collect();
-    let ports = cluster.neutron.ports(&format!("{ids}fields=status"));
-    ports.len() == vifs.len() && ports.iter().all(|port| port["status"] == "ACTIVE")
+/// What Neutron's own table says: its API would answer with the time that Neutron needs for its ports.
+fn ports_where(cluster: &OpenStack, what: &str, condition: &str) -> String {
+    let query = format!("select {what} from ports where {condition}");
+    let words = ["mariadb", "-u", "root", "-S", "/run/neutron/maria/sock", "-N", "-e", &query, "neutron"];
+    cluster.machine.run(words)
 }
 
-/// The time until both have happened, each; asked in turn, as fast as they answer.
+/// Are all of these ports ACTIVE?
+fn active(cluster: &OpenStack, vifs: &[Value]) -> bool {
+    let ids: Vec<String> = vifs.iter().map(|vif| format!("'{}'", vif["id"].as_str().unwrap())).collect();
+    let condition = format!("status='ACTIVE' and id in ({})", ids.join(","));
+    ports_where(cluster, "count(*)", &condition).trim().parse() == Ok(vifs.len())
+}
+
+/// Waits until Neutron has nothing to do: what it still does for the round before, and for pools, is not this one's time.
+fn settle(cluster: &OpenStack) {
+    let look = || ports_where(cluster, "id, status", "true");
+    let (mut last, mut since) = (look(), Instant::now());
+    while since.elapsed() < STILL {
+        std::thread::sleep(LOOK);
+        let now = look();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+}
+
+/// The time until both have happened, one after the other; asked for twenty times a second.
 fn both(
     started: Instant,
     mut first: impl FnMut() -> bool,
     mut second: impl FnMut() -> bool,
 ) -> [Duration; 2] {
-    let mut seen = [None, None];
-    while seen.contains(&None) {
-        assert!(started.elapsed() < WARMING, "not after {WARMING:?}: {seen:?}");
-        if seen[0].is_none() && first() {
-            seen[0] = Some(started.elapsed());
+    let until = |seen: &mut dyn FnMut() -> bool| {
+        while !seen() {
+            assert!(started.elapsed() < WARMING, "not after {WARMING:?}");
+            std::thread::sleep(LOOK);
         }
-        if seen[1].is_none() && second() {
-            seen[1] = Some(started.elapsed());
-        }
-    }
-    seen.map(Option::unwrap_or_default)
+        started.elapsed()
+    };
+    [until(&mut first), until(&mut second)]
 }
 
 fn add() {
@@ -133,6 +154,7 @@ fn add() {
     cluster.wait_until_leading("controller");
     let (mut ours, mut bare, mut neutrons, mut written) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..count("ROUNDS", 15) {
+        settle(&cluster);
         let name = format!("pod{round}");
         let uid = cluster.pod(FIRST, &name, NETWORKS);
         let vifs = cluster.wait_for_vifs(&name);
