@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 
 use rig::OpenStack;
+use rig::machine::CONFIGURATIONS;
 use rig::neutron::{Mode, NEUTRON};
 use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
@@ -226,5 +227,71 @@ fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_t
         cluster.delete_pod(name);
     }
     eventually("nobody is spoken for", || spoken_for().is_empty().then_some(()));
+    cluster.assert_nothing_left("one");
+}
+
+/// Stands before Neutron, and changes a port whenever somebody is about to change it by what was read before: three times.
+const MEANWHILE: &str = r#"
+import http.server, json, sys, urllib.error, urllib.request
+neutron, left = sys.argv[1], 3
+def ask(method, path, headers, body):
+    question = urllib.request.Request(neutron + path, body, headers, method=method)
+    try:
+        answer = urllib.request.urlopen(question, timeout=60)
+    except urllib.error.HTTPError as refused:
+        answer = refused
+    return answer.status, answer.headers.get('Content-Type'), answer.read()
+class Relay(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def relay(self):
+        global left
+        body = self.rfile.read(int(self.headers.get('Content-Length') or 0)) or None
+        headers = {key: self.headers[key] for key in ('Content-Type', 'If-Match') if self.headers[key]}
+        if self.command == 'PUT' and 'If-Match' in headers and left > 0:
+            left -= 1
+            name = json.dumps({'port': {'name': f'faster-{left}'}}).encode()
+            ask('PUT', self.path, {'Content-Type': 'application/json'}, name)
+        status, kind, answer = ask(self.command, self.path, headers, body)
+        self.send_response(status)
+        if kind:
+            self.send_header('Content-Type', kind)
+        self.send_header('Content-Length', str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+    do_GET = do_PUT = do_POST = do_DELETE = relay
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(('127.0.0.1', 9797), Relay).serve_forever()
+"#;
+
+/// Neutron says 412 to whoever changes a port by what it was before somebody else changed it.
+#[test]
+fn a_node_port_that_somebody_else_has_just_changed_is_read_again_and_nothing_of_theirs_is_lost() {
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
+    let new = json!({ "port": { "network_id": net.network, "fixed_ips": [{ "subnet_id": net.id }],
+        "device_owner": "compute:nova", "binding:host_id": BOUND } });
+    let node = cluster.neutron.api("POST", "ports", Some(&new))["port"].clone();
+    let path = format!("{CONFIGURATIONS}/behind.yaml");
+    cluster.machine.write(&path, json!({ "neutron": { "workerNodesSubnets": [net.id] } }).to_string());
+    cluster.machine.start("relay", ["/usr/bin/python3", "-c", MEANWHILE, NEUTRON]);
+    let before = ["OS_AUTH_TYPE=none", "OS_ENDPOINT=http://127.0.0.1:9797"];
+    cluster.machine.wait("relay", "answers", || {
+        let asked = cluster.machine.attempt(["curl", "-sf", "http://127.0.0.1:9797/"]);
+        (asked.code == Some(0)).then_some(())
+    });
+    cluster.start_controller_as("one", &before, &["--config", &path]);
+    cluster.wait_until_leading("one");
+    cluster.pod(BOUND, "web", "nested");
+    cluster.set_host_address("web", node["fixed_ips"][0]["ip_address"].as_str().unwrap());
+    let address = cluster.wait_for_vifs("web")[0]["ips"][0].clone();
+    let port = cluster.neutron.port(node["id"].as_str().unwrap());
+    assert_eq!(port["name"], "faster-0", "{port}");
+    assert_eq!(port["allowed_address_pairs"][0]["ip_address"], address, "{port}");
+    let log = cluster.machine.log("one");
+    let refused = log.lines().filter(|line| line.contains("status=412") || line.contains("\"status\":412"));
+    assert_eq!(refused.count(), 3, "{log}");
+    cluster.delete_pod("web");
     cluster.assert_nothing_left("one");
 }
