@@ -149,6 +149,23 @@ fn interfaces_of_a_vrf_share_it_until_the_last_has_gone() {
     assert_eq!(rig::links(&pod), ["eth0", "red"], "somebody else's stays");
 }
 
+/// An ADD that was killed right after it made a VRF has not said whose it is, but the VRF bears an address that does.
+#[test]
+fn a_vrf_whose_making_was_cut_short_is_removed_all_the_same() {
+    let host = host!(Feature::Vrf);
+    rig::install(&host);
+    let (pod, near) = (host.pod("a"), host.pod("r"));
+    wire(&host, &pod, "eth0", &near);
+    let eth0 = attach(&host, &pod, "eth0", &json!({}));
+    pod.run(["ip", "link", "set", "eth0", "nomaster"]);
+    pod.run(["ip", "link", "set", "red", "alias", ""]);
+    let eth0_again = attach(&host, &pod, "eth0", &json!({}));
+    assert_eq!(master(&pod, "eth0"), json!("red"));
+    eth0_again.del(&config(&pod, "eth0", &json!({}))).success();
+    assert_eq!(rig::links(&pod), ["eth0"]);
+    eth0.del(&config(&pod, "eth0", &json!({}))).success();
+}
+
 #[test]
 fn two_pods_have_nothing_to_do_with_each_other() {
     let host = host!(Feature::Vrf);

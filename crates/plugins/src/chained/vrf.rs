@@ -30,11 +30,11 @@ use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
 use linux::{Netns, Rtnl, Undo};
 use serde::Deserialize;
+use sha2::{Digest, Sha512};
 
 use crate::failure::OrRefused;
 use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface::inspection::differs;
-use crate::interface::parent::{passing_name, remove_unnamed};
 use crate::interface::{check_name, open_netns};
 
 /// The plugin.
@@ -101,9 +101,10 @@ impl Plugin for Vrf {
             Some(vrf) => expect_table(&settings, vrf)?,
             None => {
                 expect_free(&mut net, &link, None)?;
-                let (name, inside) = (settings.name.as_str(), &netns);
-                undo.push(move || crate::interface::remove_inside(inside, name));
-                make(&mut net, &settings, &Mark::of(NAME, &call.config, who))?
+                let (name, mark, inside) = (&settings.name, Mark::of(NAME, &call.config, who), &netns);
+                let own = own_mac(&mark);
+                undo.push(move || remove_own(inside, name, own));
+                make(&mut net, &settings, &mark)?
             }
         };
         expect_free(&mut net, &link, Some(vrf))?;
@@ -120,7 +121,6 @@ impl Plugin for Vrf {
             return Ok(());
         };
         let _alone = netns.lock(Lock::Exclusive).or_refused()?;
-        remove_unnamed(request.netns.as_deref(), &Mark::of(NAME, &call.config, who))?;
         // Under a name that ADD refuses there is nothing of ours.
         let Ok(Settings { name, .. }) = Settings::read(call) else { return Ok(()) };
         let mut net = netns.rtnl().or_refused()?;
@@ -132,7 +132,9 @@ impl Plugin for Vrf {
         {
             leave(&mut net, &own, vrf)?;
         }
-        let ours = Mark::read(&link.alias).is_some_and(|mark| mark.plugin == NAME);
+        // Before its alias it has the hardware address; those of older versions have the alias alone.
+        let own = own_mac(&Mark::of(NAME, &call.config, who));
+        let ours = link.mac == own || Mark::read(&link.alias).is_some_and(|mark| mark.plugin == NAME);
         let used = net.links().or_refused()?.iter().any(|other| other.master == Some(vrf.index));
         if !ours || used {
             return Ok(());
@@ -189,28 +191,39 @@ fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
     }
 }
 
-/// `ip link add NAME type vrf table N; ip link set NAME up`
+/// `ip link add NAME address MAC up type vrf table N; ip link set NAME alias TEXT`
 ///
-/// It gets its name with its mark: one that bears the name and no mark is not of our making.
+/// Its hardware address, which nothing uses, is what it is known by as this plugin's: the kernel takes it with the name, and
+/// the alias, for people, only for a link that is there.
 fn make(net: &mut Rtnl, settings: &Settings, mark: &Mark) -> Result<Present, Error> {
     let table = match settings.table {
         Some(table) => table,
         None => free_table(net)?,
     };
-    let passing = passing_name(mark);
-    if let Some(leftover) = net.find_link(&passing).or_refused()? {
-        net.delete_link(leftover.index, &passing).or_refused()?;
+    let (mac, alias) = (own_mac(mark), mark.text(ALIAS_MAX));
+    let mut link = NewLink::new(&settings.name, NewKind::Vrf { table });
+    (link.mac, link.alias, link.up) = (Some(mac.as_slice()), Some(alias.as_str()), true);
+    net.add_link(&link).or_refused()?;
+    Ok(Present { index: net.link(&settings.name).or_refused()?.index, table })
+}
+
+/// The hardware address of the VRFs that this plugin makes for a container.
+fn own_mac(mark: &Mark) -> [u8; 6] {
+    let hash = Sha512::digest(format!("{NAME}/{}", mark.container));
+    let mut mac = [0x0a; 6];
+    mac.iter_mut().skip(1).zip(hash).for_each(|(byte, random)| *byte = random);
+    mac
+}
+
+/// Removes the VRF of that name, if it is one of ours; undoes what may not have been done.
+fn remove_own(netns: &Netns, name: &str, mac: [u8; 6]) {
+    let Ok(mut net) = netns.rtnl() else { return };
+    if let Ok(Some(link)) = net.find_link(name)
+        && link.mac == mac
+    {
+        // Best effort: the error that matters is the one that led here.
+        let _ = net.delete_link(link.index, name);
     }
-    net.add_link(&NewLink::new(&passing, NewKind::Vrf { table })).or_refused()?;
-    let index = net.link(&passing).or_refused()?.index;
-    let alias = mark.text(ALIAS_MAX);
-    let change =
-        Change { name: Some(&settings.name), alias: Some(&alias), up: Some(true), ..Change::default() };
-    net.change_link(index, &passing, &change).or_refused().inspect_err(|_| {
-        // Nothing is left; the error that matters is the one that is returned.
-        let _ = net.delete_link(index, &passing);
-    })?;
-    Ok(Present { index, table })
 }
 
 fn free_table(net: &mut Rtnl) -> Result<u32, Error> {
