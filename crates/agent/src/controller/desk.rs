@@ -49,9 +49,11 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The first and the longest pause before ports that are not ACTIVE yet are looked at.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// What is between two looks when there are many, and how many may come without it first.
-const SPACING: Duration = Duration::from_secs(1);
+/// What is between two looks when there are many, at least and at most, and how many may come without it first.
+const SPACING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 const AHEAD: u32 = 3;
+/// A look that finds less than this part of many is a look too soon: the server that answers it is the one they wait for.
+const PART: usize = 4;
 /// So many pods are looked at with little effort, whatever is known of them.
 const FEW: usize = 30;
 /// How often pools are looked after.
@@ -356,7 +358,7 @@ impl Desk {
     /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
     /// who says nothing; never so often that many pods, one after the other, have a look each.
     async fn activate(self: Arc<Desk>) {
-        let (mut pause, mut due) = (LOOKS.0, Instant::now());
+        let (mut pause, mut due, mut spacing) = (LOOKS.0, Instant::now(), SPACING.0);
         loop {
             if self.inactive(Asked::All).is_empty() {
                 self.waiting.notified().await;
@@ -365,14 +367,15 @@ impl Desk {
                 pause = LOOKS.0;
             }
             // Others may follow this one closely.
-            sleep(LOOKS.0.max(due.saturating_duration_since(Instant::now() + SPACING * AHEAD))).await;
-            due = due.max(Instant::now()) + SPACING;
+            sleep(LOOKS.0.max(due.saturating_duration_since(Instant::now() + SPACING.0 * AHEAD))).await;
             let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
             let waiting = self.inactive(asked);
             let ids: Vec<String> = waiting.keys().cloned().collect();
             match self.allocator.active(&ids).await {
                 Ok(seen) => {
                     let progress = self.mark(&waiting, &seen);
+                    let pods: BTreeSet<&String> = waiting.values().collect();
+                    spacing = next_spacing(spacing, progress.len(), pods.len());
                     pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
                     stream::iter(progress)
                         .for_each_concurrent(PARALLEL, |uid| {
@@ -386,6 +389,7 @@ impl Desk {
                     pause = LOOKS.1;
                 }
             }
+            due = due.max(Instant::now()) + spacing;
         }
     }
 
@@ -712,4 +716,45 @@ fn jittered(pause: Duration) -> Duration {
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |now| now.subsec_micros());
     pause * (75 + noise % 50) / 100
+}
+
+/// The time to the look after one that found `found` pods ready of `waiting`: longer while it finds few of many.
+fn next_spacing(last: Duration, found: usize, waiting: usize) -> Duration {
+    match found < waiting / PART {
+        true => (last * 2).min(SPACING.1),
+        false => (last / 2).max(SPACING.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_finds_few_of_many_looks_less_often() {
+        let mut spacing = SPACING.0;
+        for expected in [2, 4, 8, 16, 16] {
+            spacing = next_spacing(spacing, 24, 100);
+            assert_eq!(spacing, Duration::from_secs(expected));
+        }
+        assert_eq!(next_spacing(spacing, 25, 100), Duration::from_secs(8));
+        // Of a few nobody is in the way.
+        assert_eq!(next_spacing(SPACING.0, 0, PART - 1), SPACING.0);
+    }
+
+    /// A hundred pods that a server makes ready one by one, five in a second or one in two: what asks for their ports, a hundred
+    /// in a request, is less than one for two of them.
+    #[test]
+    fn a_hundred_pods_are_asked_for_less_than_fifty_times_however_slow_the_server_is() {
+        for each in [0.2, 0.6, 1.7] {
+            let (mut now, mut seen, mut requests, mut spacing) = (0.0, 0usize, 0, SPACING.0);
+            while seen < 100 {
+                requests += ((100 - seen) * 3).div_ceil(100);
+                let ready = (1..=100).take_while(|pod| f64::from(*pod) * each <= now).count();
+                spacing = next_spacing(spacing, ready - seen, 100 - seen);
+                (seen, now) = (ready, now + spacing.as_secs_f64());
+            }
+            assert!(requests < 50, "{requests} requests, {each} s each");
+        }
+    }
 }
