@@ -22,14 +22,21 @@
 //! - a block that is being emptied is active, and nobody new comes into it;
 //! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
 //!   it had, is no ledger: what was held in them would be given again;
-//! - numbers are little-endian; what comes after a whole page is ignored.
+//! - numbers are little-endian; what comes after a whole page is ignored;
+//! - slots are read when they are looked at: [`Source`]. If that fails nothing that was said holds: [`Ledger::fault`].
+
+mod image;
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use memchr::memchr_iter;
 
+use self::image::Image;
+pub use self::image::Source;
 use crate::grid::{addresses_of, nth, offset_of};
 use crate::number::{Family, number};
 
@@ -59,7 +66,7 @@ const TIME: u64 = (1 << 56) - 1;
 /// The ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
-    image: Vec<u8>,
+    image: Image,
 }
 
 /// A change: these bytes at this place.
@@ -182,21 +189,32 @@ impl Block {
 impl Ledger {
     /// An empty one of this boot.
     pub fn new(boot: &str) -> Ledger {
-        let mut image = vec![0; PREFACE];
-        image[..MAGIC.len()].copy_from_slice(MAGIC);
-        put_text(&mut image[BOOT], boot);
-        Ledger { image }
+        let mut preface = vec![0; PREFACE];
+        preface[..MAGIC.len()].copy_from_slice(MAGIC);
+        put_text(&mut preface[BOOT], boot);
+        Ledger { image: Image::new(preface) }
     }
 
     /// Reads a file.
     ///
     /// # Errors
     /// What of it makes no sense; nothing can be told of any address then.
-    pub fn read(mut image: Vec<u8>) -> Result<Ledger, Spoilt> {
-        if !image.starts_with(MAGIC) || image.len() < PREFACE {
+    pub fn read(bytes: &[u8]) -> Result<Ledger, Spoilt> {
+        Ledger::of(Image::of(bytes))
+    }
+
+    /// Reads what of a file is needed to find things in it, and the rest when it is looked at.
+    ///
+    /// # Errors
+    /// It cannot be read; inside, what of it makes no sense.
+    pub fn open(source: Arc<dyn Source>) -> io::Result<Result<Ledger, Spoilt>> {
+        Image::open(source).map(Ledger::of)
+    }
+
+    fn of(image: Option<Image>) -> Result<Ledger, Spoilt> {
+        let Some(image) = image.filter(|image| image.preface().starts_with(MAGIC)) else {
             return Err(Spoilt::Foreign);
-        }
-        image.truncate(PREFACE + (image.len() - PREFACE) / PAGE * PAGE);
+        };
         let ledger = Ledger { image };
         let (there, written) = (ledger.pages(), ledger.written());
         if there < written {
@@ -210,25 +228,30 @@ impl Ledger {
         }
     }
 
+    /// Why something of it could not be read since: nothing that it said holds then, and nothing may be written.
+    pub fn fault(&self) -> Option<&str> {
+        self.image.fault()
+    }
+
     /// How many pages were written once.
     fn written(&self) -> usize {
         let mut count = [0; 4];
-        count.copy_from_slice(&self.image[COUNT]);
+        count.copy_from_slice(&self.image.preface()[COUNT]);
         usize::try_from(u32::from_le_bytes(count)).unwrap_or(usize::MAX)
     }
 
     /// The whole file.
-    pub fn image(&self) -> &[u8] {
-        &self.image
+    pub fn image(&self) -> Vec<u8> {
+        self.image.bytes()
     }
 
     /// The boot it was last used in.
     pub fn boot(&self) -> &str {
-        text(&self.image[BOOT])
+        text(&self.image.preface()[BOOT])
     }
 
     fn pages(&self) -> usize {
-        (self.image.len() - PREFACE) / PAGE
+        self.image.pages()
     }
 
     /// The blocks; a page that makes no sense is none.
@@ -246,18 +269,31 @@ impl Ledger {
     }
 
     fn head(&self, page: usize) -> Option<&[u8]> {
-        let from = PREFACE + page * PAGE;
-        self.image.get(from..from + HEAD)
+        self.image.top(page).map(|top| &top[..HEAD])
+    }
+
+    /// The tags of the slots that a page's block has.
+    fn tags(&self, page: usize) -> &[u8] {
+        let size = self.net(page).map_or(0, size);
+        self.image.top(page).map_or(&[], |top| &top[HEAD..HEAD + size])
     }
 
     fn net(&self, page: usize) -> Option<IpNet> {
         net(self.head(page)?)
     }
 
+    /// The pages of blocks that are being emptied.
+    pub fn draining(&self) -> impl Iterator<Item = usize> {
+        (0..self.pages()).filter(|page| self.net(*page).is_some() && self.is_draining(*page))
+    }
+
+    fn is_draining(&self, page: usize) -> bool {
+        self.head(page).is_some_and(|head| head[DRAINING] == 1)
+    }
+
     /// The pages whose addresses may be given to anybody.
-    fn open(&self) -> impl Iterator<Item = usize> {
-        let is_draining = |page: &usize| self.head(*page).is_some_and(|head| head[DRAINING] == 1);
-        self.usable().filter(move |page| !is_draining(page))
+    fn open_pages(&self) -> impl Iterator<Item = usize> {
+        self.usable().filter(|page| !self.is_draining(*page))
     }
 
     /// The same, and those that are being emptied.
@@ -269,9 +305,8 @@ impl Ledger {
     /// The slots of a page that its block has.
     fn slots(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
         let size = self.net(page).map_or(0, size);
-        let from = PREFACE + page * PAGE + BODY;
-        let slots = self.image.get(from..from + size * SLOT).unwrap_or_default();
-        slots.chunks_exact(SLOT).map(slot).enumerate()
+        let slots = self.image.slots(page).unwrap_or_default();
+        slots.chunks_exact(SLOT).take(size).map(slot).enumerate()
     }
 
     /// What each address of a block is, in order.
@@ -279,17 +314,26 @@ impl Ledger {
         self.slots(block.page).map(|(_, what)| what)
     }
 
-    /// Those of all slots of a page that have this tag.
+    /// Those of the slots of a page that have this tag.
     fn tagged(&self, page: usize, tag: u8) -> impl Iterator<Item = (usize, Slot)> {
-        let from = PREFACE + page * PAGE + HEAD;
-        let tags = self.image.get(from..from + SLOTS).unwrap_or_default();
-        memchr_iter(tag, tags).map(move |slot| (slot, self.slot(Place { page, slot })))
+        memchr_iter(tag, self.tags(page)).map(move |slot| (slot, self.slot(Place { page, slot })))
+    }
+
+    /// Those of the slots of a page that are free by their tags.
+    fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
+        let free = memchr_iter(0, self.tags(page));
+        free.filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
+    }
+
+    /// Is the first address with a tag held? One look tells it of a block that is in use.
+    fn seems_held(&self, page: usize) -> bool {
+        let tagged = self.tags(page).iter().position(|tag| *tag != 0);
+        tagged.is_some_and(|slot| matches!(self.slot(Place { page, slot }), Slot::Held(..) | Slot::Unknown))
     }
 
     /// What an address is.
     pub fn slot(&self, place: Place) -> Slot {
-        let from = PREFACE + place.page * PAGE + BODY + place.slot * SLOT;
-        self.image.get(from..from + SLOT).map_or(Slot::Unknown, slot)
+        self.image.slot(place).map_or(Slot::Unknown, |bytes| slot(&bytes))
     }
 
     /// The address at a place.
@@ -337,7 +381,7 @@ impl Ledger {
 
     /// The free address to give: of those that `accepts`, the one that has been free longest.
     pub fn choose(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Choice {
-        match self.choose_of(clock, &accepts, |page| self.tagged(page, 0)) {
+        match self.choose_of(clock, &accepts, |page| self.untagged(page)) {
             Choice::Free(place, ip) => Choice::Free(place, ip),
             // Some may have a tag that was left behind.
             _ => self.choose_of(clock, &accepts, |page| self.slots(page)),
@@ -352,7 +396,7 @@ impl Ledger {
     ) -> Choice {
         let mut best: Option<(u64, Place, IpAddr)> = None;
         let mut wakes = u64::MAX;
-        for page in self.open() {
+        for page in self.open_pages() {
             for (slot, what) in slots(page) {
                 let Slot::Free(since) = what else { continue };
                 if best.is_some_and(|(known, ..)| known <= since) {
@@ -408,7 +452,7 @@ impl Ledger {
             let rested = matches!(what, Slot::Free(since) if clock.rests_until(since).is_none());
             rested && self.address(Place { page, slot }).is_some_and(&accepts)
         };
-        let tagged = |page| self.tagged(page, 0).filter(move |(slot, what)| is_free(page, *slot, *what));
+        let tagged = |page| self.untagged(page).filter(move |(slot, what)| is_free(page, *slot, *what));
         let all = |page| self.slots(page).filter(move |(slot, what)| is_free(page, *slot, *what));
         // Some may have a tag that was left behind.
         self.usable().flat_map(tagged).take(enough).count() == enough
@@ -417,22 +461,25 @@ impl Ledger {
 
     /// Is nothing in a block held, and has everything rested?
     pub fn is_idle(&self, block: &Block, clock: Clock) -> bool {
-        self.slots(block.page).all(|(_, what)| match what {
+        let is_idle = |what| match what {
             Slot::Free(since) => clock.rests_until(since).is_none(),
             Slot::Hole => true,
             Slot::Held(..) | Slot::Unknown => false,
-        })
+        };
+        !self.seems_held(block.page) && self.slots(block.page).all(|(_, what)| is_idle(what))
     }
 
     /// How many addresses of a block are somebody's of this node, or look like it.
     pub fn held_in(&self, block: &Block) -> u64 {
-        let from = PREFACE + block.page * PAGE + HEAD;
-        let tags = self.image.get(from..from + size(block.net)).unwrap_or_default();
+        let tags = self.tags(block.page);
         (tags.len() - memchr_iter(0, tags).count()) as u64
     }
 
-    /// How many addresses of a block are nobody's, and have rested.
+    /// How many addresses of a block are nobody's, and have rested; none if all look like somebody's.
     pub fn free_in(&self, block: &Block, clock: Clock) -> u64 {
+        if !self.tags(block.page).contains(&0) {
+            return 0;
+        }
         let rested = |what: &Slot| matches!(what, Slot::Free(since) if clock.rests_until(*since).is_none());
         self.slots(block.page).filter(|(_, what)| rested(what)).count() as u64
     }
@@ -448,8 +495,8 @@ impl Ledger {
 
     /// Is an address of this block held?
     pub fn is_held(&self, block: &Block) -> bool {
-        let mut slots = self.slots(block.page);
-        slots.any(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown))
+        let is_held = |what| matches!(what, Slot::Held(..) | Slot::Unknown);
+        self.seems_held(block.page) || self.slots(block.page).any(|(_, what)| is_held(what))
     }
 }
 
@@ -525,7 +572,9 @@ impl Ledger {
             }
         }
         let from = PREFACE + page * PAGE;
-        self.image.resize(self.image.len().max(from + PAGE), 0);
+        if page == self.pages() {
+            self.image.grow();
+        }
         let mut edits = vec![self.edit(from, &bytes)];
         let pages = self.pages();
         if pages > self.written() {
@@ -564,9 +613,7 @@ impl Ledger {
     }
 
     fn edit(&mut self, offset: usize, bytes: &[u8]) -> Edit {
-        if let Some(room) = self.image.get_mut(offset..offset + bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
+        self.image.put(offset, bytes);
         Edit { offset: offset as u64, bytes: bytes.to_vec() }
     }
 }

@@ -159,7 +159,7 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
 
 /// A ledger of this node, if there is one that may be read.
 pub(super) fn ledger(place: &Path) -> Option<Ledger> {
-    Ledger::read(std::fs::read(place.join("ledger")).ok()?).ok()
+    Ledger::read(&std::fs::read(place.join("ledger")).ok()?).ok()
 }
 
 /// The blocks in it.

@@ -30,7 +30,7 @@ fn take(ledger: &mut Ledger, clock: Clock, mark: u64) -> IpAddr {
 #[test]
 fn every_change_is_what_its_edit_says() {
     let mut ledger = ledger(&["10.0.0.0/28"]);
-    let mut file = ledger.image().to_vec();
+    let mut file = ledger.image();
     let lease = Lease { holes: vec!["10.0.1.3".parse().unwrap()], ..lease("10.0.1.0/28", "b") };
     let place = Place { page: 0, slot: 5 };
     let mut edits = ledger.add(&lease, 7);
@@ -43,7 +43,7 @@ fn every_change_is_what_its_edit_says() {
         file.resize(file.len().max(offset + bytes.len()), 0);
         file[offset..offset + bytes.len()].copy_from_slice(&bytes);
     }
-    assert_eq!(Ledger::read(file), Ok(ledger.clone()));
+    assert_eq!(Ledger::read(&file), Ok(ledger.clone()));
     assert_eq!((ledger.boot(), ledger.slot(Place { page: 1, slot: 3 })), ("boot-2", Slot::Hole));
     let states: Vec<State> = ledger.blocks().map(|block| block.state).collect();
     assert_eq!(states, [State::Unconfirmed, State::Returning]);
@@ -102,30 +102,30 @@ fn a_new_boot_frees_what_was_held_and_asks_whose_blocks_are() {
 #[test]
 fn what_is_not_known_is_never_given_and_never_idle() {
     let ledger = ledger(&["10.0.0.0/31"]);
-    let mut image = ledger.image().to_vec();
+    let mut image = ledger.image();
     image[PREFACE + BODY + 7] = 9;
     image[PREFACE + BODY + SLOT + 7] = 200;
-    let ledger = Ledger::read(image.clone()).unwrap();
+    let ledger = Ledger::read(&image).unwrap();
     assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
     assert!(!ledger.is_idle(&ledger.block(0).unwrap(), CLOCK));
     for (at, byte) in [(0, 99), (1, 5), (2, 200)] {
         let mut image = image.clone();
         image[PREFACE + at] = byte;
         // What was held in it would be leased anew, and given to others.
-        assert_eq!(Ledger::read(image), Err(Spoilt::Page(0)), "{at}: {byte}");
+        assert_eq!(Ledger::read(&image), Err(Spoilt::Page(0)), "{at}: {byte}");
     }
-    assert_eq!(Ledger::read(b"something else".to_vec()), Err(Spoilt::Foreign));
+    assert_eq!(Ledger::read(b"something else"), Err(Spoilt::Foreign));
     image.truncate(PREFACE + PAGE - 1);
-    assert_eq!(Ledger::read(image), Err(Spoilt::Short { there: 0, written: 1 }));
+    assert_eq!(Ledger::read(&image), Err(Spoilt::Short { there: 0, written: 1 }));
 }
 
 #[test]
 fn a_page_that_was_written_and_not_counted_is_one_of_a_call_that_was_killed() {
     let mut ledger = ledger(&["10.0.0.0/28"]);
-    let mut file = ledger.image().to_vec();
+    let mut file = ledger.image();
     let edits = ledger.add(&lease("10.0.1.0/28", "b"), 7);
     file.extend_from_slice(&edits[0].bytes);
-    let mut found = Ledger::read(file).unwrap();
+    let mut found = Ledger::read(&file).unwrap();
     assert_eq!((edits.len(), found.blocks().count()), (2, 2));
     // A page that is used again counts no further one.
     let _ = found.drop_block(0);
@@ -146,12 +146,12 @@ fn a_filter_is_asked_for_every_address() {
 fn a_tag_that_was_left_behind_hides_an_address_only_while_another_is_free() {
     let mut ledger = ledger(&["10.0.0.0/31"]);
     let first = ledger.find("10.0.0.0".parse().unwrap()).unwrap();
-    let mut image = ledger.image().to_vec();
+    let mut image = ledger.image();
     // Killed after the first edit of a hold; after the first of a free it looks the same.
     let [tag, _] = ledger.hold(first, 1, 42);
     assert_eq!(tag.bytes.len(), 1, "a tag, not a slot");
     image[usize::try_from(tag.offset).unwrap()] = tag.bytes[0];
-    let mut ledger = Ledger::read(image).unwrap();
+    let mut ledger = Ledger::read(&image).unwrap();
     assert_eq!(ledger.held_by(42).next(), None);
     let given: Vec<String> = (0..2).map(|mark| take(&mut ledger, CLOCK, mark).to_string()).collect();
     assert_eq!(given, ["10.0.0.1", "10.0.0.0"]);
@@ -196,4 +196,99 @@ fn an_address_is_given_up_unless_it_is_held_in_whichever_lease() {
     let given: Vec<String> = (0..3).map(|mark| take(&mut ledger, CLOCK, mark).to_string()).collect();
     assert_eq!(given, ["10.0.0.0", "10.0.0.2", "10.0.0.3"]);
     assert_eq!(ledger.choose(at(9_000_000), |_| true), Choice::Full);
+}
+
+/// A file that counts what is read of it, and cannot be read beyond some place.
+#[derive(Debug)]
+struct Counted {
+    bytes: Vec<u8>,
+    fetched: std::sync::atomic::AtomicU64,
+    readable: std::sync::atomic::AtomicU64,
+}
+
+impl Counted {
+    fn of(ledger: &Ledger) -> Arc<Counted> {
+        Arc::new(Counted { bytes: ledger.image(), fetched: 0.into(), readable: u64::MAX.into() })
+    }
+
+    fn fetched(&self) -> u64 {
+        self.fetched.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+impl Source for Counted {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.bytes.len() as u64)
+    }
+
+    fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
+        if offset + room.len() as u64 > self.readable.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(io::Error::other("a bad sector"));
+        }
+        self.fetched.fetch_add(room.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        let from = usize::try_from(offset).unwrap();
+        room.copy_from_slice(&self.bytes[from..from + room.len()]);
+        Ok(())
+    }
+}
+
+/// 40 blocks, of which the last has 6 free addresses.
+fn large() -> Ledger {
+    let nets: Vec<String> = (0..40).map(|at| format!("10.0.{at}.0/24")).collect();
+    let mut ledger = ledger(&nets.iter().map(String::as_str).collect::<Vec<_>>());
+    for mark in 0..40 * 256 - 6 {
+        take(&mut ledger, CLOCK, mark);
+    }
+    ledger
+}
+
+#[test]
+fn of_a_large_ledger_only_what_is_looked_at_is_read() {
+    let whole = large();
+    let file = Counted::of(&whole);
+    let mut ledger = Ledger::open(file.clone()).unwrap().unwrap();
+    assert_eq!((ledger.held_by(u64::MAX).next(), ledger.fault()), (None, None));
+    let Choice::Free(place, ip) = ledger.choose(CLOCK, |_| true) else { panic!("none") };
+    assert_eq!(whole.choose(CLOCK, |_| true), Choice::Free(place, ip));
+    let _ = ledger.hold(place, 5, u64::MAX);
+    assert!(ledger.has_free(CLOCK, |_| true, 4));
+    let own: Vec<Place> = ledger.held_by(4711).collect();
+    assert_eq!(own, whole.held_by(4711).collect::<Vec<_>>());
+    // Each head and its tags; the first two pages, the last one, one that has an address with each of two tags.
+    let most = PREFACE + 40 * BODY + 3 * PAGE + 2 * 40 * 2 * SLOT;
+    assert!(file.fetched() < most as u64, "{} of {}, at most {most}", file.fetched(), file.bytes.len());
+    // What is looked at since, and what was written in the meantime, is all there.
+    let _ = ledger.free(own[0], 7);
+    let mut same = whole;
+    let _ = same.hold(place, 5, u64::MAX);
+    let _ = same.free(own[0], 7);
+    assert_eq!(ledger, same);
+}
+
+#[test]
+fn a_block_in_use_is_known_by_one_of_its_addresses() {
+    let file = Counted::of(&large());
+    let ledger = Ledger::open(file.clone()).unwrap().unwrap();
+    let before = file.fetched();
+    for block in ledger.blocks().take(39) {
+        assert!(!ledger.is_idle(&block, CLOCK) && ledger.is_held(&block));
+        assert_eq!((ledger.held_in(&block), ledger.free_in(&block, CLOCK)), (256, 0));
+    }
+    assert!(file.fetched() - before <= 39 * 2 * SLOT as u64, "{}", file.fetched() - before);
+}
+
+#[test]
+fn what_cannot_be_read_in_the_middle_is_told_and_nothing_is_said_to_be_free_of_it() {
+    let file = Counted::of(&large());
+    let mut ledger = Ledger::open(file.clone()).unwrap().unwrap();
+    file.readable.store((PREFACE + 10 * PAGE) as u64, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
+    assert_eq!(ledger.fault(), Some("a bad sector"));
+    assert!(!ledger.has_free(CLOCK, |_| true, 1));
+    let block = ledger.block(30).unwrap();
+    assert!(ledger.is_held(&block) && !ledger.is_idle(&block, CLOCK));
+    let _ = ledger.free(Place { page: 30, slot: 0 }, 5);
+    assert!(ledger.fault().is_some(), "it stays");
+    // A head that cannot be read is an error before anything is said.
+    assert!(Ledger::open(file).is_err());
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::lease::{Counter, Refusal};
-use ipam::ledger::{Clock, Edit, Ledger, State};
+use ipam::ledger::{Clock, Edit, Ledger, Source, State};
 use ipam::registry::{Holder, Object, Registry};
 use ipam::turn::{self, Ask, GiveUp, Supply, Turn, Wish};
 use ipam::{Filter, Grid, Range};
@@ -73,9 +74,31 @@ struct Call {
     outcome: Option<Result<Option<IpAddr>, Refusal>>,
 }
 
+/// A node's disk: what is looked at of a ledger is read from it while the call is at work.
+#[derive(Clone, Debug)]
+struct Disk(Arc<Mutex<Vec<u8>>>);
+
+impl Disk {
+    fn of(bytes: Vec<u8>) -> Disk {
+        Disk(Arc::new(Mutex::new(bytes)))
+    }
+}
+
+impl Source for Disk {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().len() as u64)
+    }
+
+    fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
+        let bytes = self.0.lock().unwrap();
+        let mut rest = &bytes[bytes.len().min(usize::try_from(offset).unwrap())..];
+        io::Read::read_exact(&mut rest, room)
+    }
+}
+
 struct Node {
     name: String,
-    disk: Vec<u8>,
+    disk: Disk,
     synced: Vec<u8>,
     boot: u64,
     /// What its clock shows beyond the true time.
@@ -245,8 +268,8 @@ impl Cluster {
         let api = Api::new(seed);
         let node = |index: usize| Node {
             name: format!("n{index}"),
-            disk: Ledger::new("b0").image().to_vec(),
-            synced: Ledger::new("b0").image().to_vec(),
+            disk: Disk::of(Ledger::new("b0").image()),
+            synced: Ledger::new("b0").image(),
             boot: 0,
             skew: 0,
             moved: false,
@@ -436,18 +459,20 @@ impl Cluster {
         if !call.unwritten.is_empty() {
             let Edit { offset, bytes } = call.unwritten.remove(0);
             let offset = usize::try_from(offset).unwrap();
-            node.disk.resize(node.disk.len().max(offset + bytes.len()), 0);
-            node.disk[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            let mut disk = node.disk.0.lock().unwrap();
+            let length = disk.len().max(offset + bytes.len());
+            disk.resize(length, 0);
+            disk[offset..offset + bytes.len()].copy_from_slice(&bytes);
             return;
         }
         if let Some(outcome) = call.outcome.take() {
-            node.synced.clone_from(&node.disk);
+            node.synced.clone_from(&node.disk.0.lock().unwrap());
             let call = node.calls.remove(0);
             self.drained += call.drained;
             return self.end(index, &call.verb, outcome);
         }
         if call.ledger.is_none() {
-            let mut ledger = Ledger::read(node.disk.clone()).expect("a ledger");
+            let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
             let boot = format!("b{}", node.boot);
             if ledger.boot() != boot {
                 call.unwritten = ledger.begin(&boot, clock.now);
@@ -544,9 +569,9 @@ impl Cluster {
         let forgets = self.random.once_in(2);
         let node = &mut self.nodes[index];
         if forgets {
-            node.disk.clone_from(&node.synced);
+            node.disk = Disk::of(node.synced.clone());
         }
-        node.synced.clone_from(&node.disk);
+        node.synced.clone_from(&node.disk.0.lock().unwrap());
         node.boot += 1;
     }
 
@@ -568,8 +593,8 @@ impl Cluster {
         node.alive = true;
         self.api.server.lock().unwrap().dead.remove(&node.name);
         if wiped {
-            node.disk = Ledger::new(&format!("b{}", node.boot)).image().to_vec();
-            node.synced.clone_from(&node.disk);
+            node.synced = Ledger::new(&format!("b{}", node.boot)).image();
+            node.disk = Disk::of(node.synced.clone());
         }
     }
 

@@ -19,20 +19,20 @@ mod released;
 pub mod settings;
 pub mod store;
 
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
-use ipam::ledger::{Clock, Count, Place};
+use ipam::ledger::{Clock, Count, Place, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
-use npwg::exchange::addresses::{KnownState, Want};
+use npwg::exchange::addresses::Want;
 
 use self::settings::{Pool, Set, Settings, Source};
 use self::store::{Owner, Refused, SETS_MAX, Store, mark, now};
@@ -57,10 +57,10 @@ impl Plugin for WeftIpam {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let settings = Settings::read(&request.call, Some(&request.who))?;
+        let settings = Arc::new(Settings::read(&request.call, Some(&request.who))?);
         let mut ips = Vec::with_capacity(settings.sets.len());
         for (index, set) in settings.sets.iter().enumerate() {
-            match give(&settings, set, &Who::of(&settings, request, index)) {
+            match give(&settings, set, &Arc::new(Who::of(&settings, request, index))) {
                 Ok(ip) => ips.push(ip),
                 Err(error) => {
                     // Of several addresses all or none; what was held before this call is found again by the next.
@@ -70,7 +70,8 @@ impl Plugin for WeftIpam {
             }
         }
         ips.extend(settings.fixed.iter().cloned());
-        Ok(Success { interfaces: Vec::new(), ips, routes: settings.routes, dns: settings.dns })
+        let (routes, dns) = (settings.routes.clone(), settings.dns.clone());
+        Ok(Success { interfaces: Vec::new(), ips, routes, dns })
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
@@ -78,7 +79,7 @@ impl Plugin for WeftIpam {
         let Ok(settings) = Settings::read(&request.call, None) else {
             return take_back_anywhere(&request.call, &request.who);
         };
-        if !take_back(&settings, &request.call, &request.who)?
+        if !take_back(&Arc::new(settings), &request.call, &request.who)?
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
@@ -95,8 +96,8 @@ impl Plugin for WeftIpam {
             let mut held = None;
             for pool in &set.pools {
                 let Some(store) = Store::find(&settings.directory, &pool.name)? else { continue };
-                let place = store.ledger.held_by(who.mark).next();
-                held = held.or(place.and_then(|place| store.ledger.address(place)));
+                let (store, own) = store.held_by(&[who.mark])?;
+                held = held.or(own.first().and_then(|place| store.ledger.address(*place)));
             }
             let Attachment { container, ifname } = &request.who;
             let Some(ip) = held else {
@@ -125,12 +126,17 @@ impl Plugin for WeftIpam {
         let is_stale = |owner: &Owner| {
             owner.network == network && !valid.contains(&(owner.container.as_str(), owner.ifname.as_str()))
         };
-        each_pool(&settings, |pool, opened| {
-            let store = opened?;
-            let held = store.ledger.held().map(|(place, ..)| place);
-            let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
-            release(&settings, store, pool, Demanded::Always, &stale)
-        })
+        let mut errors = Vec::new();
+        for pool in settings.pools() {
+            let swept = Store::find(&settings.directory, &pool.name).map_err(Error::from).and_then(|found| {
+                let Some(store) = found else { return Ok(()) };
+                let held = store.ledger.held().map(|(place, ..)| place);
+                let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
+                release(&settings, store, pool, Demanded::Always, &stale)
+            });
+            errors.extend(swept.err());
+        }
+        Error::join(errors).map_or(Ok(()), Err)
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
@@ -183,7 +189,7 @@ impl Who {
 // === ADD ===
 
 /// One address of a set: of the first pool that has one.
-fn give(settings: &Settings, set: &Set, who: &Who) -> Result<IpConfig, Error> {
+fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig, Error> {
     let mut last = None;
     for pool in &set.pools {
         if let Some(request) = &set.request
@@ -196,7 +202,9 @@ fn give(settings: &Settings, set: &Set, who: &Who) -> Result<IpConfig, Error> {
             None if settings.claim.name.is_empty() => Wish::Any,
             None => Wish::Kept,
         };
-        match give_from(settings, pool, wish, who) {
+        let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
+        let turn = move |store| give_from(&own, &from, wish, &whom, store);
+        match Store::create(&settings.directory, &pool.name, turn) {
             Ok(ip) => {
                 let address = IpNet::new(ip, pool.range.prefix_len()).unwrap_or(IpNet::from(ip));
                 return Ok(IpConfig { interface: None, address, gateway: pool.gateway });
@@ -207,8 +215,13 @@ fn give(settings: &Settings, set: &Set, who: &Who) -> Result<IpConfig, Error> {
     Err(last.unwrap_or_else(|| Error::config("ipam.ranges: none may give the address that is asked for")))
 }
 
-fn give_from(settings: &Settings, pool: &Pool, wish: Wish, who: &Who) -> Result<IpAddr, Error> {
-    let mut store = Store::create(&settings.directory, &pool.name)?;
+fn give_from(
+    settings: &Settings,
+    pool: &Pool,
+    wish: Wish,
+    who: &Who,
+    mut store: Store,
+) -> Result<IpAddr, Error> {
     let refused = |why: &dyn std::fmt::Display| {
         let why = match wish {
             Wish::Address(ip) => format!("pool {}: {ip}: {why}", pool.name),
@@ -219,7 +232,9 @@ fn give_from(settings: &Settings, pool: &Pool, wish: Wish, who: &Who) -> Result<
     let mut refusal = None;
     for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
-        let wanted = match turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish) {
+        let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
+        store.trusted()?;
+        let wanted = match turn {
             // A repeated ADD: it is on the disk already, and nobody else's.
             Turn::Given(_, ip, edits) if edits.is_empty() => return Ok(ip),
             Turn::Given(place, ip, edits) => {
@@ -288,77 +303,76 @@ enum Demanded {
 }
 
 /// Gives back what an attachment holds; was there anything?
-fn take_back(settings: &Settings, call: &Call, who: &Attachment) -> Result<bool, Error> {
-    let marks = marks(call, who, settings.sets.len());
-    let found = Cell::new(false);
-    each_pool(settings, |pool, opened| {
-        let store = match opened {
-            Ok(store) => store,
-            Err(refused) => return put_off(&settings.directory.join(&pool.name), call, who, refused),
+fn take_back(settings: &Arc<Settings>, call: &Call, who: &Attachment) -> Result<bool, Error> {
+    let gone = Arc::new(Gone::of(call, who, settings.sets.len()));
+    let (mut found, mut errors) = (false, Vec::new());
+    for pool in settings.pools() {
+        let (own, from, gone) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(&gone));
+        let turn = move |opened: Result<Store, Refused>| {
+            let (store, held) = match opened.and_then(|store| store.held_by(&gone.marks)) {
+                Ok(found) => found,
+                Err(refused) => {
+                    return gone.put_off(&own.directory.join(&from.name), refused).map(|()| false);
+                }
+            };
+            release(&own, store, &from, Demanded::IfNeeded, &held).map(|()| !held.is_empty())
         };
-        let own: Vec<Place> = marks.iter().flat_map(|mark| store.ledger.held_by(*mark)).collect();
-        found.set(found.get() || !own.is_empty());
-        release(settings, store, pool, Demanded::IfNeeded, &own)
-    })?;
-    Ok(found.get())
+        match Store::with(&settings.directory, &pool.name, turn) {
+            Ok(was) => found |= was.unwrap_or_default(),
+            Err(error) => errors.push(error),
+        }
+    }
+    Error::join(errors).map_or(Ok(found), Err)
 }
 
 /// The same in every ledger; the cluster hears of it with a later call.
 fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
     let directory = settings::directory(call)?;
-    let marks = marks(call, who, SETS_MAX);
+    let gone = Gone::of(call, who, SETS_MAX);
     let mut errors = Vec::new();
     let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
-        match Store::find(&directory, &name) {
-            Ok(Some(mut store)) => {
-                let edits = turn::take_back(&mut store.ledger, now(), &marks);
+        let found = Store::find(&directory, &name);
+        match found.and_then(|found| found.map(|store| store.held_by(&gone.marks)).transpose()) {
+            Ok(Some((mut store, held))) => {
+                let edits = turn::free(&mut store.ledger, now(), &held);
                 errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
-            Err(refused) => errors.extend(put_off(&directory.join(&name), call, who, refused).err()),
+            Err(refused) => errors.extend(gone.put_off(&directory.join(&name), refused).err()),
         }
     }
     Error::join(errors).map_or(Ok(()), Err)
 }
 
-/// A ledger that cannot be read keeps no pod from ending: that this one has is written beside it.
-fn put_off(directory: &Path, call: &Call, who: &Attachment, refused: Refused) -> Result<(), Error> {
-    let (error, _lock) = match refused {
-        Refused::Unreadable(error, lock) => (error, lock),
-        Refused::Other(error) => return Err(error),
-    };
-    match released::remember(directory, call.config.name.as_str(), who) {
-        Ok(()) => {
-            eprintln!("{}: given back when the ledger can be read again: {error}", directory.display());
-            Ok(())
-        }
-        Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),
-    }
+/// An attachment that is gone.
+struct Gone {
+    network: String,
+    who: Attachment,
+    marks: Vec<u64>,
 }
 
-fn marks(call: &Call, who: &Attachment, sets: usize) -> Vec<u64> {
-    let (network, Attachment { container, ifname }) = (call.config.name.as_str(), who);
-    (0..sets).map(|set| mark(network, container.as_str(), ifname.as_str(), set)).collect()
-}
+impl Gone {
+    fn of(call: &Call, who: &Attachment, sets: usize) -> Gone {
+        let (network, Attachment { container, ifname }) = (call.config.name.to_string(), who);
+        let marks = (0..sets).map(|set| mark(&network, container.as_str(), ifname.as_str(), set)).collect();
+        Gone { network, who: who.clone(), marks }
+    }
 
-/// Does it for every ledger there is; failures are collected.
-fn each_pool(
-    settings: &Settings,
-    act: impl Fn(&Pool, Result<Store, Refused>) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut seen: Vec<&str> = Vec::new();
-    let mut errors = Vec::new();
-    for pool in settings.sets.iter().flat_map(|set| &set.pools) {
-        if seen.contains(&pool.name.as_str()) {
-            continue;
-        }
-        seen.push(&pool.name);
-        if let Some(opened) = Store::find(&settings.directory, &pool.name).transpose() {
-            errors.extend(act(pool, opened).err());
+    /// A ledger that cannot be read keeps no pod from ending: that this one has is written beside it.
+    fn put_off(&self, directory: &Path, refused: Refused) -> Result<(), Error> {
+        let (error, _lock) = match refused {
+            Refused::Unreadable(error, lock) => (error, lock),
+            Refused::Other(error) => return Err(error),
+        };
+        match released::remember(directory, &self.network, &self.who) {
+            Ok(()) => {
+                eprintln!("{}: given back when the ledger can be read again: {error}", directory.display());
+                Ok(())
+            }
+            Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),
         }
     }
-    Error::join(errors).map_or(Ok(()), Err)
 }
 
 fn release(
@@ -376,9 +390,9 @@ fn release(
     }
     let edits = turn::tidy(&mut store.ledger, clock, IDLE, LOW as u64);
     store.write(&edits)?;
-    let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
-    let returning = demand.known.iter().any(|known| known.state == KnownState::Returning);
+    let returning = store.ledger.blocks().any(|block| block.state == State::Returning);
     if returning || demanded == Demanded::Always {
+        let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
         // Without an agent it goes with a later call: this one has done what concerns its pod.
         if let Ok((supply, _)) = agent::ask(&settings.socket, &demand) {
             let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
@@ -393,23 +407,28 @@ fn release(
 fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
     let clock = Clock { now: now(), rest: settings.rest };
     let store = Store::find(&settings.directory, &pool.name)?;
-    if store.as_ref().is_some_and(|store| store.ledger.has_free(clock, |ip| pool.filter.admits(ip), 1)) {
-        return Ok(());
-    }
-    let ledger = store.map_or_else(|| ipam::Ledger::new(""), |store| store.ledger);
+    let none = ipam::Ledger::new("");
+    let ledger = store.as_ref().map_or(&none, |store| &store.ledger);
+    let has_free = ledger.has_free(clock, |ip| pool.filter.admits(ip), 1);
+    let Count { held, resting, free } = match has_free {
+        true => return Ok(()),
+        false => ledger.count(clock, |ip| pool.filter.admits(ip)),
+    };
+    store.as_ref().map_or(Ok(()), Store::trusted)?;
     let said = match settings.source {
         Source::File => {
-            let supply = agent::supply_alone(pool, &ledger, Wish::Any);
+            let supply = agent::supply_alone(pool, ledger, Wish::Any);
             (supply.leases.is_empty() && supply.confirmed.is_empty()).then(|| "no address is free".to_owned())
         }
         Source::Cluster => {
-            let demand = agent::demand(settings, pool, &ledger, Want::Room, "");
+            let demand = agent::demand(settings, pool, ledger, Want::Room, "");
+            // Nobody waits for the agent but we.
+            drop(store);
             let asked = agent::ask(&settings.socket, &demand);
             asked.map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?.1
         }
     };
     let Some(why) = said else { return Ok(()) };
-    let Count { held, resting, free } = ledger.count(clock, |ip| pool.filter.admits(ip));
     let details = format!("in the blocks of this node {held} are held, {resting} rest, {free} are free");
     Err(Error::new(code::NOT_AVAILABLE, format!("pool {}: {}: {why}", pool.name, pool.filter.range))
         .details(details))

@@ -20,7 +20,9 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cni::{Error, code};
@@ -108,24 +110,65 @@ impl Store {
 
 /// Takes the lock, waiting in the kernel's queue like everybody, but not for ever.
 pub(in crate::ipam) fn wait(lock: File, name: &str) -> Result<File, Error> {
+    when_locked(lock, name, |lock| lock)
+}
+
+/// Does the work once it has the lock; does nothing, and says so, if that takes too long.
+///
+/// Who has to wait, waits in another thread, because nothing ends a wait for a lock; and that thread does the work: while
+/// the lock would be handed from one to the other, everybody else would wait for the scheduler.
+pub(in crate::ipam) fn when_locked<T: Send + 'static>(
+    lock: File,
+    name: &str,
+    work: impl FnOnce(File) -> T + Send + 'static,
+) -> Result<T, Error> {
+    let done = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&done);
+    let work = move |lock| {
+        let made = work(lock);
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+    };
+    work_locked(lock, name, Box::new(work))?;
+    let made = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+    made.ok_or_else(|| Error::internal(format!("lock {name}: who had it ended")))
+}
+
+/// The same for whatever work: it is in the program once.
+fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Result<(), Error> {
+    let failed = |error: &io::Error| io_error(&format!("lock {name}"), error);
     match lock.try_lock() {
-        Ok(()) => return Ok(lock),
+        Ok(()) => {
+            work(lock);
+            return Ok(());
+        }
         Err(TryLockError::WouldBlock) => {}
-        Err(TryLockError::Error(error)) => return Err(io_error(&format!("lock {name}"), &error)),
+        Err(TryLockError::Error(error)) => return Err(failed(&error)),
     }
     let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || {
-        let locked = lock.lock().map(|()| lock);
+    // Whoever sets it first: the one who has the lock, or the one whose patience is over.
+    let decided = Arc::new(AtomicBool::new(false));
+    let first = Arc::clone(&decided);
+    let waiter = move || {
+        let locked = lock.lock();
         // Nobody waits any more if it took too long; dropping the file gives the lock back.
-        let _ = send.send(locked);
-    });
-    match receive.recv_timeout(LOCK_DEADLINE) {
-        Ok(locked) => locked.map_err(|error| io_error(&format!("lock {name}"), &error)),
-        Err(_) => Err(Error::new(
-            code::TRY_AGAIN_LATER,
-            format!("lock {name}: somebody else has held it for {} s", LOCK_DEADLINE.as_secs()),
-        )),
-    }
+        if !first.swap(true, Ordering::AcqRel) {
+            let _ = send.send(locked.map(|()| work(lock)));
+        }
+    };
+    std::thread::Builder::new().spawn(waiter).map_err(|error| failed(&error))?;
+    let done = match receive.recv_timeout(LOCK_DEADLINE) {
+        Err(RecvTimeoutError::Timeout) if !decided.swap(true, Ordering::AcqRel) => {
+            return Err(Error::new(
+                code::TRY_AGAIN_LATER,
+                format!("lock {name}: somebody else has held it for {} s", LOCK_DEADLINE.as_secs()),
+            ));
+        }
+        // It has the lock, and is at work.
+        Err(RecvTimeoutError::Timeout) => receive.recv().ok(),
+        other => other.ok(),
+    };
+    // Who ended without a word has left nothing, either.
+    done.unwrap_or(Ok(())).map_err(|error| failed(&error))
 }
 
 // === reading ===

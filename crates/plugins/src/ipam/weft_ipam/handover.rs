@@ -37,7 +37,9 @@ pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Resul
     }
     settings::name("ledger", ledger)?;
     let Some(mut store) = Store::find(directory, ledger)? else { return Ok(Said::Unknown) };
-    Ok(match turn::give_up(&mut store.ledger, lease, ip) {
+    let given = turn::give_up(&mut store.ledger, lease, ip);
+    store.trusted()?;
+    Ok(match given {
         GiveUp::Hole(edits) => {
             store.write(&edits)?;
             // One before us may have written it and died.

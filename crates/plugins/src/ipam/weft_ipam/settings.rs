@@ -11,6 +11,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cni::Error;
 use cni::args::Args;
@@ -146,7 +147,7 @@ pub struct Pool {
 #[derive(Clone, Debug)]
 pub struct Set {
     /// The pools.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<Arc<Pool>>,
     /// The address that is asked for.
     pub request: Option<Request>,
 }
@@ -188,6 +189,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Every pool once.
+    pub fn pools(&self) -> Vec<&Arc<Pool>> {
+        let mut pools: Vec<&Arc<Pool>> = Vec::new();
+        for pool in self.sets.iter().flat_map(|set| &set.pools) {
+            if !pools.iter().any(|known| known.name == pool.name) {
+                pools.push(pool);
+            }
+        }
+        pools
+    }
+
     /// Reads and checks everything.
     pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let Conf { ipam: mut keys, args: ArgsConf { cni: wish }, runtime_config } = call.config.decode()?;
@@ -268,7 +280,8 @@ impl Keys {
         }
         let mut sets = Vec::with_capacity(written.len());
         for (key, list) in written {
-            let pools = list.iter().map(|range| self.pool(&key, range)).collect::<Result<Vec<_>, Error>>()?;
+            let made = list.iter().map(|range| self.pool(&key, range).map(Arc::new));
+            let pools = made.collect::<Result<Vec<_>, Error>>()?;
             let Some(first) = pools.first() else { return Err(Error::key(key, "[]", "an empty range set")) };
             if let Some(other) =
                 pools.iter().find(|pool| pool.range.addr().is_ipv4() != first.range.addr().is_ipv4())

@@ -9,22 +9,24 @@
 //!
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
-//!   many calls wait for it together;
+//!   many calls wait for it together; what can be done before a turn or after it is not done in it;
+//! - of a large ledger only what is looked at is read; if that fails in the middle, nothing is written;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::ledger::{Edit, PAGES_MAX, Place, SLOTS};
+use ipam::ledger::{Edit, Place, SLOTS, Source};
 use ipam::{Ledger, turn};
 
 use super::super::host_local::boot;
-use super::super::host_local::store::wait;
+use super::super::host_local::store::when_locked;
 use super::released;
 use crate::fingerprint::hashed;
 
@@ -41,7 +43,7 @@ pub(super) const SETS_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     owners: File,
     /// What is in it.
     pub ledger: Ledger,
@@ -71,11 +73,21 @@ impl fmt::Display for Owner {
     }
 }
 
+/// The two files of a ledger, opened.
+struct Files {
+    ledger: File,
+    owners: File,
+}
+
+/// What a ledger is read from; the lock goes with it.
+#[derive(Debug)]
+struct Bytes(Arc<File>);
+
 /// Why a ledger was not opened.
 #[derive(Debug)]
 pub enum Refused {
     /// What is in it cannot be read: the lock, as far as there is something to lock.
-    Unreadable(Error, Option<File>),
+    Unreadable(Error, Option<Arc<File>>),
     /// Anything else.
     Other(Error),
 }
@@ -95,49 +107,67 @@ pub fn mark(network: &str, container: &str, ifname: &str, set: usize) -> u64 {
 }
 
 impl Store {
-    /// Opens the ledger of a pool, and makes it if it is missing.
-    pub fn create(directory: &Path, pool: &str) -> Result<Store, Error> {
+    /// Does something with the ledger of a pool when it is its turn, perhaps in another thread; makes the ledger if it is missing.
+    pub fn create<T: Send + 'static>(
+        directory: &Path,
+        pool: &str,
+        work: impl FnOnce(Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let directory = directory.join(pool);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&directory)
-            .map_err(|cause| Error::io(format_args!("create directory {}", directory.display()), cause))?;
-        Ok(Store::open(&directory, true)?)
+        let files = match Files::open(&directory, false) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+                made.map_err(|cause| {
+                    Error::io(format_args!("create directory {}", directory.display()), cause)
+                })?;
+                Files::open(&directory, true)
+            }
+            opened => opened,
+        };
+        Files::turn(files, directory, |opened| work(opened?))
     }
 
-    /// Opens the ledger of a pool; nothing if there is none, and never was.
-    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Refused> {
+    /// The same with a ledger that is there; nothing if there is none, and never was.
+    pub fn with<T: Send + 'static>(
+        directory: &Path,
+        pool: &str,
+        work: impl FnOnce(Result<Store, Refused>) -> Result<T, Error> + Send + 'static,
+    ) -> Result<Option<T>, Error> {
         let directory = directory.join(pool);
         let is_missing = |name: &str| {
             let looked = directory.join(name).symlink_metadata();
             looked.is_err_and(|cause| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
         };
-        match is_missing(LEDGER) && is_missing(OWNERS) {
-            true => Ok(None),
-            false => Store::open(&directory, false).map(Some),
-        }
+        let files = match Files::open(&directory, false) {
+            Err(_) if is_missing(LEDGER) && is_missing(OWNERS) => return Ok(None),
+            opened => opened,
+        };
+        Files::turn(files, directory, work).map(Some)
     }
 
-    fn open(directory: &Path, create: bool) -> Result<Store, Refused> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(create).mode(0o600);
+    /// The ledger of a pool, for as long as the value lives; nothing if there is none, and never was.
+    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Refused> {
+        Store::with(directory, pool, Ok).map_err(Refused::Other)?.transpose()
+    }
+
+    /// Reads a ledger that is locked.
+    fn open(directory: &Path, Files { ledger: file, owners }: Files) -> Result<Store, Refused> {
         let path = directory.join(LEDGER);
-        let unreadable = |cause: io::Error| Refused::Unreadable(failed(&path, "open", &cause), None);
-        let file = options.open(&path).map_err(unreadable)?;
-        let owners = options.create(true).open(directory.join(OWNERS)).map_err(unreadable)?;
-        let file = wait(file, &path.display().to_string()).map_err(Refused::Other)?;
-        let image = read(&file).map_err(unreadable)?;
+        let unreadable = |cause: &io::Error| Refused::Unreadable(failed(&path, "read", cause), None);
+        let file = Arc::new(file);
         let current = boot::id().unwrap_or("unknown");
-        if image.is_empty() && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
+        let is_empty = file.metadata().map_err(|cause| unreadable(&cause))?.len() == 0;
+        if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let ledger = Ledger::new(current);
             begin(&file, directory, &ledger)
                 .map_err(|cause| Refused::Other(failed(&path, "write", &cause)))?;
             return Ok(Store { path, file, owners, ledger });
         }
-        let read = match image.is_empty() {
+        let read = match is_empty {
             true => Err("empty, though addresses were given from it".to_owned()),
-            false => Ledger::read(image).map_err(|spoilt| spoilt.to_string()),
+            false => Ledger::open(Arc::new(Bytes(Arc::clone(&file))))
+                .map_err(|cause| unreadable(&cause))?
+                .map_err(|spoilt| spoilt.to_string()),
         };
         let ledger = match read {
             Ok(ledger) => ledger,
@@ -149,8 +179,31 @@ impl Store {
             }
         };
         let mut store = Store { path, file, owners, ledger };
-        store.catch_up(directory, current).map_err(Refused::Other)?;
-        Ok(store)
+        match store.catch_up(directory, current) {
+            Ok(()) => Ok(store),
+            Err(error) if store.ledger.fault().is_some() => Err(Refused::Unreadable(error, Some(store.file))),
+            Err(error) => Err(Refused::Other(error)),
+        }
+    }
+
+    /// What of it could not be read since it was opened.
+    ///
+    /// # Errors
+    /// That; nothing that the ledger has said holds then.
+    pub fn trusted(&self) -> Result<(), Error> {
+        match self.ledger.fault() {
+            None => Ok(()),
+            Some(why) => Err(Error::io(self.path.display(), format_args!("read: {why}"))),
+        }
+    }
+
+    /// What the owners with these marks hold.
+    pub fn held_by(self, marks: &[u64]) -> Result<(Store, Vec<Place>), Refused> {
+        let own = marks.iter().flat_map(|mark| self.ledger.held_by(*mark)).collect();
+        match self.trusted() {
+            Ok(()) => Ok((self, own)),
+            Err(error) => Err(Refused::Unreadable(error, Some(self.file))),
+        }
     }
 
     /// Writes down what happened without the ledger: another boot began, or attachments ended while it could not be read.
@@ -174,6 +227,7 @@ impl Store {
 
     /// Writes edits, in their order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
+        self.trusted()?;
         for Edit { offset, bytes } in edits {
             let written = self.file.write_all_at(bytes, *offset);
             written.map_err(|cause| failed(&self.path, "write", &cause))?;
@@ -208,6 +262,51 @@ impl Store {
     }
 }
 
+// === impl Files ===
+
+impl Files {
+    fn open(directory: &Path, create: bool) -> io::Result<Files> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(create).mode(0o600);
+        let ledger = options.open(directory.join(LEDGER))?;
+        let owners = directory.join(OWNERS);
+        let owners = match options.open(&owners) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => options.create(true).open(&owners)?,
+            opened => opened?,
+        };
+        Ok(Files { ledger, owners })
+    }
+
+    /// Waits for the turn; what is not locked because it cannot be opened needs none.
+    fn turn<T: Send + 'static>(
+        files: io::Result<Files>,
+        directory: PathBuf,
+        work: impl FnOnce(Result<Store, Refused>) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let path = directory.join(LEDGER);
+        let Files { ledger, owners } = match files {
+            Ok(files) => files,
+            Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),
+        };
+        // Read once, and not while others wait.
+        let _ = boot::id();
+        let turn = move |ledger| work(Store::open(&directory, Files { ledger, owners }));
+        when_locked(ledger, &path.display().to_string(), turn)?
+    }
+}
+
+// === impl Bytes ===
+
+impl Source for Bytes {
+    fn length(&self) -> io::Result<u64> {
+        self.0.metadata().map(|file| file.len())
+    }
+
+    fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(room, offset)
+    }
+}
+
 fn record(place: Place) -> u64 {
     ((place.page * SLOTS + place.slot) * RECORD) as u64
 }
@@ -216,19 +315,9 @@ fn failed(path: &Path, what: &str, cause: &io::Error) -> Error {
     Error::io(path.display(), linux::Error::io(what, cause))
 }
 
-/// All of a ledger's file.
-fn read(file: &File) -> io::Result<Vec<u8>> {
-    let most = ipam::ledger::PREFACE + PAGES_MAX * ipam::ledger::PAGE;
-    // Room for all of it at once; it has not grown since, for nobody else has the turn.
-    let length = usize::try_from(file.metadata()?.len()).unwrap_or(most).min(most);
-    let mut image = Vec::with_capacity(length + 1);
-    file.take(most as u64).read_to_end(&mut image)?;
-    Ok(image)
-}
-
 /// Makes a ledger that is there after a loss of power: what was signed later is of a ledger that is not empty.
 fn begin(file: &File, directory: &Path, ledger: &Ledger) -> io::Result<()> {
-    file.write_all_at(ledger.image(), 0)?;
+    file.write_all_at(&ledger.image(), 0)?;
     file.sync_all()?;
     File::open(directory)?.sync_all()
 }
