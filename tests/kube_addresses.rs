@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, given, ledgers, network};
+use rig::addresses::{Nodes, control, given, last_byte, ledgers, network, pool, rounds, weft};
 use rig::machine::until;
 use rig::{Machine, assert_refused};
 use serde_json::{Value, json};
@@ -66,43 +66,6 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
         let gone = nodes.attachment(&pod, &format!("c{node}-19")).check(&conf(node));
         assert_refused("after GC", &gone, 999, &["holds no address for eth0 in pool 10.9.0.0-20"]);
     }
-}
-
-/// `weft` as who may do everything.
-fn weft(nodes: &Nodes, words: &[&str]) -> testkit::Finished {
-    let weft = testkit::binary("weft");
-    let command = nodes.machine.command(weft.to_str().unwrap()).env("KUBECONFIG", nodes.kube.admin());
-    command.args(words.iter().copied()).finish()
-}
-
-/// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
-fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
-    let rights = std::fs::read_to_string(testkit::workspace().join("deploy/ipam/rbac.yaml")).unwrap();
-    nodes.kube.apply(&rights);
-    let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
-    let program = testkit::binary("weft");
-    let fixed = [program.to_str().unwrap(), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
-    for (name, port) in replicas {
-        let listen = format!("127.0.0.1:{port}");
-        let own = ["--identity", name, "--kubeconfig", &account, "--listen", &listen];
-        nodes.machine.start(name, fixed.into_iter().chain(own));
-    }
-}
-
-/// How often a controller has looked at everything.
-fn rounds(nodes: &Nodes, port: u16) -> u64 {
-    let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
-    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_rounds_total "));
-    found.and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-/// Makes a pool whose blocks have `2^bits` addresses.
-fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
-    let name = range.replace([':', '/'], "-");
-    let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": name },
-        "spec": { "range": range, "blockBits": bits } });
-    nodes.kube.apply(&pool.to_string());
-    name
 }
 
 /// Milliseconds since 1970, so long ago.
@@ -536,10 +499,6 @@ fn v13_8_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
 /// The objects that a node has.
 fn of_node(nodes: &Nodes, node: &str) -> Vec<Value> {
     nodes.blocks().into_iter().filter(|block| block["spec"]["node"] == node).collect()
-}
-
-fn last_byte(ip: &str) -> u8 {
-    ip.rsplit_once('.').and_then(|(_, last)| last.parse().ok()).unwrap()
 }
 
 #[test]

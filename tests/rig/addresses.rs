@@ -185,3 +185,53 @@ pub fn given(finished: Finished) -> Vec<String> {
     let addresses = crate::addresses(&result);
     addresses.iter().map(|address| address.split('/').next().unwrap_or_default().to_owned()).collect()
 }
+
+/// `weft` as who may do everything.
+#[must_use]
+#[track_caller]
+pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
+    let weft = testkit::binary("weft");
+    let command = nodes.machine.command(text(&weft)).env("KUBECONFIG", nodes.kube.admin());
+    command.args(words.iter().copied()).finish()
+}
+
+/// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
+#[track_caller]
+pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
+    let rights =
+        std::fs::read_to_string(workspace().join("deploy/ipam/rbac.yaml")).expect("a file of the project");
+    nodes.kube.apply(&rights);
+    let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
+    let program = testkit::binary("weft");
+    let fixed = [text(&program), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
+    for (name, port) in replicas {
+        let listen = format!("127.0.0.1:{port}");
+        let own = ["--identity", name, "--kubeconfig", &account, "--listen", &listen];
+        nodes.machine.start(name, fixed.into_iter().chain(own));
+    }
+}
+
+/// How often a controller has looked at everything.
+#[must_use]
+pub fn rounds(nodes: &Nodes, port: u16) -> u64 {
+    let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
+    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_rounds_total "));
+    found.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Makes a pool whose blocks have `2^bits` addresses.
+#[track_caller]
+pub fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
+    let name = range.replace([':', '/'], "-");
+    let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": name },
+        "spec": { "range": range, "blockBits": bits } });
+    nodes.kube.apply(&pool.to_string());
+    name
+}
+
+/// The last number of an IPv4 address.
+#[must_use]
+#[track_caller]
+pub fn last_byte(ip: &str) -> u8 {
+    ip.rsplit_once('.').and_then(|(_, last)| last.parse().ok()).expect("an IPv4 address")
+}

@@ -21,6 +21,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Where a node keeps its ledgers.
 pub(crate) const LEDGERS: &str = "/var/lib/weft/ipam";
 
+/// Between the name of a ledger and its directory, where that is not the agent's: no pool's name has it.
+const AT: char = '@';
+
+/// The name of a ledger that is in another directory than the agent's.
+pub(crate) fn placed(ledger: &str, directory: &str) -> String {
+    format!("{ledger}{AT}{directory}")
+}
+
+/// The directory of such a one.
+pub(crate) fn elsewhere(ledger: &str) -> Option<&str> {
+    ledger.split_once(AT).map(|(_, directory)| directory)
+}
+
 /// Milliseconds since 1970.
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -199,6 +199,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
         vif_store: *vif_store,
+        ledgers: ledgers.clone(),
     };
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));

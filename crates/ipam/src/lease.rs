@@ -305,7 +305,8 @@ impl<R: Registry> Counter<'_, R> {
     /// Makes sure that a block is still ours, after the node was away: it is changed, so that nobody who looked before
     /// takes it from us. Its new lease, if it is.
     pub async fn confirm(&self, object: &Object) -> Result<Option<String>, Fault> {
-        let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
+        let ledger = self.holder.ledger.clone();
+        let holder = Holder { turn: object.holder.turn + 1, ledger, ..object.holder.clone() };
         match self.registry.replace(&Object { holder, ..object.clone() }).await {
             Ok(object) => Ok(Some(object.lease_id())),
             Err(Fault::Conflict) => Ok(None),

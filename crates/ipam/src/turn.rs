@@ -101,18 +101,18 @@ fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Tu
     let accepts = |ip| filter.admits(ip);
     let mut edits = Vec::new();
     let mut choice = ledger.choose(clock, accepts);
-    let draining: Vec<Block> = ledger.blocks().filter(|block| block.draining).collect();
-    for block in draining {
+    let draining: Vec<usize> = ledger.draining().collect();
+    for page in draining {
         if matches!(choice, Choice::Free(..)) {
             break;
         }
-        let edit = ledger.drain(block.page, false);
+        let edit = ledger.drain(page, false);
         match ledger.choose(clock, accepts) {
             free @ Choice::Free(..) => {
                 edits.push(edit);
                 choice = free;
             }
-            _ => drop(ledger.drain(block.page, true)),
+            _ => drop(ledger.drain(page, true)),
         }
     }
     match choice {
@@ -290,8 +290,11 @@ pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Obj
         }
         return supply;
     }
-    if ask.wish == Wish::Any && !supply.confirmed.is_empty() {
-        return supply;
+    // It may be free in what is confirmed.
+    match ask.wish {
+        Wish::Any if !supply.confirmed.is_empty() => return supply,
+        Wish::Address(ip) if is_confirmed(ask, &supply, ip) => return supply,
+        _ => {}
     }
     let leased = match counter.adopt(seen, &known).await {
         Ok(adopted) if !adopted.is_empty() => {
@@ -315,16 +318,31 @@ pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Obj
     supply
 }
 
+/// Does an address lie in a block that was just confirmed?
+fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
+    let mut around = ask.known.iter().filter(|(net, ..)| net.contains(&ip));
+    around.any(|(_, lease, _)| supply.confirmed.iter().any(|(old, _)| old == lease))
+}
+
 /// Asks which of the blocks are still this node's.
 async fn confirm<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, supply: &mut Supply) -> Result<(), Fault> {
     let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
     for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Unconfirmed) {
-        let Some(object) = own.iter().find(|object| object.net == *net && object.lease_id() == *lease) else {
+        let is_it = |object: &Object| object.net == *net && object.lease_id() == *lease;
+        let found = match own.iter().find(|object| is_it(object)) {
+            Some(object) => Some(object.clone()),
+            // The ledger may have had another name when it was leased.
+            None => {
+                let object = counter.registry.read(*net).await?;
+                object.filter(|object| is_it(object) && object.holder.node == counter.holder.node)
+            }
+        };
+        let Some(object) = found else {
             supply.lost.push(lease.clone());
             continue;
         };
         // If somebody has changed it since, the next question shows who.
-        if let Some(new) = counter.confirm(object).await? {
+        if let Some(new) = counter.confirm(&object).await? {
             supply.confirmed.push((lease.clone(), new));
         }
     }

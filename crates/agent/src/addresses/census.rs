@@ -14,6 +14,7 @@ use kube::{Api, Client};
 use npwg::status::NETWORK_STATUS;
 use serde::{Deserialize, Serialize};
 
+use super::elsewhere;
 use super::objects::{BlockObject, PoolObject, PoolStatus};
 use crate::agent::cluster::{Key, NodeObject, PodObject, Reduced};
 
@@ -204,6 +205,15 @@ impl Census {
                 findings.push(finding("orphan", format!("its pool {} is not there", block.spec.pool)));
             }
             let node = &block.spec.node;
+            if let Some(directory) = elsewhere(&block.spec.ledger) {
+                findings.push(finding(
+                    "elsewhere",
+                    format!(
+                        "its ledger on node {node} is in {directory} (ipam.dataDir), which is not its agent's \
+                         --ledgers: other networks of the pool have none of its addresses"
+                    ),
+                ));
+            }
             if !node.is_empty() && self.is_off(node) {
                 findings.push(finding(
                     "dead-node",
@@ -367,6 +377,10 @@ mod tests {
             ["dead-node"; 2]
         );
         assert_eq!(whats(&census(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
+        let mut placed = census(&[("10.0.0.0/24", "n1", &[])], &[]);
+        placed.blocks[0].spec.ledger = super::super::placed("p", "/srv/ledgers");
+        assert_eq!(whats(&placed), ["elsewhere"]);
+        assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
         let mut orphan = census(&[("10.0.0.0/24", "n1", &[])], &[]);
         orphan.pools.clear();
         assert_eq!(whats(&orphan), ["orphan"]);

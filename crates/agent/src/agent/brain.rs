@@ -99,6 +99,8 @@ pub(crate) struct Care {
     pub(crate) hot_plug: bool,
     /// Where the controller of Neutron ports writes.
     pub(crate) vif_store: Place,
+    /// Where ledgers of addresses are.
+    pub(crate) ledgers: PathBuf,
 }
 
 impl Brain {
@@ -128,7 +130,7 @@ impl Brain {
             busy,
             metrics,
             traces,
-            supplier: Supplier::new(client.clone(), node),
+            supplier: Supplier::new(client.clone(), node, &care.ledgers),
             overseer: Arc::new(Overseer::new(
                 Arc::clone(&care.sandboxes),
                 Arc::clone(&care.runtime),

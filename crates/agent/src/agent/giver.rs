@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::handover::{self, Outcome};
+use ipam::handover::{self, GivenUp, Outcome};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use tokio::time::timeout;
@@ -22,9 +22,9 @@ use tracing::{info, warn};
 use super::brain::Brain;
 use super::cache::{Cache, follow as fill};
 use super::supplier::Owned;
-use crate::addresses::now;
 use crate::addresses::objects::{BlockObject, PoolObject};
 use crate::addresses::registry::{Cluster, asked_of};
+use crate::addresses::{elsewhere, now};
 use crate::hands::Hands;
 
 /// How long until what could not be done is tried again.
@@ -104,6 +104,12 @@ impl Giver {
         }
         let (ledgers, ledger) = (self.ledgers.clone(), block.holder.ledger.clone());
         let (lease, ip) = (block.lease_id(), object.net.addr());
+        if let Some(directory) = elsewhere(&ledger) {
+            // Whether it is free there nobody can say.
+            let by = format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --ledgers,");
+            let told = handover::tell(&registry, object, block, GivenUp::Held(by)).await;
+            return told.map_err(|fault| fault.to_string());
+        }
         let given = tokio::task::spawn_blocking(move || {
             let hands = Hands::find().map_err(|failure| failure.to_string())?;
             hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())

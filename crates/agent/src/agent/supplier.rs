@@ -7,10 +7,14 @@
 //!
 //! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
 //!
+//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--ledgers`) has a name of its own: two
+//! networks of one pool with different directories have two ledgers, which know nothing of each other.
+//!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
 //! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,10 +34,10 @@ use super::cache::{Cache, follow};
 use super::cluster::Reduced;
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
-use crate::addresses::now;
 use crate::addresses::objects::BlockObject;
 use crate::addresses::pools::{self, Pool};
 use crate::addresses::registry::{Cluster, LOOKS, of_node};
+use crate::addresses::{elsewhere, now, placed};
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);
@@ -46,6 +50,7 @@ const POOL_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Supplier {
     client: Client,
     node: String,
+    ledgers: PathBuf,
     own: Arc<Cache<Option<Owned>>>,
     wanted: Once,
     asked: Sender<bool>,
@@ -77,11 +82,11 @@ impl Reduced for BlockObject {
 }
 
 impl Supplier {
-    /// For the ledgers of a node.
-    pub(crate) fn new(client: Client, node: &str) -> Supplier {
+    /// For the ledgers of a node, which are believed to be in this directory.
+    pub(crate) fn new(client: Client, node: &str, ledgers: &Path) -> Supplier {
         let own = Arc::new(Cache::new("ipblocks"));
-        let (node, asked) = (node.to_owned(), Sender::new(false));
-        Supplier { client, node, own, wanted: Once::new(), asked, shelves: Mutex::default() }
+        let (node, ledgers, asked) = (node.to_owned(), ledgers.to_owned(), Sender::new(false));
+        Supplier { client, node, ledgers, own, wanted: Once::new(), asked, shelves: Mutex::default() }
     }
 
     /// Answers a demand.
@@ -92,6 +97,9 @@ impl Supplier {
             return refused(format!("demand of version {other}: this agent answers up to {VERSION}"));
         }
         self.asked.send_replace(true);
+        let is_here = demand.directory.is_empty() || Path::new(&demand.directory) == self.ledgers;
+        let ledger = if is_here { demand.ledger.clone() } else { placed(&demand.ledger, &demand.directory) };
+        let demand = &Demand { ledger, ..demand.clone() };
         let shelf = self.shelf(&demand.ledger);
         let mut shelf = shelf.lock().await;
         let answered = self.answer(demand, &mut shelf, metrics).await;
@@ -102,12 +110,25 @@ impl Supplier {
         };
         metrics.supplied(outcome);
         match answered {
-            Ok(supply) => delivery(supply),
+            Ok(supply) => self.explained(demand, delivery(supply)),
             Err(why) => {
                 warn!(pool = demand.pool.name, %why, "addresses");
-                refused(why)
+                self.explained(demand, refused(why))
             }
         }
+    }
+
+    /// A refusal says where the ledger is if that is not where it should be: blocks of the node may be in another.
+    fn explained(&self, demand: &Demand, delivery: Delivery) -> Delivery {
+        let Some(directory) = elsewhere(&demand.ledger) else { return delivery };
+        let explain = |why| {
+            let ledgers = self.ledgers.display();
+            format!(
+                "{why}; ipam.dataDir {directory} is not its agent's --ledgers {ledgers}: what is free in a ledger \
+                 there is not given to this network"
+            )
+        };
+        Delivery { refusal: delivery.refusal.map(explain), ..delivery }
     }
 
     fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<Shelf>> {
@@ -254,11 +275,17 @@ impl Supplier {
                 given.await.map_err(|fault| fault.to_string())?;
             }
         }
-        let meets = |lease: &Lease| counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip));
-        if demand.wish == Want::Any
-            && !unconfirmed
-            && let Some(at) = shelf.ready.iter().position(|(_, lease)| meets(lease))
-        {
+        let suits = |lease: &Lease| match wish {
+            Wish::Any if demand.wish == Want::Any && !unconfirmed => {
+                counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip))
+            }
+            // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
+            Wish::Address(ip) if demand.wish == Want::Address(ip) => {
+                lease.net.contains(&ip) && !lease.holes.contains(&ip)
+            }
+            _ => false,
+        };
+        if let Some(at) = shelf.ready.iter().position(|(_, lease)| suits(lease)) {
             let (_, lease) = shelf.ready.remove(at);
             return Ok(Supply { leases: vec![lease], ..Supply::default() });
         }

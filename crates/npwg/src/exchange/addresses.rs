@@ -26,6 +26,9 @@ pub struct Demand {
     pub filter: Addresses,
     /// The ledger, among those of the node.
     pub ledger: String,
+    /// Where that node keeps it, as the network says; empty: an older release, which does not tell.
+    #[serde(default)]
+    pub directory: String,
     /// What it has.
     pub known: Vec<Known>,
     /// What is wanted.

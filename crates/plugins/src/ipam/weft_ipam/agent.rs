@@ -50,6 +50,7 @@ pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Wa
             exclude: pool.filter.exclude.clone(),
         },
         ledger: pool.name.clone(),
+        directory: settings.directory.display().to_string(),
         known: known.collect(),
         wish: want,
         pod: settings.pod.clone(),

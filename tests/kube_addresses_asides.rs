@@ -1,0 +1,163 @@
+//! Addresses in a cluster where something is not as it should be: blocks leased ahead, ledgers in another directory, twins.
+//!
+//! ```text
+//!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, in the place of the runtimes
+//!                  ◄── weft controller --ipam
+//! ```
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+
+use rig::addresses::{Nodes, control, given, last_byte, network, pool, rounds, weft};
+use rig::{Machine, assert_refused};
+use serde_json::{Value, json};
+use testkit::{Feature, host};
+
+/// A cluster of so many nodes.
+macro_rules! nodes {
+    ($count:expr) => {{
+        let Some(nodes) = Nodes::new(Machine::new(host!(Feature::Root), "node"), $count) else { return };
+        nodes
+    }};
+}
+
+#[test]
+fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.18.0.0/25", 3);
+    // Whole blocks, none with an address that is no host's.
+    let range = json!({ "range": "10.18.0.8-10.18.0.119/25", "quarantine": 0 });
+    let conf = network(0, &range);
+    let add = |container: &str| given(nodes.attachment(&sandbox, container).add(&conf))[0].clone();
+    // With the fifth fewer than four are left in the block, and the agent leases another, which no ledger has yet.
+    let mut seen: BTreeSet<String> = (0..5).map(|at| add(&format!("c{at}"))).collect();
+    let ahead = nodes.machine.wait("agent-0", "leases a block ahead", || {
+        let holds = |block: &Value| {
+            let first = last_byte(block["spec"]["range"].as_str().unwrap().split('/').next().unwrap());
+            seen.iter().any(|ip| (first..first + 8).contains(&last_byte(ip)))
+        };
+        nodes.blocks().into_iter().find(|block| !holds(block))
+    });
+    let first = ahead["spec"]["range"].as_str().unwrap().split('/').next().unwrap().to_owned();
+    let named = format!("10.18.0.{}", last_byte(&first) + 5);
+    let mut asking = conf.clone();
+    asking["args"] = json!({ "cni": { "ips": [named] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&asking)), [named.as_str()], "at the first try");
+    seen.insert(named);
+    // The rest of both blocks is given as ever, and nothing is left of the question.
+    for at in 5..15 {
+        let ip = add(&format!("c{at}"));
+        assert!(seen.insert(ip.clone()), "{ip} twice");
+    }
+    assert_eq!(seen.len(), 16);
+    assert!(nodes.blocks().iter().all(|block| !block["spec"]["range"].as_str().unwrap().ends_with("/32")));
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
+fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let conf = network(0, &json!({ "range": "10.19.0.0/24", "quarantine": 0 }));
+    let ips: Vec<String> =
+        (0..2).map(|at| given(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf))[0].clone()).collect();
+    let make = |name: &str, ip: &str| {
+        let status = json!([{ "name": "blue/net", "interface": "net1", "ips": [ip] }]).to_string();
+        let annotations = json!({ "k8s.v1.cni.cncf.io/network-status": status });
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": "blue", "annotations": annotations },
+            "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+        nodes.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
+        nodes.kube.json(["pod", "-n", "blue", name])["metadata"]["uid"].clone()
+    };
+    make("one", &ips[0]);
+    make("other", &ips[1]);
+    control(&nodes, &[("keeper", 9603)]);
+    let events = || {
+        let all = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
+        all.into_iter().filter(|event| event["reason"] == "AddressDoubled").collect::<Vec<Value>>()
+    };
+    nodes.machine.wait("keeper", "has looked", || (rounds(&nodes, 9603) > 1).then_some(()));
+    assert_eq!(events(), Vec::<Value>::new(), "each has its own");
+    let uid = make("twin", &ips[0]);
+    let event = nodes.machine.wait("keeper", "tells that an address is doubled", || events().pop());
+    let about = &event["involvedObject"];
+    assert_eq!(
+        (&about["kind"], &about["name"], &about["uid"]),
+        (&json!("Pod"), &json!("twin"), &uid),
+        "{event}"
+    );
+    assert_eq!(
+        (&event["metadata"]["namespace"], &event["type"]),
+        (&json!("blue"), &json!("Warning")),
+        "{event}"
+    );
+    let why = format!("{} of blue/net is blue/one's, too", ips[0]);
+    assert!(event["message"].as_str().unwrap().contains(&why), "{event}");
+    // It is told once.
+    let before = rounds(&nodes, 9603);
+    nodes.machine.wait("keeper", "has looked again", || (rounds(&nodes, 9603) > before + 2).then_some(()));
+    assert_eq!(events().len(), 1);
+    let found = weft(&nodes, &["ipam", "check"]);
+    assert!(found.code == Some(1) && found.stdout.contains("doubled"), "{found:?}");
+    // The one that went wrong is deleted: nothing is wrong any more.
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "twin", "--force", "--grace-period=0"]);
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
+fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_the_cause() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.20.0.0/25", 3);
+    // Three blocks in all.
+    let range = json!({ "range": "10.20.0.8-10.20.0.31/25", "quarantine": 0 });
+    let usual = network(0, &range);
+    let mut other = usual.clone();
+    other["ipam"]["dataDir"] = json!("/var/lib/weft/elsewhere");
+    let add = |container: &str, conf: &Value| nodes.attachment(&sandbox, container).add(conf);
+    let mut seen = BTreeSet::new();
+    for at in 0..4 {
+        for (name, conf) in [("u", &usual), ("o", &other)] {
+            let ip = given(add(&format!("{name}{at}"), conf))[0].clone();
+            assert!(seen.insert(ip.clone()), "{ip} twice");
+        }
+    }
+    let found = weft(&nodes, &["ipam", "check"]);
+    let words = ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--ledgers"];
+    assert!(found.code == Some(1) && words.iter().all(|word| found.stdout.contains(word)), "{found:?}");
+    // By its name it is not had on another node, and why is said at once.
+    let theirs = given(add("o0", &other))[0].clone();
+    let mut asking = network(1, &range);
+    asking["args"] = json!({ "cni": { "ips": [theirs] } });
+    let words = [theirs.as_str(), "leased by node worker-0", "/var/lib/weft/elsewhere (ipam.dataDir)"];
+    // A node that is busy answers later; then it is asked again.
+    let refused = nodes.machine.wait("agent-0", "says where it is", || {
+        let ended = add("r1", &asking);
+        ended.stdout.contains("ipam.dataDir").then_some(ended)
+    });
+    assert_refused("elsewhere", &refused, 11, &words);
+    // When nothing is left the cause is named: what is free in the usual directory is not this network's.
+    let refused = (4..30).find_map(|at| {
+        let ended = add(&format!("o{at}"), &other);
+        if ended.code != Some(0) {
+            return Some(ended);
+        }
+        assert!(seen.insert(given(ended)[0].clone()), "twice");
+        None
+    });
+    let words = [
+        "pool 10.20.0.0-25",
+        "no address is free",
+        "ipam.dataDir /var/lib/weft/elsewhere is not its agent's --ledgers /var/lib/weft/ipam-0",
+    ];
+    assert_refused("full", &refused.expect("three blocks and no more"), 11, &words);
+    // The usual one has what it has.
+    for at in 0..4 {
+        nodes.attachment(&sandbox, &format!("u{at}")).check(&usual).success();
+        nodes.attachment(&sandbox, &format!("o{at}")).check(&other).success();
+    }
+}
