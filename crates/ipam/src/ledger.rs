@@ -22,8 +22,7 @@
 //! - a block that is being emptied is active, and nobody new comes into it;
 //! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
 //!   it had, is no ledger: what was held in them would be given again;
-//! - numbers are little-endian; what comes after a whole page is ignored;
-//! - slots are read when they are looked at: [`Source`]. If that fails nothing that was said holds: [`Ledger::fault`].
+//! - numbers are little-endian; what comes after a whole page is ignored; slots are read when looked at: [`Source`].
 
 mod image;
 
