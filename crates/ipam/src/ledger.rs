@@ -22,7 +22,7 @@
 //! - a block that is being emptied is active, and nobody new comes into it;
 //! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
 //!   it had, is no ledger: what was held in them would be given again;
-//! - numbers are little-endian; what comes after a whole page is ignored; slots are read when looked at: [`Source`].
+//! - numbers are little-endian; what comes after a whole page is ignored; slots are kept when looked at: [`Source`].
 
 mod image;
 
@@ -202,7 +202,7 @@ impl Ledger {
         Ledger::of(Image::of(bytes))
     }
 
-    /// Reads what of a file is needed to find things in it, and the rest when it is looked at.
+    /// Reads a file and keeps what is needed to find things in it; the rest is read again when it is looked at.
     ///
     /// # Errors
     /// It cannot be read; inside, what of it makes no sense.
@@ -313,11 +313,6 @@ impl Ledger {
         self.slots(block.page).map(|(_, what)| what)
     }
 
-    /// Those of the slots of a page that have this tag.
-    fn tagged(&self, page: usize, tag: u8) -> impl Iterator<Item = (usize, Slot)> {
-        memchr_iter(tag, self.tags(page)).map(move |slot| (slot, self.slot(Place { page, slot })))
-    }
-
     /// Those of the slots of a page that are free by their tags.
     fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
         let free = memchr_iter(0, self.tags(page));
@@ -370,11 +365,9 @@ impl Ledger {
     /// The addresses that the owner with this mark holds.
     pub fn held_by(&self, mark: u64) -> impl Iterator<Item = Place> {
         (0..self.pages()).flat_map(move |page| {
-            let own = self.tagged(page, tag(mark)).filter_map(move |(slot, what)| match what {
-                Slot::Held(_, known) if known == mark => Some(Place { page, slot }),
-                _ => None,
-            });
-            own.filter(|place| self.address(*place).is_some())
+            let tagged = memchr_iter(tag(mark), self.tags(page)).map(move |slot| Place { page, slot });
+            let is_own = move |place| matches!(self.slot(place), Slot::Held(_, known) if known == mark);
+            tagged.filter(move |place| self.image.may_have(*place, mark) && is_own(*place))
         })
     }
 

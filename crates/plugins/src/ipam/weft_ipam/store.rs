@@ -10,7 +10,7 @@
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
 //!   many calls wait for it together; what can be done before a turn or after it is not done in it;
-//! - of a large ledger only what is looked at is read; if that fails in the middle, nothing is written;
+//! - of a large ledger only what is looked at is kept; if it cannot be read again, nothing is written;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
 use std::fmt;
