@@ -251,6 +251,30 @@ fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
 }
 
 #[test]
+fn an_agent_that_is_ended_loses_no_event() {
+    let agent = node!();
+    let names: Vec<String> = (0..12).map(|number| format!("web-{number}")).collect();
+    let uids = agent.pods(&names, &select("net-a"));
+    std::thread::scope(|scope| {
+        for (name, uid) in names.iter().zip(&uids) {
+            let agent = &agent;
+            scope.spawn(move || {
+                let sandbox = agent.machine.pod(name);
+                agent.attachment(&sandbox, name, uid).add(&node_configuration()).success();
+            });
+        }
+    });
+    // Most of it is still to be told.
+    agent.stop("TERM");
+    agent.start(&[]);
+    agent.wait_until_ready();
+    for name in &names {
+        let told = || Some(agent.events(name)).filter(|events| events.len() >= 2);
+        until(&format!("Events of {name}"), told);
+    }
+}
+
+#[test]
 fn what_is_wrong_with_one_definition_is_nothing_to_the_others() {
     let agent = node!();
     let metadata = json!({ "name": "odd", "namespace": NAMESPACE });

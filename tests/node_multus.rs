@@ -4,22 +4,23 @@
 //!   00-multus.conf, /opt/cni/bin/multus ── pods ──► the page ──► 00-weft.conflist, agent ── the same pods, and new ones
 //! ```
 //!
-//! Multus itself is not to be had here: under its name, with its configuration and its rights, it is weft that attaches
-//! the pods of before, by the reference plugins. Then what weft remembers of one is put into the form in which Multus
-//! remembers it, and forgotten.
+//! Where `PEERS` has the real Multus, it attaches the pods of before, thin and thick. No package offers it: without,
+//! it is weft under its name that does, with its configuration and its rights, by the reference plugins; then what weft
+//! remembers of one is put into the form in which Multus remembers it, and forgotten.
 //!
 //! Source: Multus `deployments/multus-daemonset.yml`, `pkg/types/types.go`; libcni `pkg/libcni/api.go` (cniCacheV1).
 
 #![cfg(test)]
 
-use rig::Node;
+use rig::multus::{DAEMON, DAEMON_CONFIG, Form, MEMORY};
 use rig::parts::{parts, text};
+use rig::peers::peers;
+use rig::{Multus, Node};
 use serde_json::{Value, json};
 use testkit::{Feature, host, workspace};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-const MULTUS: &str = "/var/lib/cni/multus";
 /// In the place of `/root`, which is the machine's own.
 const HOME: &str = "/etc/weft-test/root";
 /// What a person's shell has; nobody needs sudo here.
@@ -45,21 +46,14 @@ fn definitions() -> String {
 fn installation() -> String {
     let labels = json!({ "name": "multus" });
     let container = json!({ "name": "kube-multus", "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1 & wait; done"] });
-    json!({ "apiVersion": "v1", "kind": "List", "items": [
-        { "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "multus", "namespace": "kube-system" } },
-        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "multus" }, "rules": [
-            { "apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"] },
-            { "apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "update"] },
-            { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"] },
-        ] },
-        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": "multus" },
-          "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "multus" },
-          "subjects": [{ "kind": "ServiceAccount", "name": "multus", "namespace": "kube-system" }] },
-        { "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": "kube-multus-ds", "namespace": "kube-system" },
-          "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
-            "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [container] } } } },
-    ] })
-    .to_string()
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": "kube-multus-ds", "namespace": "kube-system" },
+        "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
+            "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [container] } } },
+    });
+    let mut items = rig::multus::rights();
+    items.as_array_mut().expect("a list").push(set);
+    json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()
 }
 
 /// A default network by the reference plugins.
@@ -69,30 +63,60 @@ fn default_network() -> Value {
     json!({ "cniVersion": "0.3.1", "name": "default", "plugins": [plugin] })
 }
 
-/// A node as Multus's installation leaves it, weft in the place of Multus's program.
-fn node_of_multus(node: &Node) {
+/// A node with definitions, a default network and plugins, and all of Multus's installation but its programs.
+fn prepare(node: &Node, plugins: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin", "/opt/weft", "/etc/cni/net.d/multus.d"]);
     for program in ["weft", "weft-cni"] {
         node.run(["cp", text(&testkit::binary(program)), "/opt/weft/"]);
     }
-    node.run(["ln", "-s", "/opt/weft/weft-cni", "/opt/cni/bin/multus"]);
     for plugin in ["bridge", "host-local", "loopback"] {
-        node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
+        node.run(["ln", "-s", &format!("{plugins}/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
     }
     let crd = workspace().join("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml");
     node.kube().kubectl(["apply", "-f", text(&crd)]);
     node.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
     node.kube().apply(&installation());
     node.kube().apply(&definitions());
+    node.write("/etc/cni/net.d/10-default.conflist", default_network().to_string());
+}
+
+/// A node as Multus's installation leaves it, weft in the place of Multus's program.
+fn node_of_multus(node: &Node) {
+    prepare(node, "/usr/lib/cni");
+    node.run(["ln", "-s", "/opt/weft/weft-cni", "/opt/cni/bin/multus"]);
+    configure_thin(node);
+}
+
+/// Multus's configuration without a daemon.
+fn configure_thin(node: &Node) {
     let rights = node.kube().service_account("kube-system", "multus");
     node.run(["cp", &rights, "/etc/cni/net.d/multus.d/multus.kubeconfig"]);
-    node.write("/etc/cni/net.d/10-default.conflist", default_network().to_string());
     let multus = json!({
         "cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus",
         "capabilities": { "portMappings": true },
         "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig", "delegates": [default_network()],
     });
     node.write("/etc/cni/net.d/00-multus.conf", multus.to_string());
+    node.until_ready(true);
+}
+
+/// A node of the real Multus.
+fn node_of_real_multus(node: &Node, form: Form, programs: std::path::PathBuf) {
+    prepare(node, text(&programs));
+    let multus = Multus::new(&node.machine(), node.kube(), programs);
+    let link = format!("/opt/cni/bin/{}", form.plugin());
+    node.run(["ln", "-s", &multus.program(form.plugin()), &link]);
+    if form == Form::Thin {
+        return configure_thin(node);
+    }
+    multus.start_daemon(&node.machine(), rig::node::NAME, "/etc/cni/net.d");
+    let config = node.read(DAEMON_CONFIG).expect("the daemon's");
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "multus-daemon-config", "namespace": "kube-system" },
+        "data": { "daemon-config.json": config },
+    });
+    node.kube().apply(&map.to_string());
+    node.until("the daemon's configuration", || node.read("/etc/cni/net.d/00-multus.conf"));
     node.until_ready(true);
 }
 
@@ -147,7 +171,7 @@ fn remember_as_multus(node: &Node, pod: &str) {
     let arguments =
         entry["args"].as_str().expect("args").split(';').map(|pair| pair.split('=').collect::<Vec<_>>());
     let arguments: Vec<Vec<&str>> = arguments.collect();
-    node.run(["mkdir", "-p", &format!("{MULTUS}/results")]);
+    node.run(["mkdir", "-p", &format!("{MEMORY}/results")]);
     let mut delegates = Vec::new();
     for (delegate, result) in entry["plan"]["delegates"].as_array().expect("delegates").iter().zip(&results) {
         let config = delegate["config"].as_str().expect("its bytes");
@@ -157,14 +181,14 @@ fn remember_as_multus(node: &Node, pod: &str) {
             "kind": "cniCacheV1", "containerId": container, "config": base64(config), "ifName": ifname,
             "networkName": name, "cniArgs": arguments, "capabilityArgs": {}, "result": result,
         });
-        node.write(format!("{MULTUS}/results/{name}-{container}-{ifname}"), cached.to_string());
+        node.write(format!("{MEMORY}/results/{name}-{container}-{ifname}"), cached.to_string());
         delegates.push(json!({
             "Conf": { "cniVersion": "0.3.1", "name": name }, "ConfList": { "Plugins": null }, "Name": delegate["network"],
             "IsFilterV4Gateway": false, "IsFilterV6Gateway": false, "Bytes": base64(config),
         }));
     }
     assert_eq!(delegates.len(), 3);
-    node.write(format!("{MULTUS}/{container}"), Value::from(delegates).to_string());
+    node.write(format!("{MEMORY}/{container}"), Value::from(delegates).to_string());
     node.run(["rm", &format!("/var/lib/weft/sandboxes/{container}.json")]);
 }
 
@@ -177,7 +201,8 @@ fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
     after.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
 }
 
-/// Types the commands of a section, but for those with one of these words; what they said.
+/// Types the commands of a section, but for those with one of these words; what they said. With a daemon its
+/// configuration is given to every import.
 #[track_caller]
 fn follow(node: &Node, page: &str, section: &str, passed_over: &[&str]) -> String {
     let kube = text(&parts("kube").expect("it runs").join("bin")).to_owned();
@@ -236,13 +261,22 @@ fn a_node_changes_over_by_the_page_and_its_pods_stay() {
     remember_as_multus(&node, "before");
     node.run(["rm", "-r", "/opt/cni/bin/multus"]);
 
-    let page = std::fs::read_to_string(workspace().join("docs/migrate-from-multus.md")).expect("the page");
     let daemon = ["daemon-config"];
-    let said = follow(&node, &page, "1. Look", &daemon);
+    let (page, said) = look_and_prepare(&node, &daemon);
     assert!(
         said.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
         "{said}"
     );
+    let said = follow(&node, &page, "3. Change over", &[]);
+    assert!(said.contains(": taken over"), "{said}");
+    assert_pods_stay_and_go(&node, &page);
+}
+
+/// The page's first two steps; the page, and what the first import said.
+#[track_caller]
+fn look_and_prepare(node: &Node, passed_over: &[&str]) -> (String, String) {
+    let page = std::fs::read_to_string(workspace().join("docs/migrate-from-multus.md")).expect("the page");
+    let said = follow(node, &page, "1. Look", passed_over);
     let directory = format!("{HOME}/migration");
     node.run(["mkdir", &format!("{directory}/weft")]);
     node.run(["cp", "-r", text(&workspace().join("deploy")), &format!("{directory}/weft/")]);
@@ -251,20 +285,75 @@ fn a_node_changes_over_by_the_page_and_its_pods_stay() {
         assert!(file.starts_with(&format!("# {name}\n")), "{file}");
         node.write(format!("{directory}/{name}"), file);
     }
-    follow(&node, &page, "2. Prepare", &[]);
-    let said = follow(&node, &page, "3. Change over", &[]);
-    assert!(said.contains(": taken over"), "{said}");
+    follow(node, &page, "2. Prepare", &[]);
+    (page, said)
+}
+
+/// The page's last step: pods of before and after reach each other, and nothing stays of any.
+#[track_caller]
+fn assert_pods_stay_and_go(node: &Node, page: &str) {
     node.until_weft_is_installed();
-    pod(&node, "after", "red,blue");
-    assert_eq!(status(&node, "after").len(), 3);
+    pod(node, "after", "red,blue");
+    assert_eq!(status(node, "after").len(), 3);
     node.assert_pings("default", "after", "before");
-    follow(&node, &page, "4. When the last", &["/opt/cni/bin/multus"]);
+    follow(node, page, "4. When the last", &[]);
     for name in ["before", "between", "after"] {
-        delete(&node, name);
+        delete(node, name);
     }
     node.until_no_pod_runs();
     for network in ["default", "red", "blue"] {
         let held = node.run(["sh", "-c", &format!("ls /var/lib/cni/networks/{network}")]);
         assert_eq!(held.matches("10.").count(), 0, "{network}: {held}");
     }
+}
+
+/// A node of the real Multus changes over, and nothing stays of its pods.
+fn change_over(form: Form) {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let programs: Vec<&str> = form.programs().iter().copied().chain(["loopback"]).collect();
+    let Some(programs) = peers(&programs) else { return };
+    let Some(node) = Node::new(host) else { return };
+    node.import_weft();
+    node_of_real_multus(&node, form, programs);
+    pod(&node, "before", "red,blue");
+    pod(&node, "between", "blue");
+    let names = |status: &[Value]| status.iter().map(|entry| entry["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(&status(&node, "before")), ["default", "default/red", "default/blue"]);
+    let _ = status(&node, "between");
+
+    let without: &[&str] = if form == Form::Thin { &["daemon-config"] } else { &[] };
+    let (page, said) = look_and_prepare(&node, without);
+    assert!(
+        said.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
+        "{said}"
+    );
+    let page = match form {
+        Form::Thin => page,
+        Form::Thick => {
+            page.replace("weft import multus --", "weft import multus --daemon-config daemon-config.json --")
+        }
+    };
+    follow(&node, &page, "3. Change over", &["rm -f", "--config /root", "uncordon"]);
+    if form == Form::Thick {
+        // Its pod leaves the node with the label.
+        node.machine().stop(DAEMON, "TERM");
+    }
+    let said = follow(
+        &node,
+        &page,
+        "3. Change over",
+        &["kubectl cordon", "sudo cp", "multus --apply", "json --apply", "label node"],
+    );
+    assert_eq!(said.matches(": in the journal already").count(), 2, "{said}");
+    assert_pods_stay_and_go(&node, &page);
+}
+
+#[test]
+fn a_node_of_the_real_multus_thin_changes_over_by_the_page() {
+    change_over(Form::Thin);
+}
+
+#[test]
+fn a_node_of_the_real_multus_thick_changes_over_by_the_page() {
+    change_over(Form::Thick);
 }

@@ -1,8 +1,9 @@
 //! What a pod costs on a node of a real API server: default network and three more, one after the other, many at once,
 //! and a whole node's worth of them.
 //!
-//! Usage: `benches/kube-adds`, and `benches/kube-adds memory [CYCLES]` for what the agent holds. A call is what a runtime pays: a process that is
-//! started, asks the agent, attaches four networks and ends.
+//! Usage: `benches/kube-adds`; `benches/kube-adds beside [WAVES]` for the same beside Multus, where `PEERS` has it;
+//! `benches/kube-adds memory [CYCLES]` for what the agent holds. A call is what a runtime pays: a process that is started,
+//! asks the agent, attaches four networks and ends.
 
 #![allow(
     clippy::print_stdout,
@@ -11,6 +12,11 @@
     clippy::panic,
     reason = "a bench prints its figures, and fails by panicking"
 )]
+
+#[path = "kube_adds/beside.rs"]
+mod beside;
+#[path = "kube_adds/processors.rs"]
+mod processors;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +38,8 @@ const QUIET: usize = 40;
 const DEFINITIONS: usize = 1000;
 /// How often many are attached at once.
 const WAVES: usize = 3;
+/// The same beside others: enough for a median.
+const WAVES_BESIDE: usize = 10;
 /// Before each: what is held back meanwhile is told, or given up with its pod.
 const REST: Duration = Duration::from_secs(3);
 /// How often pods come and go while memory is looked at, and how many at a time.
@@ -56,11 +64,14 @@ fn measure() {
     let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
     match (words.next().as_deref(), words.next()) {
         (None, _) => measure_calls(),
-        (Some("memory"), cycles) => {
-            measure_memory(cycles.map_or(CYCLES, |text| text.parse().expect("a number")));
-        }
-        (Some(other), _) => panic!("{other}: there is `memory [CYCLES]`"),
+        (Some("beside"), waves) => measure_beside(number(waves, WAVES_BESIDE)),
+        (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES)),
+        (Some(other), _) => panic!("{other}: there are `beside [WAVES]` and `memory [CYCLES]`"),
     }
+}
+
+fn number(word: Option<String>, otherwise: usize) -> usize {
+    word.map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
 /// A node of a cluster with three networks, and so many pods on it.
@@ -113,11 +124,7 @@ fn measure_calls() {
     }
     row("ADD, one after the other", 1, &subjects, |subject| add(&agent, subject));
     row("DEL, one after the other", 1, &subjects, |subject| del(&agent, subject));
-    // Other implementations were measured with one network beside the default one.
-    let names: Vec<String> = (0..AT_ONCE).map(|number| format!("q{number}")).collect();
-    let uids = agent.pods(&names, &json!({ NETWORKS: "a" }));
-    let subject = |(name, uid): (String, String)| Subject { pod: agent.machine.pod(&name), name, uid };
-    let simple: Vec<Subject> = names.into_iter().zip(uids).map(subject).collect();
+    let simple = with_one_more(&agent);
     for (what, subjects) in [("three more", &subjects[..AT_ONCE]), ("one more", &simple)] {
         for _ in 0..WAVES {
             thread::sleep(REST);
@@ -128,6 +135,30 @@ fn measure_calls() {
     thread::sleep(REST);
     row("ADD, a node starts with 110 pods", PODS, &subjects, |subject| add(&agent, subject));
     row("DEL, 110 at once", PODS, &subjects, |subject| del(&agent, subject));
+}
+
+/// As many pods as come at once, with one network beside the default one.
+fn with_one_more(agent: &Agent) -> Vec<Subject> {
+    let names: Vec<String> = (0..AT_ONCE).map(|number| format!("q{number}")).collect();
+    let uids = agent.pods(&names, &json!({ NETWORKS: "a" }));
+    let subject = |(name, uid): (String, String)| Subject { pod: agent.machine.pod(&name), name, uid };
+    names.into_iter().zip(uids).map(subject).collect()
+}
+
+/// The same pods by whoever is there, in turns.
+fn measure_beside(waves: usize) {
+    let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
+    let simple = with_one_more(&agent);
+    let contenders = beside::contenders(&agent);
+    println!("{}", beside::HEAD);
+    beside::alone(&agent, &contenders, "default network and three more", &subjects);
+    for (what, subjects) in [
+        ("default network and one more", &simple[..]),
+        ("default network and three more", &subjects[..AT_ONCE]),
+    ] {
+        beside::waves(&agent, &contenders, what, subjects, waves);
+    }
+    beside::assert_forgotten(&agent);
 }
 
 /// Waits until the agent has nothing to tell the API server any more: a runtime's next call seldom comes at once.
@@ -214,6 +245,16 @@ fn del(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
 
 /// Does it with all of them, so many at a time.
 fn row(what: &str, at_once: usize, subjects: &[Subject], work: impl Fn(&Subject) -> Duration + Sync) {
+    let (times, whole) = together(at_once, subjects, work);
+    print(what, times, Some(whole));
+}
+
+/// The same: how long each took, and all of them.
+fn together(
+    at_once: usize,
+    subjects: &[Subject],
+    work: impl Fn(&Subject) -> Duration + Sync,
+) -> (Vec<Duration>, Duration) {
     let begun = Instant::now();
     let times: Vec<Duration> = thread::scope(|scope| {
         let size = subjects.len().div_ceil(at_once);
@@ -222,14 +263,21 @@ fn row(what: &str, at_once: usize, subjects: &[Subject], work: impl Fn(&Subject)
         let parts: Vec<_> = parts.collect();
         parts.into_iter().flat_map(|part| part.join().expect("no failure")).collect()
     });
-    let whole = begun.elapsed();
-    print(what, times, Some(whole));
+    (times, begun.elapsed())
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+}
+
+/// The time that so many percent are not above; `times` in order.
+fn at(times: &[Duration], percent: usize) -> Duration {
+    times[(times.len() * percent / 100).min(times.len() - 1)]
 }
 
 fn print(what: &str, mut times: Vec<Duration>, whole: Option<Duration>) {
     times.sort();
-    let milliseconds = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1000.0);
-    let at = |percent: usize| milliseconds(times[(times.len() * percent / 100).min(times.len() - 1)]);
+    let at = |percent: usize| milliseconds(at(&times, percent));
     let whole = whole.map(|whole| {
         let seconds = whole.as_secs_f64();
         format!("{seconds:.2} s, {:.0} pods/s", times.len() as f64 / seconds)

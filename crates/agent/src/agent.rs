@@ -205,12 +205,16 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(giver::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
-    tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+    let publisher = tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
         tokio::spawn(sync::follow(Arc::clone(&brain), socket.clone()));
     }
     info!(node = node_name, listen = %listen, "started");
+    let events = brain.events.clone();
     socket.serve(brain, ended()?).await;
+    // What it has not begun is the next agent's, with its Events.
+    publisher.abort();
+    events.end().await;
     if let Some(traces) = traces {
         // The runtime carries what is sent.
         let _ = tokio::task::spawn_blocking(move || traces.end()).await;

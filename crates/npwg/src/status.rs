@@ -73,9 +73,9 @@ pub struct Entry {
     /// The gateways of the default route, if the pod asked for it on this network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub default_route: Vec<String>,
-    /// DNS settings of the network.
-    #[serde(skip_serializing_if = "Dns::is_empty")]
-    pub dns: Dns,
+    /// DNS settings of the network; Multus writes them where there are none, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<Dns>,
     /// What is known about its device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfo>,
@@ -187,12 +187,13 @@ fn addresses<'a>(plan: &Plan, ips: impl Iterator<Item = &'a IpConfig>) -> Vec<St
     ips.map(print).collect()
 }
 
-fn dns(dns: &Dns, keys: StatusKeys) -> Dns {
-    let options = match keys {
-        StatusKeys::Standard => Vec::new(),
-        StatusKeys::Multus => dns.options.clone(),
-    };
-    Dns { options, ..dns.clone() }
+fn dns(dns: &Dns, keys: StatusKeys) -> Option<Dns> {
+    match keys {
+        StatusKeys::Standard => {
+            Some(Dns { options: Vec::new(), ..dns.clone() }).filter(|dns| !dns.is_empty())
+        }
+        StatusKeys::Multus => Some(dns.clone()),
+    }
 }
 
 /// The next hops of the default routes this attachment ends up with, each once.

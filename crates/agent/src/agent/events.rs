@@ -1,8 +1,8 @@
 //! What a pod's owner is told: Events on the pod.
 //!
 //! Rules: an Event is told once, in the background, and never holds anything up: it waits a while for pods that are being
-//! attached, whose processors it would take; its text is bounded; what is
-//! repeated is counted by the API's own series, which knows an Event by reason and action and not by its text.
+//! attached, whose processors it would take; an agent that ends tells what waits; its text is bounded; what is repeated is
+//! counted by the API's own series, which knows an Event by reason and action and not by its text.
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as Multus has them.
 
@@ -17,8 +17,8 @@ use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
 use npwg::refusal::{Reason, Refusal};
-use tokio::sync::mpsc;
-use tracing::debug;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{debug, warn};
 
 use super::busy::Busy;
 
@@ -30,12 +30,22 @@ const NOTE_MAX: usize = 1024;
 const WAITING_MAX: usize = 1024;
 /// How long one waits for pods that are being attached.
 const DELAY_MAX: Duration = Duration::from_secs(2);
+/// How long an agent that ends takes to tell what waits.
+const END_MAX: Duration = Duration::from_secs(3);
 /// The requirement that a network which does not exist breaks.
 const NO_SUCH_NETWORK: &str = "NPWG1-3.4.1-rule4";
 
 /// Where Events go.
 #[derive(Clone, Debug)]
-pub(crate) struct Events(mpsc::Sender<(Told, PodIdentity)>);
+pub(crate) struct Events(mpsc::Sender<Letter>);
+
+/// What goes there.
+#[derive(Debug)]
+enum Letter {
+    Event(Told, PodIdentity),
+    /// Whoever waits until all before it are told.
+    End(oneshot::Sender<()>),
+}
 
 /// An Event on its way.
 #[derive(Debug)]
@@ -51,21 +61,36 @@ impl Events {
     /// Tells what comes, one after the other.
     pub(crate) fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
         let busy = Arc::clone(busy);
-        let (sender, mut receiver) = mpsc::channel::<(Told, PodIdentity)>(WAITING_MAX);
+        let (sender, mut receiver) = mpsc::channel::<Letter>(WAITING_MAX);
         let recorder = recorder(client, Some(node.to_owned()));
         tokio::spawn(async move {
-            while let Some((told, pod)) = receiver.recv().await {
-                busy.quiet(DELAY_MAX.saturating_sub(told.at.elapsed())).await;
-                told.publish(&recorder, &pod).await;
+            while let Some(letter) = receiver.recv().await {
+                match letter {
+                    Letter::Event(told, pod) => {
+                        busy.quiet(DELAY_MAX.saturating_sub(told.at.elapsed())).await;
+                        told.publish(&recorder, &pod).await;
+                    }
+                    // Who does not wait any more is answered, too.
+                    Letter::End(told) => drop(told.send(())),
+                }
             }
         });
         Events(sender)
     }
 
+    /// Comes when all that waits is told, and after three seconds in any case.
+    pub(crate) async fn end(&self) {
+        let (sender, told) = oneshot::channel();
+        let all_told = async { self.0.send(Letter::End(sender)).await.is_ok() && told.await.is_ok() };
+        if tokio::time::timeout(END_MAX, all_told).await != Ok(true) {
+            warn!("Events are lost: the API server takes none");
+        }
+    }
+
     fn tell(&self, pod: &PodIdentity, told: Told) {
         if !pod.name.is_empty() {
             // A full queue drops it: it is for people, not for programs.
-            let _ = self.0.try_send((told, pod.clone()));
+            let _ = self.0.try_send(Letter::Event(told, pod.clone()));
         }
     }
 

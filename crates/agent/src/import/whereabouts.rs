@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 impl Found {
     /// Every address, once.
     fn allocations(&self) -> Result<Vec<Allocation>, String> {
-        let ranges = self.slices.iter().map(slice).collect::<Result<Vec<_>, String>>()?;
+        let ranges = self.slices.iter().map(sliced).collect::<Result<Vec<_>, String>>()?;
         let mut found: BTreeMap<(String, IpAddr), Allocation> = BTreeMap::new();
         for pool in &self.pools {
             for allocation in of_pool(pool, &ranges)? {
@@ -164,34 +164,65 @@ fn normal(range: &str) -> String {
     name
 }
 
-/// Name and range of a NodeSlicePool.
-fn slice(object: &Value) -> Result<(String, IpNet), String> {
+/// A range that nodes have slices of.
+#[derive(Debug)]
+struct Sliced {
+    /// Its address space, or, where that has no name, the network's name.
+    name: String,
+    range: IpNet,
+    /// Nodes and their slices.
+    slices: Vec<(String, IpNet)>,
+}
+
+/// What a NodeSlicePool says.
+fn sliced(object: &Value) -> Result<Sliced, String> {
     let (name, range) = (name_of(object), text(&object["spec"]["range"]));
     let net = range
         .parse::<IpNet>()
         .map_err(|_| format!("nodeslicepool {name}: spec.range: {range:?}: not a network"))?;
-    Ok((name, net.trunc()))
+    let slice = |entry: &Value| {
+        let slice = entry["sliceRange"].as_str()?.parse::<IpNet>().ok()?;
+        Some((text(&entry["nodeName"]), slice.trunc()))
+    };
+    let given = object["status"]["allocations"].as_array().into_iter().flatten();
+    Ok(Sliced { name, range: net.trunc(), slices: given.filter_map(slice).collect() })
+}
+
+impl Sliced {
+    /// The address space of the pool `name` of the range `own`, if that is a slice.
+    fn network(&self, name: &str, own: IpNet, suffix: &str) -> Option<String> {
+        // A slice is called [NETWORK-]NODE-SLICE; without a network it looks like a network's own pool.
+        let node = self
+            .slices
+            .iter()
+            .find(|(node, slice)| *slice == own && name.ends_with(&format!("{node}-{suffix}")));
+        if node.is_some_and(|(node, _)| name == format!("{node}-{suffix}")) {
+            return Some(String::new());
+        }
+        (self.range.contains(&own) && name.starts_with(&format!("{}-", self.name))).then(|| self.name.clone())
+    }
 }
 
 /// The address space of a pool, its whole range, and the range its offsets count in.
-fn place(pool: &Value, slices: &[(String, IpNet)]) -> Result<(String, IpNet, IpNet), String> {
+fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), String> {
     let (name, range) = (name_of(pool), text(&pool["spec"]["range"]));
     let own = range
         .parse::<IpNet>()
         .map_err(|_| format!("ippool {name}: spec.range: {range:?}: not a network"))?
         .trunc();
     let suffix = normal(&own.to_string());
-    let before = name.strip_suffix(&suffix).unwrap_or_default().trim_end_matches('-').to_owned();
-    // A slice is called NETWORK-NODE-SLICE, and its network is the name of the NodeSlicePool.
-    let around =
-        slices.iter().find(|(network, net)| net.contains(&own) && before.starts_with(&format!("{network}-")));
-    Ok(match around {
-        Some((network, net)) => (network.clone(), *net, own),
-        None => (before, own, own),
+    let mut around =
+        slices.iter().filter_map(|sliced| Some((sliced.network(&name, own, &suffix)?, sliced.range)));
+    Ok(match around.next() {
+        Some((network, range)) => (network, range, own),
+        None => {
+            let before = name.strip_suffix(&suffix).unwrap_or_default().trim_end_matches('-');
+            (before.to_owned(), own, own)
+        }
     })
 }
 
-fn of_pool(pool: &Value, slices: &[(String, IpNet)]) -> Result<Vec<Allocation>, String> {
+fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
     let (network_name, range, own) = place(pool, slices)?;
     let name = name_of(pool);
     let mut all = Vec::new();
@@ -346,6 +377,8 @@ mod tests {
                     "10.0.1.0/28",
                     &json!({ "3": { "id": "c", "podref": "a/d" } }),
                 ),
+                // Nobody named a network: the slices have the name of the configuration.
+                pool("node-1-10.7.1.0-28", "10.7.1.0/28", &json!({ "4": { "id": "c", "podref": "a/g" } })),
             ],
             reservations: vec![
                 json!({ "metadata": { "name": "192.168.2.5" }, "spec": { "podref": "a/b" } }),
@@ -354,9 +387,13 @@ mod tests {
             ],
             slices: vec![
                 json!({ "metadata": { "name": "red" }, "spec": { "range": "10.0.0.0/16", "sliceSize": "/28" } }),
+                json!({ "metadata": { "name": "storage" }, "spec": { "range": "10.7.0.0/16", "sliceSize": "/28" },
+                    "status": { "allocations": [{ "nodeName": "node-0", "sliceRange": "10.7.0.0/28" },
+                        { "nodeName": "node-1", "sliceRange": "10.7.1.0/28" }] } }),
             ],
         };
         let expected = [
+            "10.7.1.4 10.7.0.0/16  a/g",
             "192.168.2.5 192.168.2.0/24  a/b",
             "192.168.2.9 192.168.2.0/24  a/e",
             "fd00::7 fd00::/64 blue a/f",

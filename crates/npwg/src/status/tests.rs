@@ -184,6 +184,9 @@ fn multus_keys_are_added_on_request() {
     let entry = status(&World::new().node(r#""statusKeys":"multus""#), &[BRIDGE]).remove(0);
     assert_eq!((&entry["gateway"], &entry["mtu"]), (&json!(["10.0.0.1", "2001:db8::1"]), &json!(1450)));
     assert_eq!(entry["dns"]["options"], json!(["ndots:5"]));
+    let without =
+        status(&World::new().node(r#""statusKeys":"multus""#), &[r#"{"cniVersion":"1.0.0"}"#]).remove(0);
+    assert_eq!(without, json!({"name": "base", "dns": {}, "default": true}));
 }
 
 #[test]

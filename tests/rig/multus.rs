@@ -1,0 +1,166 @@
+//! The real Multus on a machine whose API server answers, in both of its forms; see [`crate::peers`].
+//!
+//! ```text
+//!   thin:   multus ─────────────────────────────► API server, plugins
+//!   thick:  multus-shim ──► /run/multus/multus.sock ──► multus-daemon ──► API server, plugins
+//! ```
+//!
+//! Its plugins are the Go ones of the same directory. The daemon runs on the machine itself and not in a container, so
+//! its paths are the machine's.
+//!
+//! Source: Multus v4.3 `deployments/`, `docs/configuration.md`.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::kube::Kube;
+use crate::machine::Machine;
+use crate::parts::text;
+
+/// What it remembers.
+pub const MEMORY: &str = "/var/lib/cni/multus";
+/// The daemon's configuration.
+pub const DAEMON_CONFIG: &str = "/etc/weft-test/daemon-config.json";
+/// The service it is.
+pub const DAEMON: &str = "multus-daemon";
+/// Where a program of a pod finds its rights.
+const RIGHTS: &str = "/run/secrets/kubernetes.io/serviceaccount";
+
+/// How it is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// One program that does all.
+    Thin,
+    /// One that hands on to a daemon.
+    Thick,
+}
+
+/// One of a machine.
+#[derive(Debug)]
+pub struct Multus {
+    programs: PathBuf,
+    kubeconfig: String,
+}
+
+impl Form {
+    /// Both.
+    pub const ALL: [Form; 2] = [Form::Thin, Form::Thick];
+
+    /// What people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Thin => "Multus thin",
+            Form::Thick => "Multus thick",
+        }
+    }
+
+    /// What has to be in the directory of the peers.
+    #[must_use]
+    pub fn programs(self) -> &'static [&'static str] {
+        match self {
+            Form::Thin => &["multus", "bridge", "host-local"],
+            Form::Thick => &["multus-shim", "multus-daemon", "bridge", "host-local"],
+        }
+    }
+
+    /// Its plugin, which is the `type` of its configuration.
+    #[must_use]
+    pub fn plugin(self) -> &'static str {
+        match self {
+            Form::Thin => "multus",
+            Form::Thick => "multus-shim",
+        }
+    }
+}
+
+impl Multus {
+    /// Makes its account with the rights that its installation gives, and nothing else yet.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: &Machine, kube: &Kube, programs: PathBuf) -> Multus {
+        kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": rights() }).to_string());
+        let kubeconfig = kube.service_account("kube-system", "multus");
+        let authority = machine.read(kube.pki("ca.crt")).expect("a certificate");
+        machine.write(format!("{RIGHTS}/ca.crt"), authority);
+        machine.write(format!("{RIGHTS}/token"), kube.token("kube-system", "multus"));
+        Multus { programs, kubeconfig }
+    }
+
+    /// Its credentials.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &str {
+        &self.kubeconfig
+    }
+
+    /// Where its programs and its plugins are.
+    #[must_use]
+    pub fn directory(&self) -> &str {
+        text(&self.programs)
+    }
+
+    /// The path of one of its programs.
+    #[must_use]
+    pub fn program(&self, name: &str) -> String {
+        text(&self.programs.join(name)).to_owned()
+    }
+
+    /// The configuration of a node with this default network.
+    #[must_use]
+    pub fn configuration(&self, form: Form, default: &Value) -> Value {
+        let mut configuration = json!({
+            "cniVersion": "1.0.0", "name": "multus-cni-network", "type": form.plugin(), "delegates": [default],
+        });
+        match form {
+            Form::Thin => {
+                configuration["kubeconfig"] = self.kubeconfig.as_str().into();
+                configuration["binDir"] = self.directory().into();
+            }
+            // The daemon has the rest.
+            Form::Thick => configuration["daemonSocketDir"] = "/run/multus".into(),
+        }
+        configuration
+    }
+
+    /// Starts the daemon of the node `name`: it writes `00-multus.conf` into `networks`, as soon as another network is
+    /// there, and follows that one.
+    #[track_caller]
+    pub fn start_daemon(&self, machine: &Machine, name: &str, networks: &str) {
+        // The version is that of its installation.
+        let config = json!({
+            "cniVersion": "0.3.1", "logLevel": "error", "logToStderr": true, "binDir": self.directory(),
+            "cniConfigDir": networks, "multusAutoconfigDir": networks, "multusConfigFile": "auto",
+            "socketDir": "/run/multus/",
+        });
+        machine.write(DAEMON_CONFIG, config.to_string());
+        let words = [
+            "env",
+            "KUBERNETES_SERVICE_HOST=127.0.0.1",
+            "KUBERNETES_SERVICE_PORT=6443",
+            &format!("MULTUS_NODE_NAME={name}"),
+            &self.program("multus-daemon"),
+            "-config",
+            DAEMON_CONFIG,
+        ];
+        machine.start(DAEMON, words);
+        let ask = ["curl", "-sf", "--unix-socket", "/run/multus/multus.sock", "http://multus/healthz"];
+        machine.wait(DAEMON, "answers", || machine.attempt(ask).code.filter(|code| *code == 0));
+    }
+}
+
+/// The objects of its account, as its installation makes them.
+#[must_use]
+pub fn rights() -> Value {
+    json!([
+        { "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "multus", "namespace": "kube-system" } },
+        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "multus" }, "rules": [
+            { "apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"] },
+            { "apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "list", "update", "watch"] },
+            { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"] },
+        ] },
+        { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": "multus" },
+          "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "multus" },
+          "subjects": [{ "kind": "ServiceAccount", "name": "multus", "namespace": "kube-system" }] },
+    ])
+}
