@@ -102,6 +102,18 @@ fn written_active(cluster: &OpenStack) -> usize {
     texts.filter(|text| text.matches(r#""active":true"#).count() == 3).count()
 }
 
+/// Waits until all ports of so many pods are written as ACTIVE. `kubectl` is a program as large as what it watches: not at once again.
+fn wait_until_written(cluster: &OpenStack, pods: usize, since: Instant) {
+    loop {
+        let written = written_active(cluster);
+        if written >= pods {
+            return;
+        }
+        assert!(since.elapsed() < WARMING, "not all are ACTIVE: {written}");
+        std::thread::sleep(LOOK * 10);
+    }
+}
+
 /// What Neutron's own table says: its API would answer with the time that Neutron needs for its ports.
 fn ports_where(cluster: &OpenStack, what: &str, condition: &str) -> String {
     let query = format!("select {what} from ports where {condition}");
@@ -247,9 +259,7 @@ fn attach() {
         }
     });
     let plugged = started.elapsed();
-    while written_active(&cluster) < pods {
-        assert!(started.elapsed() < WARMING, "not all are ACTIVE: {}", written_active(&cluster));
-    }
+    wait_until_written(&cluster, pods, started);
     let took = started.elapsed();
     let asked = requests() - before;
     println!(
@@ -331,9 +341,7 @@ fn burst() {
     let (before, started) = (requests(), Instant::now());
     cluster.pods(BOUND, &names, NETWORKS);
     let made = started.elapsed();
-    while written_active(&cluster) < pods {
-        assert!(started.elapsed() < WARMING, "not all are ACTIVE: {}", written_active(&cluster));
-    }
+    wait_until_written(&cluster, pods, started);
     let (took, asked) = (started.elapsed(), requests() - before);
     println!(
         "| {pods} pods × 3 ports at once, pools warm, until all are written as ACTIVE | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
@@ -353,9 +361,7 @@ fn restart() {
     cluster.wait_until_leading("one");
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
     cluster.pods(BOUND, &names, NETWORKS);
-    while written_active(&cluster) < pods {
-        std::thread::sleep(Duration::from_millis(300));
-    }
+    wait_until_written(&cluster, pods, Instant::now());
     cluster.machine.stop("one", "KILL");
     // The Lease of the one that was killed is the election's time, not this one's.
     cluster.kube.kubectl(["delete", "lease", "-n", "kube-system", "weft-neutron"]);
