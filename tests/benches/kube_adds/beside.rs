@@ -2,19 +2,20 @@
 //! another and 32 at once, in turns.
 //!
 //! Rules: all of them attach by the same definitions; Multus runs the Go plugins, as it would, with its addresses in the
-//! same files. What each of them does behind a call (Events, status) is done before the next one's turn. Multus's
+//! same files. A call that fails is made again at once, as a kubelet does later, and counts with all its time. What each of them does behind a call (Events, status) is done before the next one's turn. Multus's
 //! daemon keeps the limits that it puts on itself, 50 requests a second: they are in its program and not in its
 //! configuration.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rig::agent::{NODE, configuration};
 use rig::cluster::bridge;
 use rig::multus::{DAEMON, Form, MEMORY};
 use rig::{Agent, Multus, peers};
 use serde_json::Value;
-use testkit::Attachment;
+use testkit::{Attachment, Finished};
 
 use super::processors::Spent;
 use super::{AT_ONCE, Subject, at, milliseconds, settle, together};
@@ -24,12 +25,16 @@ const NETWORKS: &str = "/run/multus-networks";
 /// What is begun behind a call is told after two seconds at the latest.
 const REST: Duration = Duration::from_millis(2500);
 
+/// How often a call is made again.
+const TRIES: usize = 20;
+
 /// Who attaches pods.
 pub(crate) struct Contender {
     name: &'static str,
     plugin: String,
     configuration: Value,
     service: Option<&'static str>,
+    failures: AtomicUsize,
 }
 
 /// What came of it.
@@ -51,6 +56,7 @@ pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
         plugin: "weft".to_owned(),
         configuration: configuration(&home),
         service: Some("agent"),
+        failures: AtomicUsize::new(0),
     };
     let mut all = vec![weft];
     for form in Form::ALL {
@@ -71,6 +77,7 @@ pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
             plugin: multus.program(form.plugin()),
             configuration: multus.configuration(form, &home),
             service: (form == Form::Thick).then_some(DAEMON),
+            failures: AtomicUsize::new(0),
         });
     }
     all
@@ -84,11 +91,26 @@ impl Contender {
     }
 
     fn add(&self, agent: &Agent, subject: &Subject) -> Duration {
-        self.call(agent, subject).add(&self.configuration).success().took
+        self.in_the_end(|| self.call(agent, subject).add(&self.configuration))
     }
 
     fn del(&self, agent: &Agent, subject: &Subject) -> Duration {
-        self.call(agent, subject).del(&self.configuration).success().took
+        self.in_the_end(|| self.call(agent, subject).del(&self.configuration))
+    }
+
+    /// How long it takes until it succeeds.
+    fn in_the_end(&self, work: impl Fn() -> Finished) -> Duration {
+        let begun = Instant::now();
+        let mut done = work();
+        for _ in 0..TRIES {
+            if done.code == Some(0) {
+                break;
+            }
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            done = work();
+        }
+        done.success();
+        begun.elapsed()
     }
 }
 
@@ -158,6 +180,9 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
                 each(whole.api),
             );
         }
+    }
+    for Contender { name, failures, .. } in contenders {
+        println!("{name}: {} calls failed, and were made again", failures.swap(0, Ordering::Relaxed));
     }
     println!("\n{HEAD}");
 }
