@@ -146,7 +146,7 @@ mod tests {
         {"network":"ns/a","role":"selected","configName":"a-config","config":"{}","ifname":"net1","runtimeConfig":{},"args":[],"verify":{},"defaultRoute":"untouched","because":[]}],"warnings":[]},
       "attachments":[{"state":"attached","microseconds":2345,"result":{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/run/netns/x"}],
         "ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1","interface":1}]}},{"state":"planned"}],
-      "networkStatus":[{"name":"home","interface":"eth0","ips":["10.0.0.2"],"mac":"02:00:00:00:00:01","default":true,"dns":{}}],"complete":false}"#;
+      "networkStatus":[{"name":"home","interface":"eth0","ips":["10.0.0.2"],"mac":"02:00:00:00:00:01","default":true}],"complete":false}"#;
 
     fn entry() -> Entry {
         Entry::read(ENTRY.as_bytes()).unwrap_or_else(|error| panic!("{error}"))
