@@ -32,7 +32,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use memchr::memchr_iter;
+use memchr::{memchr, memchr_iter};
 
 use self::image::Image;
 pub use self::image::Source;
@@ -271,10 +271,15 @@ impl Ledger {
         self.image.top(page).map(|top| &top[..HEAD])
     }
 
-    /// The tags of the slots that a page's block has.
+    /// The tags of all slots of a page.
+    fn all_tags(&self, page: usize) -> &[u8] {
+        self.image.top(page).map_or(&[], |top| &top[HEAD..])
+    }
+
+    /// The tags of those that its block has.
     fn tags(&self, page: usize) -> &[u8] {
         let size = self.net(page).map_or(0, size);
-        self.image.top(page).map_or(&[], |top| &top[HEAD..HEAD + size])
+        &self.all_tags(page)[..size]
     }
 
     fn net(&self, page: usize) -> Option<IpNet> {
@@ -315,8 +320,10 @@ impl Ledger {
 
     /// Those of the slots of a page that are free by their tags.
     fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
-        let free = memchr_iter(0, self.tags(page));
-        free.filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
+        // A page that is full is passed over without a look at its head.
+        let tags = if memchr(0, self.all_tags(page)).is_some() { self.tags(page) } else { &[] };
+        memchr_iter(0, tags)
+            .filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
     }
 
     /// Is the first address with a tag held? One look tells it of a block that is in use.
@@ -365,9 +372,10 @@ impl Ledger {
     /// The addresses that the owner with this mark holds.
     pub fn held_by(&self, mark: u64) -> impl Iterator<Item = Place> {
         (0..self.pages()).flat_map(move |page| {
-            let tagged = memchr_iter(tag(mark), self.tags(page)).map(move |slot| Place { page, slot });
+            let tagged = memchr_iter(tag(mark), self.all_tags(page)).map(move |slot| Place { page, slot });
             let is_own = move |place| matches!(self.slot(place), Slot::Held(_, known) if known == mark);
-            tagged.filter(move |place| self.image.may_have(*place, mark) && is_own(*place))
+            let own = tagged.filter(move |place| self.image.may_have(*place, mark) && is_own(*place));
+            own.filter(|place| self.address(*place).is_some())
         })
     }
 
