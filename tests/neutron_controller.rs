@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use rig::OpenStack;
 use rig::machine::CONFIGURATIONS;
-use rig::neutron::{Mode, NEUTRON};
+use rig::neutron::{Mode, NEUTRON, Subnet};
 use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
@@ -178,16 +178,22 @@ fn a_host_of_hybrid_plugging_has_a_bridge_for_each_port() {
     cluster.assert_nothing_left("one");
 }
 
+/// A node that is a guest on a network, whose pods have macvlans: the network, and its port.
+fn guest(cluster: &OpenStack) -> (Subnet, Value) {
+    let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
+    let new = json!({ "port": { "network_id": net.network, "fixed_ips": [{ "subnet_id": net.id }],
+        "device_owner": "compute:nova", "binding:host_id": BOUND } });
+    let port = cluster.neutron.api("POST", "ports", Some(&new))["port"].clone();
+    (net, port)
+}
+
 /// What a macvlan sends is let through by the port of its node, which all of them change, and others too: each by what it has
 /// read, on condition that nobody was faster. Neutron gives a port ten such addresses.
 #[test]
 fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_than_it_may_have() {
     let Some(cluster) = OpenStack::beside_api(host!()) else { return };
-    let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
-    cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
-    let new = json!({ "port": { "network_id": net.network, "fixed_ips": [{ "subnet_id": net.id }],
-        "device_owner": "compute:nova", "binding:host_id": BOUND } });
-    let node = cluster.neutron.api("POST", "ports", Some(&new))["port"].clone();
+    let (net, node) = guest(&cluster);
     let path = format!("ports/{}", node["id"].as_str().unwrap());
     let spoken_for = || -> BTreeSet<String> {
         let port = cluster.neutron.port(node["id"].as_str().unwrap());
@@ -268,11 +274,7 @@ http.server.ThreadingHTTPServer(('127.0.0.1', 9797), Relay).serve_forever()
 #[test]
 fn a_node_port_that_somebody_else_has_just_changed_is_read_again_and_nothing_of_theirs_is_lost() {
     let Some(cluster) = OpenStack::beside_api(host!()) else { return };
-    let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
-    cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
-    let new = json!({ "port": { "network_id": net.network, "fixed_ips": [{ "subnet_id": net.id }],
-        "device_owner": "compute:nova", "binding:host_id": BOUND } });
-    let node = cluster.neutron.api("POST", "ports", Some(&new))["port"].clone();
+    let (net, node) = guest(&cluster);
     let path = format!("{CONFIGURATIONS}/behind.yaml");
     cluster.machine.write(&path, json!({ "neutron": { "workerNodesSubnets": [net.id] } }).to_string());
     cluster.machine.start("relay", ["/usr/bin/python3", "-c", MEANWHILE, NEUTRON]);
