@@ -12,17 +12,9 @@ use std::time::{Duration, Instant};
 
 use rig::addresses::{Nodes, control, given, last_byte, ledgers, network, pool, rounds, weft};
 use rig::machine::until;
-use rig::{Machine, assert_refused};
+use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
-use testkit::{Feature, Pod, host};
-
-/// A cluster of so many nodes.
-macro_rules! nodes {
-    ($count:expr) => {{
-        let Some(nodes) = Nodes::new(Machine::new(host!(Feature::Root), "node"), $count) else { return };
-        nodes
-    }};
-}
+use testkit::Pod;
 
 #[test]
 fn two_nodes_lease_blocks_and_give_each_address_once() {

@@ -9,18 +9,9 @@
 
 use std::collections::BTreeSet;
 
-use rig::addresses::{Nodes, control, given, last_byte, network, pool, rounds, weft};
-use rig::{Machine, assert_refused};
+use rig::addresses::{control, given, last_byte, network, pool, rounds, weft};
+use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
-use testkit::{Feature, host};
-
-/// A cluster of so many nodes.
-macro_rules! nodes {
-    ($count:expr) => {{
-        let Some(nodes) = Nodes::new(Machine::new(host!(Feature::Root), "node"), $count) else { return };
-        nodes
-    }};
-}
 
 #[test]
 fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() {

@@ -14,6 +14,16 @@ use crate::kube::{Accounts, Kube};
 use crate::machine::Machine;
 use crate::parts::text;
 
+/// A cluster of so many nodes; the test that asks for it ends, and is skipped, if the lane was not made ready.
+#[macro_export]
+macro_rules! nodes {
+    ($count:expr) => {{
+        let machine = $crate::Machine::new(testkit::host!(testkit::Feature::Root), "node");
+        let Some(nodes) = $crate::addresses::Nodes::new(machine, $count) else { return };
+        nodes
+    }};
+}
+
 /// The nodes of a cluster.
 #[derive(Debug)]
 pub struct Nodes {

@@ -2,9 +2,9 @@
 //! another and 32 at once, in turns.
 //!
 //! Rules: all of them attach by the same definitions; Multus runs the Go plugins, as it would, with its addresses in the
-//! same files. A call that fails is made again at once, as a kubelet does later, and counts with all its time. What each of them does behind a call (Events, status) is done before the next one's turn. Multus's
-//! daemon keeps the limits that it puts on itself, 50 requests a second: they are in its program and not in its
-//! configuration.
+//! same files. A call that fails is made again at once, as a kubelet does later, and counts with all its time. What each of
+//! them does behind a call (Events, status) is done before the next one's turn. Multus's daemon keeps the limits that it
+//! puts on itself, 50 requests a second: they are in its program and not in its configuration.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -120,8 +120,9 @@ pub(crate) fn alone(agent: &Agent, contenders: &[Contender], what: &str, subject
     let mut dels: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
     for (turn, subject) in subjects.iter().enumerate() {
         for (place, contender) in contenders.iter().enumerate() {
-            let (add, del) =
-                (contender.add(agent, subject), settled(agent, || contender.del(agent, subject)));
+            let add = contender.add(agent, subject);
+            settle(agent);
+            let del = contender.del(agent, subject);
             settle(agent);
             // The first ones find files and pages that are not there yet.
             if turn > 1 {
@@ -132,11 +133,6 @@ pub(crate) fn alone(agent: &Agent, contenders: &[Contender], what: &str, subject
     }
     tell(contenders, &format!("ADD, {what}, alone"), &adds);
     tell(contenders, "DEL of it", &dels);
-}
-
-fn settled<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
-    settle(agent);
-    work()
 }
 
 /// 32 at once, so many times.
@@ -161,6 +157,7 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
             wave(&mut dels[place], &|subject| contender.del(agent, subject));
         }
     }
+    println!("\n{HEAD}");
     tell(contenders, &format!("ADD, {what}, 32 at once, {times} times"), &adds);
     tell(contenders, "DEL of them", &dels);
     println!();
@@ -184,7 +181,6 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
     for Contender { name, failures, .. } in contenders {
         println!("{name}: {} calls failed, and were made again", failures.swap(0, Ordering::Relaxed));
     }
-    println!("\n{HEAD}");
 }
 
 /// Fails if Multus has lost something of what it attached: the calls would not have been whole ones.

@@ -49,11 +49,14 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The first and the longest pause before ports that are not ACTIVE yet are looked at.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// What is between two looks when there are many, at least and at most, and how many may come without it first.
-const SPACING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
+/// What is between two looks on an average, and how many may come without it first.
+const SPACING: Duration = Duration::from_secs(1);
 const AHEAD: u32 = 3;
-/// A look that finds less than this part of many is a look too soon: the server that answers it is the one they wait for.
-const PART: usize = 4;
+/// So many pods are many: a look is to find one in `PART` of them ready, for it is the server they wait for that answers it.
+const MANY: usize = 8;
+const PART: f64 = 4.0;
+/// But it comes after so long in any case.
+const GAP_MAX: Duration = Duration::from_secs(16);
 /// So many pods are looked at with little effort, whatever is known of them.
 const FEW: usize = 30;
 /// How often pools are looked after.
@@ -358,16 +361,19 @@ impl Desk {
     /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
     /// who says nothing; never so often that many pods, one after the other, have a look each.
     async fn activate(self: Arc<Desk>) {
-        let (mut pause, mut due, mut spacing) = (LOOKS.0, Instant::now(), SPACING.0);
+        let (mut pause, mut due) = (LOOKS.0, Instant::now());
+        let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
         loop {
             if self.inactive(Asked::All).is_empty() {
                 self.waiting.notified().await;
-                pause = LOOKS.0;
+                (pause, looked, gap) = (LOOKS.0, Instant::now(), Duration::ZERO);
             } else if timeout(pause, self.waiting.notified()).await.is_ok() {
                 pause = LOOKS.0;
             }
             // Others may follow this one closely.
-            sleep(LOOKS.0.max(due.saturating_duration_since(Instant::now() + SPACING.0 * AHEAD))).await;
+            let spaced = due.saturating_duration_since(Instant::now() + SPACING * AHEAD);
+            sleep(LOOKS.0.max(spaced).max(gap.saturating_sub(looked.elapsed()))).await;
+            due = due.max(Instant::now()) + SPACING;
             let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
             let waiting = self.inactive(asked);
             let ids: Vec<String> = waiting.keys().cloned().collect();
@@ -375,7 +381,8 @@ impl Desk {
                 Ok(seen) => {
                     let progress = self.mark(&waiting, &seen);
                     let pods: BTreeSet<&String> = waiting.values().collect();
-                    spacing = next_spacing(spacing, progress.len(), pods.len());
+                    gap = next_gap(looked.elapsed(), progress.len(), pods.len());
+                    looked = Instant::now();
                     pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
                     stream::iter(progress)
                         .for_each_concurrent(PARALLEL, |uid| {
@@ -389,7 +396,6 @@ impl Desk {
                     pause = LOOKS.1;
                 }
             }
-            due = due.max(Instant::now()) + spacing;
         }
     }
 
@@ -718,12 +724,16 @@ fn jittered(pause: Duration) -> Duration {
     pause * (75 + noise % 50) / 100
 }
 
-/// The time to the look after one that found `found` pods ready of `waiting`: longer while it finds few of many.
-fn next_spacing(last: Duration, found: usize, waiting: usize) -> Duration {
-    match found < waiting / PART {
-        true => (last * 2).min(SPACING.1),
-        false => (last / 2).max(SPACING.0),
+/// The time to the next look: until then a part of those who wait is ready, if it goes on as it did in the time that passed.
+fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
+    if waiting <= MANY {
+        return Duration::ZERO;
     }
+    let expected = match found {
+        0 => passed * 2,
+        _ => passed.mul_f64(waiting as f64 / PART / found as f64),
+    };
+    expected.min(GAP_MAX)
 }
 
 #[cfg(test)]
@@ -731,15 +741,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_finds_few_of_many_looks_less_often() {
-        let mut spacing = SPACING.0;
-        for expected in [2, 4, 8, 16, 16] {
-            spacing = next_spacing(spacing, 24, 100);
-            assert_eq!(spacing, Duration::from_secs(expected));
-        }
-        assert_eq!(next_spacing(spacing, 25, 100), Duration::from_secs(8));
+    fn who_finds_few_of_many_looks_after_the_time_that_a_quarter_takes() {
+        let second = Duration::from_secs(1);
+        assert_eq!(next_gap(second, 25, 100), second);
+        assert_eq!(next_gap(second, 5, 100), 5 * second);
+        assert_eq!(next_gap(second, 1, 100), GAP_MAX);
+        assert_eq!(next_gap(second, 100, 100), second / 4);
+        // Nobody yet: soon at the beginning, and not much later than it could have been.
+        assert_eq!(next_gap(LOOKS.0, 0, 100), LOOKS.0 * 2);
         // Of a few nobody is in the way.
-        assert_eq!(next_spacing(SPACING.0, 0, PART - 1), SPACING.0);
+        assert_eq!(next_gap(second, 0, MANY), Duration::ZERO);
     }
 
     /// A hundred pods that a server makes ready one by one, five in a second or one in two: what asks for their ports, a hundred
@@ -747,12 +758,16 @@ mod tests {
     #[test]
     fn a_hundred_pods_are_asked_for_less_than_fifty_times_however_slow_the_server_is() {
         for each in [0.2, 0.6, 1.7] {
-            let (mut now, mut seen, mut requests, mut spacing) = (0.0, 0usize, 0, SPACING.0);
+            let (mut now, mut seen, mut requests, mut passed) = (LOOKS.0, 0usize, 0, LOOKS.0);
             while seen < 100 {
                 requests += ((100 - seen) * 3).div_ceil(100);
-                let ready = (1..=100).take_while(|pod| f64::from(*pod) * each <= now).count();
-                spacing = next_spacing(spacing, ready - seen, 100 - seen);
-                (seen, now) = (ready, now + spacing.as_secs_f64());
+                let ready = (1..=100).take_while(|pod| f64::from(*pod) * each <= now.as_secs_f64()).count();
+                passed = next_gap(passed, ready - seen, 100 - seen).max(LOOKS.0);
+                // Few are looked at as often as there may be looks at all.
+                if 100 - seen <= MANY {
+                    passed = SPACING;
+                }
+                (seen, now) = (ready, now + passed);
             }
             assert!(requests < 50, "{requests} requests, {each} s each");
         }
