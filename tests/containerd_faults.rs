@@ -6,7 +6,6 @@
 #![cfg(test)]
 
 use rig::cluster::{bridge, configuration};
-use rig::machine::until;
 use rig::{Cluster, Containerd, assert_nothing_left, with};
 use serde_json::json;
 use testkit::{Feature, host};
@@ -100,7 +99,7 @@ fn a_runtime_that_dies_while_a_pod_is_made_can_take_it_down_when_it_is_back() {
     let before = node.snapshot();
     std::thread::scope(|scope| {
         let call = scope.spawn(|| node.cri().run_pod_sandbox(&node.pod("hanging", &[])));
-        until("the plugin hangs", || (!cluster.calls().is_empty()).then_some(()));
+        cluster.await_call("ADD net2");
         // The runtime goes, and with it whoever asked; the plugin that it called stays.
         node.restart("KILL");
         call.join().expect("no panic").expect_err("the runtime died");

@@ -289,7 +289,7 @@ fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
         .env("CNI_ARGS", &weft.args)
         .env("CNI_PATH", "/opt/cni/bin")
         .start();
-    until("the delegate runs", || cluster.order().contains(&"ADD net2".to_owned()).then_some(()));
+    cluster.await_call("ADD net2");
     running.kill();
     until("nobody goes on", || left_running(&host).is_empty().then_some(()));
     weft.del(&config).success();

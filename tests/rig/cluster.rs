@@ -4,6 +4,8 @@
 use serde_json::{Value, json};
 use testkit::{Attachment, Call, Host, Pod};
 
+use crate::machine::until;
+
 /// Where the manifests are.
 pub const MANIFESTS: &str = "/etc/cni/manifests";
 /// Where recording plugins write their calls.
@@ -76,21 +78,35 @@ impl<'a> Cluster<'a> {
         self.definition(name, &recording(name, plugin, orders));
     }
 
-    /// The calls that the recording plugins wrote down since the last look.
+    /// The calls that the recording plugins wrote down since the last look. Nothing may be running that calls them: what is
+    /// written down during the look is lost.
     #[must_use]
     #[track_caller]
     pub fn calls(&self) -> Vec<Call> {
-        let text = self.host.read(RECORD).unwrap_or_default();
+        let calls = self.recorded();
         self.host.write(RECORD, "");
-        text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect()
+        calls
     }
 
-    /// The calls since the last look, as `VERB ifname`.
+    /// The calls since the last look, as `VERB ifname`; nothing may be running, as for [`Cluster::calls`].
     #[must_use]
     #[track_caller]
     pub fn order(&self) -> Vec<String> {
-        let calls = self.calls();
-        calls.iter().map(|call| format!("{} {}", call.command, call.environment("CNI_IFNAME"))).collect()
+        self.calls().iter().map(named).collect()
+    }
+
+    /// Waits for a call, `VERB ifname`, which the next look still finds.
+    #[track_caller]
+    pub fn await_call(&self, call: &str) {
+        let is_made = || self.recorded().iter().any(|recorded| named(recorded) == call);
+        until(&format!("the call {call}"), || is_made().then_some(()));
+    }
+
+    fn recorded(&self) -> Vec<Call> {
+        let text = self.host.read(RECORD).unwrap_or_default();
+        // What has no end yet is being written.
+        let (whole, _) = text.rsplit_once('\n').unwrap_or_default();
+        whole.lines().map(|line| serde_json::from_str(line).expect("a record")).collect()
     }
 
     /// What a kubelet's runtime says about `pod`, which has a manifest of its name.
@@ -125,6 +141,10 @@ impl<'a> Cluster<'a> {
         }
         Some(entry)
     }
+}
+
+fn named(call: &Call) -> String {
+    format!("{} {}", call.command, call.environment("CNI_IFNAME"))
 }
 
 /// The file of a pod's entry in the journal.
