@@ -204,6 +204,50 @@ fn g5_iptables_rules_are_those_of_the_reference_plugin_and_either_removes_them()
 }
 
 #[test]
+fn g5_s32_del_and_gc_remove_what_the_reference_plugin_makes_with_nftables() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    rig::install(&host);
+    let pod = host.pod("a");
+    // As v1.9.1 writes it: hashes of network, and of interface and container.
+    let (net, other) = ("a4861f4ae9f7d238", "e25ac3845f8cbe12");
+    let (c1, c2) = ("f4d01f2ef4b92245", "8c6ebb285a95686c");
+    let rule = |comment: &str, address: &str| {
+        format!("  ip saddr {address} ip daddr != 10.1.0.0/24 masquerade comment \"{comment}\"\n")
+    };
+    let rules = [
+        rule(&format!("{net}-{c1}, net: net, if: eth0, id: c1"), "10.1.0.5"),
+        rule(&format!("{net}-{c2}, net: net, if: eth0, id: c2"), "10.1.0.6"),
+        rule(&format!("{other}-{c1}, net: other, if: eth0, id: c1"), "10.1.0.7"),
+    ];
+    let table =
+        format!("table inet cni_plugins_masquerade {{\n chain masq_checks {{\n{} }}\n}}\n", rules.concat());
+    let load = || {
+        let script =
+            format!("table inet cni_plugins_masquerade\ndelete table inet cni_plugins_masquerade\n{table}");
+        host.command("nft").args(["-f", "-"]).stdin(script).finish().success();
+    };
+    let left = || {
+        let listed = host.run(["nft", "list", "table", "inet", "cni_plugins_masquerade"]);
+        ["10.1.0.5", "10.1.0.6", "10.1.0.7"].map(|address| listed.contains(address))
+    };
+    for plugin in ["bridge", "ptp"] {
+        let mut eth0 = host.attachment(plugin, &pod, "eth0");
+        eth0.container_id = "c1".to_owned();
+        for backend in BACKENDS {
+            load();
+            assert_eq!(left(), [true; 3]);
+            eth0.del(&config(plugin, backend)).success();
+            assert_eq!(left(), [false, true, true], "{plugin} {backend}: DEL");
+        }
+        load();
+        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[("c1", "eth0")])).success();
+        assert_eq!(left(), [true, false, true], "{plugin}: GC");
+        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[])).success();
+        assert_eq!(left(), [false, false, true], "{plugin}: GC of all");
+    }
+}
+
+#[test]
 fn multicast_is_nobodys_conversation_with_the_outside() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);

@@ -8,6 +8,7 @@
 
 mod iptables;
 mod nftables;
+mod reference;
 
 pub use nftables::subnet_chain;
 
@@ -60,17 +61,16 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 /// `known` are its addresses; none if they are not known.
 ///
 /// Of the other backend too: the configuration may have changed since, or the ADD have been the reference
-/// plugin's, whose default is iptables. No program is run where there is nothing for it to remove.
+/// plugin's, which takes iptables or a table of its own. No program is run where there is nothing for it to remove.
 pub fn remove(backend: Backend, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
-    let natively = nftables::remove(mark, known);
-    match backend {
-        Backend::Nftables if iptables::is_there(mark) => interface::collected(
-            [natively, iptables::remove(mark, known)].into_iter().filter_map(Result::err).collect(),
-        ),
-        Backend::Nftables => natively,
-        // A kernel without nf_tables holds nothing of them.
-        Backend::Iptables => iptables::remove(mark, known),
+    let mut errors: Vec<Error> = reference::remove(mark).err().into_iter().collect();
+    let natively = nftables::remove(mark, known).err();
+    // With iptables, the kernel may have no nf_tables, and then holds nothing of them.
+    errors.extend(natively.filter(|_| backend == Backend::Nftables));
+    if backend == Backend::Iptables || iptables::is_there(mark) {
+        errors.extend(iptables::remove(mark, known).err());
     }
+    interface::collected(errors)
 }
 
 /// Removes what was made by `plugin` for attachments of this network that are no longer valid.
@@ -78,8 +78,10 @@ pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
     let natively = nftables::sweep(plugin, network, &valid);
-    match backend {
-        Some(Backend::Iptables) => iptables::sweep(network, &valid),
-        Some(Backend::Nftables) | None => natively,
-    }
+    let mut errors: Vec<Error> = reference::sweep(network, &valid).err().into_iter().collect();
+    errors.extend(match backend {
+        Some(Backend::Iptables) => iptables::sweep(network, &valid).err(),
+        Some(Backend::Nftables) | None => natively.err(),
+    });
+    interface::collected(errors)
 }

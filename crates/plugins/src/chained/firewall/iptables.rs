@@ -60,12 +60,14 @@ impl Passage<'_> {
         Ok(())
     }
 
-    /// Fails unless all of it is there.
+    /// Fails unless all of it is there; a container's rules may be the reference plugin's, which have no comment.
     pub(super) fn check(&self) -> Result<(), Error> {
+        let own = format!("{} ", comment(&self.mark.text(COMMENT_MAX)));
         for family in self.families() {
             let saved = family.save(TABLE)?;
             let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
-            let missing = wanted.into_iter().find(|rule| !rule.starts_with(':') && !saved.has_rule(rule));
+            let is_there = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
+            let missing = wanted.into_iter().find(|rule| !rule.starts_with(':') && !is_there(rule));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table filter lacks rule {rule}")));
             }

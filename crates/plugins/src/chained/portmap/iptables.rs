@@ -185,6 +185,16 @@ fn word(protocol: Protocol) -> &'static str {
 
 // === DEL, GC ===
 
+/// Has the container a chain?
+pub(super) fn is_there(mark: &Mark) -> bool {
+    let [chain, _] = chain_names(mark);
+    Family::ALL.into_iter().any(|family| {
+        // Of the older kernel interface only its program knows.
+        iptables::has_chain(family, TABLE, &chain)
+            && family.save(TABLE).is_ok_and(|saved| saved.has_chain(&chain))
+    })
+}
+
 /// Removes the container's chains and the jumps to them; the UDP ports that led there. No program is run where
 /// there is nothing for it to remove.
 pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {

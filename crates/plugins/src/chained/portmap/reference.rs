@@ -1,4 +1,4 @@
-//! What the reference plugin of 1.6 and later makes with nf_tables, and our DEL removes.
+//! What the reference plugin makes, and our CHECK and DEL must know: with nf_tables, as 1.6 and later do.
 //!
 //! Tables `ip cni_hostport` and `ip6 cni_hostport`: a rule for each mapping, whose comment is the container's id
 //! and nothing else. So what a container has on several networks goes at once, as with the reference plugin's DEL,
@@ -7,7 +7,7 @@
 //! Source: plugins `plugins/meta/portmap/portmap_nftables.go`.
 
 use cni::Error;
-use linux::nft::{Batch, Family, Table};
+use linux::nft::{Batch, Family, Nft, Table};
 
 use crate::entries;
 use crate::failure::OrRefused;
@@ -20,6 +20,17 @@ const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 /// Removes the container's rules.
 pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
+    let batch = deletion(&mut nft, mark)?;
+    nft.commit(batch).or_refused()
+}
+
+/// Has the container rules of the reference plugin, of whichever backend?
+pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
+    let natively = entries::open()?.map(|mut nft| deletion(&mut nft, mark)).transpose()?;
+    Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::is_there(mark))
+}
+
+fn deletion(nft: &mut Nft, mark: &Mark) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     for (table, chain) in TABLES.into_iter().flat_map(|table| CHAINS.map(|chain| (table, chain))) {
         let rules = nft.rules(table, chain).or_refused()?;
@@ -27,5 +38,5 @@ pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
             batch.delete_rule(table, chain, rule.handle);
         }
     }
-    nft.commit(batch).or_refused()
+    Ok(batch)
 }

@@ -31,6 +31,10 @@ const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
 const SETS: [&str; 2] = [CHECKED, ALLOWED];
 
+/// Where the reference plugin has its rules.
+const REFERENCE: Table<'static> = Table::new(Family::Bridge, "nat");
+const REFERENCE_BASE: &str = "PREROUTING";
+
 /// Lets `port` receive frames from `mac` only.
 pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
     let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
@@ -65,10 +69,30 @@ pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Removes what [`pin`] made for the attachment; nothing there is success.
+/// Removes what [`pin`], or the reference plugin, made for the attachment; nothing there is success.
 pub(super) fn allow_any(mark: &Mark) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
-    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SETS, |found| found == comment).map(|_| ())
+    let mut nft = Nft::open().or_refused()?;
+    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
+    remove_reference(&mut nft, mark)
+}
+
+/// The reference plugin has two chains for a port, and a rule that leads to the first.
+fn remove_reference(nft: &mut Nft, mark: &Mark) -> Result<(), Error> {
+    let id = format!("{}-{}", mark.container, mark.ifname);
+    let comment = format!("macspoofchk-{id}");
+    let mut batch = Batch::new();
+    for rule in nft.rules(REFERENCE, REFERENCE_BASE).or_refused()? {
+        if rule.comment == comment {
+            batch.delete_rule(REFERENCE, REFERENCE_BASE, rule.handle);
+        }
+    }
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let chain = format!("cni-br-iface-{id}");
+    batch.discard_chain(REFERENCE, &chain).discard_chain(REFERENCE, &format!("{chain}-mac"));
+    nft.commit(batch).or_refused()
 }
 
 /// Removes what was made for attachments of this network that are no longer valid.

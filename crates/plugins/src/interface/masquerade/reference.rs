@@ -1,0 +1,49 @@
+//! What the reference plugins of 1.6 and later make with nf_tables, and our DEL and GC remove.
+//!
+//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: a rule for each address, whose comment begins with hashes of
+//! the network and of interface and container. They stay harmless until the address is another container's.
+//!
+//! Source: plugins `pkg/ip/ipmasq_nftables_linux.go` (G5).
+
+use cni::Error;
+use cni::invocation::ValidAttachment;
+use linux::nft::{Batch, Family, Table};
+use sha2::{Digest, Sha512};
+
+use crate::entries;
+use crate::failure::OrRefused;
+use crate::fingerprint::{Mark, hex};
+
+const TABLE: Table<'static> = Table::new(Family::Inet, "cni_plugins_masquerade");
+const CHAIN: &str = "masq_checks";
+
+/// Removes the rules of an attachment.
+pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+    let own = attachment(&mark.network, &mark.ifname, &mark.container);
+    remove_rules(|comment| comment.starts_with(&own))
+}
+
+/// Removes the rules of this network whose attachment is not among the valid ones.
+pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let own = format!("{}-", short_hash(network));
+    let keep: Vec<String> = valid.iter().map(|v| attachment(network, &v.ifname, &v.container_id)).collect();
+    remove_rules(|comment| comment.starts_with(&own) && !keep.iter().any(|keep| comment.starts_with(keep)))
+}
+
+fn remove_rules(is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(()) };
+    let mut batch = Batch::new();
+    for rule in nft.rules(TABLE, CHAIN).or_refused()?.iter().filter(|rule| is_meant(&rule.comment)) {
+        batch.delete_rule(TABLE, CHAIN, rule.handle);
+    }
+    nft.commit(batch).or_refused()
+}
+
+/// How the comments of an attachment's rules begin.
+fn attachment(network: &str, ifname: &str, container: &str) -> String {
+    format!("{}-{}", short_hash(network), short_hash(&format!("{ifname}:{container}")))
+}
+
+fn short_hash(text: &str) -> String {
+    hex("", 16, &Sha512::digest(text))
+}
