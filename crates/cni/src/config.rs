@@ -114,15 +114,6 @@ impl Config {
         }
     }
 
-    /// The value of a key in `args.cni`, if it is of the form asked for.
-    ///
-    /// Arguments are optional: what a plugin does not understand it ignores, so this cannot fail (V13).
-    pub fn args_cni<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
-        let section = member(member(&self.value, "args")?, "cni")?;
-        let value = member(section, key).filter(|value| !value.is_null())?;
-        fold::from_value(value, key).ok()
-    }
-
     /// The configured `dns`.
     pub fn dns(&self) -> Result<Dns, Error> {
         Ok(self.decode::<DnsField>()?.dns)

@@ -139,27 +139,6 @@ fn a_capability_that_was_not_filled_in_is_none() -> Result<(), Error> {
 }
 
 #[test]
-fn v13_args_are_read_where_they_make_sense_and_never_fail() {
-    let conf = config(&json!({"args": {"labels": {"appVersion": "1.0"}, "cni": {
-        "ips": ["10.2.2.42/24", "2001:db8::5"], "labels": [{"key": "app", "value": "myapp"}], "mac": 7
-    }}}));
-    assert_eq!(conf.args_cni::<Vec<RequestedIp>>("ips").map(|ips| ips.len()), Some(2));
-    assert_eq!(
-        conf.args_cni::<Vec<BTreeMap<String, String>>>("labels").map(|l| l[0]["value"].clone()).as_deref(),
-        Some("myapp")
-    );
-    assert_eq!(conf.args_cni::<HardwareAddress>("mac"), None);
-    for odd in [
-        json!({}),
-        json!({"args": "text"}),
-        json!({"args": {"cni": []}}),
-        json!({"args": {"cni": {"ips": "x"}}}),
-    ] {
-        assert_eq!(config(&odd).args_cni::<Vec<RequestedIp>>("ips"), None);
-    }
-}
-
-#[test]
 fn every_capability_is_listed_once() {
     let mut names = ALL.to_vec();
     names.sort_unstable();

@@ -134,6 +134,8 @@ impl Network {
     fn read(call: &cni::invocation::Call) -> Result<Network, Error> {
         let addressed = !call.config.ipam_type()?.is_empty();
         let conf: Conf = call.config.decode()?;
+        // Used last: it must not fail then.
+        call.config.dns()?;
         Network::check(conf, call.args(), addressed)
     }
 

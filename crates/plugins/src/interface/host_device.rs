@@ -101,6 +101,8 @@ impl Plugin for HostDevice {
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let device = Device::read(&request.call)?;
+        // Used last: it must not fail then.
+        request.call.config.dns()?;
         let ipam = Ipam::configured(&request.call, delegates)?;
         let netns = interface::open_netns(&request.netns)?;
         let mut host = Rtnl::open().or_refused()?;

@@ -52,6 +52,8 @@ impl Network {
     fn read(call: &Call) -> Result<Network, Error> {
         let Conf { ip_masq, ip_masq_backend, mtu } = call.config.decode()?;
         let backend = masquerade::Backend::read(&ip_masq_backend)?;
+        // Used last: it must not fail then.
+        call.config.dns()?;
         Ok(Network { masquerade: ip_masq.then_some(backend), mtu: interface::check_mtu(mtu)? })
     }
 }

@@ -43,6 +43,8 @@ pub fn add(
     source: Source<'_>,
     make: impl FnOnce(&Netns) -> Result<Link, Error>,
 ) -> Result<Success, Error> {
+    // Used last: it must not fail then.
+    request.call.config.dns()?;
     let netns = interface::open_netns(&request.netns)?;
     let link = make(&netns)?;
     let (name, inside) = (request.who.ifname.as_str(), &netns);
