@@ -2,7 +2,7 @@
 
 #![cfg(test)]
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, host, workspace};
 
 const SANDBOX: &str = "my-namespace_my-pod";
@@ -56,4 +56,72 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     assert!(found[0]["why"].as_str().unwrap().contains("is gone"), "{found:?}");
     run(&host, "detach --pod my-namespace/my-pod").success();
     run(&host, "doctor").success();
+}
+
+/// What of the findings is about things that nobody knows.
+fn orphans(host: &Host) -> Vec<String> {
+    let found = findings(host);
+    let own = found.iter().filter(|finding| finding["why"].as_str().unwrap().contains("which nobody knows"));
+    own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container() {
+    let host = host!(
+        Feature::Bridge,
+        Feature::NftBridge,
+        Feature::NftFib,
+        Feature::NftMasquerade,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred,
+        Feature::IptablesNft
+    );
+    rig::install(&host);
+    let pod = host.pod("a");
+    // Longer than a comment has room for.
+    let network = format!("n{}", "-long".repeat(15));
+    let call = |plugin: &str, keys: Value| {
+        let base = json!({ "cniVersion": "1.0.0", "name": network, "type": plugin });
+        host.attachment(plugin, &pod, "eth0").add(&rig::with(&base, &keys)).success().json()
+    };
+    let result = call(
+        "bridge",
+        json!({
+            "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] },
+        }),
+    );
+    let rates = json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
+    call("bandwidth", rig::with(&rates, &json!({ "prevResult": result })));
+    let ports = json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }]);
+    call("portmap", json!({ "prevResult": result, "runtimeConfig": { "portMappings": ports } }));
+    call("firewall", json!({ "prevResult": result, "backend": "nftables", "ingressPolicy": "isolated" }));
+    call("firewall", json!({ "prevResult": result, "backend": "iptables" }));
+    // As the kernel leaves a device whose container ended: under its name there, with what was written down.
+    host.run("ip link add net1 type veth peer name far1".split(' '));
+    host.run(["ip", "link", "set", "net1", "alias", "weft/host-device/lan/c9/net1 dev0 up rack 7 / port 3"]);
+
+    let found = orphans(&host);
+    for what in [
+        "link veth",
+        "link bwp",
+        "link net1",
+        "element of inet weft_masquerade sources4",
+        "element of inet weft_masquerade sources6",
+        "element of bridge weft_spoofing checked",
+        "element of inet weft_portmap ports4",
+        "element of inet weft_firewall",
+        "element of bridge weft_firewall",
+        "iptables -A CNI-FORWARD -s 10.1.0.2/32",
+        "iptables -A CNI-FORWARD -s fd01::2/128",
+    ] {
+        assert!(found.iter().any(|found| found.starts_with(what)), "{what}: {found:#?}");
+    }
+    // The runtime's own memory is enough, also where a comment has not all of the network's name.
+    host.run(["mkdir", "-p", "/var/lib/cni/results"]);
+    host.write(format!("/var/lib/cni/results/{network}-{}-eth0", pod.container_id()), "{}");
+    assert_eq!(orphans(&host), ["link net1"]);
+    host.write("/var/lib/cni/results/lan-c9-net1", "{}");
+    assert!(orphans(&host).is_empty());
 }

@@ -131,15 +131,29 @@ fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
     let mut parts = mark.split('/').skip(2);
     let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
     let in_journal = known.iter().any(|entry| entry.container_id.as_str() == container);
-    let cached =
-        |directory: &&str| Path::new(*directory).join(format!("{network}-{container}-{ifname}")).exists();
-    if in_journal || container.contains("..") || RESULTS.iter().any(cached) {
+    if in_journal
+        || RESULTS.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
+    {
         return None;
     }
     let why =
         format!("was made for {ifname} of container {container} on network {network}, which nobody knows");
     let cure = format!("a GC of {network} removes it; where the runtime has none, remove it by hand");
     Some(Finding::new(on, why, cure))
+}
+
+/// Does the runtime know the attachment? Of a long network's name a mark has the beginning.
+fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> bool {
+    let end = format!("-{container}-{ifname}");
+    if directory.join(format!("{network}{end}")).exists() {
+        return true;
+    }
+    let Ok(entries) = std::fs::read_dir(directory) else { return false };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        let head = name.to_str().and_then(|name| name.strip_suffix(&end));
+        head.is_some_and(|head| head.starts_with(network))
+    })
 }
 
 fn tell(findings: &[Finding], sandboxes: usize, output: Output) -> Result<(), Failure> {

@@ -12,8 +12,10 @@ use linux::route::Family;
 use linux::{Netns, Rtnl};
 use serde::Serialize;
 
+use crate::chained::firewall::iptables as firewall;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
+use crate::iptables;
 
 /// How the names of our packet-filter tables begin.
 const TABLES: &str = "weft_";
@@ -42,13 +44,16 @@ pub struct Marked {
     pub mark: String,
 }
 
-/// Everything in a namespace that bears a mark of a container: links and packet-filter entries.
+/// Everything in a namespace that bears a mark of a container: links, packet-filter entries, rules of iptables.
 pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
+    // In the alias of a device that was moved more follows, after a blank.
+    let mark = |alias: &str| alias.split(' ').next().unwrap_or_default().to_owned();
     let mut marked: Vec<Marked> = links
         .into_iter()
-        .map(|link| Marked { on: format!("link {}", link.name), mark: link.alias })
+        .map(|link| Marked { on: format!("link {}", link.name), mark: mark(&link.alias) })
         .chain(netns.run(filter_marks).or_refused()??)
+        .chain(netns.run(rule_marks).or_refused()?)
         .collect();
     // What all containers share belongs to none of them.
     marked.retain(|marked| Mark::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
@@ -75,6 +80,21 @@ fn filter_marks() -> Result<Vec<Marked>, Error> {
         }
     }
     Ok(marked)
+}
+
+/// The rules of iptables that `firewall` made, in the calling thread's namespace; none where iptables cannot be run.
+fn rule_marks() -> Vec<Marked> {
+    let mut marked = Vec::new();
+    for family in iptables::Family::ALL {
+        if !iptables::has_chain(family, firewall::TABLE, firewall::PRIVATE) {
+            continue;
+        }
+        let Ok(saved) = family.save(firewall::TABLE) else { continue };
+        let own = saved.lines().filter_map(|line| Some((line, firewall::comment_of(line)?)));
+        marked
+            .extend(own.map(|(rule, mark)| Marked { on: format!("iptables {rule}"), mark: mark.to_owned() }));
+    }
+    marked
 }
 
 /// Looks around in a namespace.

@@ -9,7 +9,7 @@
 
 mod firewalld;
 mod ingress;
-mod iptables;
+pub(crate) mod iptables;
 mod nftables;
 mod settings;
 

@@ -23,9 +23,10 @@ use crate::fingerprint::{COMMENT_MAX, Mark};
 use crate::interface::collected;
 use crate::iptables::{self, Family, Saved, chain_of, comment, deletion};
 
-pub(super) const TABLE: &str = "filter";
+/// The table of all of it.
+pub(crate) const TABLE: &str = "filter";
 /// The chain of containers.
-pub(super) const PRIVATE: &str = "CNI-FORWARD";
+pub(crate) const PRIVATE: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 
@@ -130,10 +131,15 @@ fn pair(net: &IpNet, comment: &str) -> [String; 2] {
     ]
 }
 
+/// The comment of a rule, if it is a container's.
+pub(crate) fn comment_of(rule: &str) -> Option<&str> {
+    chain_of(rule).filter(|chain| *chain == PRIVATE)?;
+    rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text)
+}
+
 /// Is it a container's rule, with a comment that is meant?
 fn is_marked(rule: &str, is_meant: impl Fn(&str) -> bool) -> bool {
-    let text = || rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text);
-    chain_of(rule) == Some(PRIVATE) && text().is_some_and(is_meant)
+    comment_of(rule).is_some_and(is_meant)
 }
 
 // === DEL, GC ===
