@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use picture::{Alike, picture};
 use rig::{in_version, with};
 use serde_json::{Value, json};
-use table::{BASES, Base, Difference, ROWS};
+use table::{BASES, Base, Difference, OPTIONS, ROWS};
 use testkit::{Attachment, Feature, Finished, Host, Pod, host};
 
 /// The versions that Debian's plugins know.
@@ -94,6 +94,9 @@ fn story(base: &Base, keys: &str, version: &str, directory: &Path) -> Story {
     let mut attachment: Attachment<'_> = host.attachment(&program, &pod, "eth0");
     attachment.path = directory.display().to_string();
     let mut config = config(base, keys, version);
+    if let Some(Value::String(args)) = config.as_object_mut().and_then(|config| config.remove("CNI_ARGS")) {
+        attachment.args = args;
+    }
     // Versions before 0.3.0 know no chains.
     if let Some(front) = front.filter(|_| version >= "0.3.0") {
         config["prevResult"] = front;
@@ -224,6 +227,14 @@ fn the_table_is_large_and_every_row_has_a_base() {
     let chained = |base: &Base| if base.front.is_empty() { 6 } else { 4 };
     let rows: usize = ROWS.len() + BASES.iter().map(chained).sum::<usize>();
     assert!(rows >= 150, "{rows} rows");
+    for (plugin, options) in OPTIONS {
+        let own = ROWS.iter().filter(|row| row.plugin == *plugin).map(|row| row.keys);
+        let own: Vec<&str> =
+            own.chain(BASES.iter().filter(|base| base.plugin == *plugin).map(|base| base.keys)).collect();
+        for option in options.split_whitespace() {
+            assert!(own.iter().any(|keys| keys.contains(&format!("\"{option}\""))), "{plugin}: {option}");
+        }
+    }
     for row in ROWS {
         assert!(BASES.iter().any(|base| base.plugin == row.plugin), "{}", row.plugin);
     }

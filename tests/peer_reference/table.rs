@@ -19,7 +19,7 @@ pub(crate) type Difference = (&'static str, &'static str, &'static [&'static str
 pub(crate) struct Row {
     /// The plugin.
     pub(crate) plugin: &'static str,
-    /// The keys.
+    /// The keys; `CNI_ARGS` is the variable.
     pub(crate) keys: &'static str,
     /// The steps in which the two differ.
     pub(crate) differs: &'static [Difference],
@@ -179,6 +179,34 @@ pub(crate) const BASES: &[Base] = &[
     },
 ];
 
+/// The options of the Go plugins v1.9.1 that something is compared of; others have a file of their own (`peer_dhcp.rs`,
+/// `peer_host_local.rs`, `peer_firewalld.rs`).
+pub(crate) const OPTIONS: &[(&str, &str)] = &[
+    (
+        "bridge",
+        "bridge isGateway isDefaultGateway forceAddress ipMasq ipMasqBackend mtu hairpinMode promiscMode vlan vlanTrunk minID \
+         maxID id preserveDefaultVlan macspoofchk enabledad disableContainerInterface portIsolation args runtimeConfig CNI_ARGS dns",
+    ),
+    ("macvlan", "master mode mtu mac linkInContainer bcqueuelen runtimeConfig CNI_ARGS dns"),
+    ("ipvlan", "master mode mtu linkInContainer dns"),
+    ("vlan", "master vlanId mtu linkInContainer dns"),
+    ("ptp", "ipMasq ipMasqBackend mtu dns"),
+    ("host-device", "device hwaddr kernelpath pciBusID runtimeConfig deviceID"),
+    ("dummy", "ipam dns"),
+    ("tap", "multiQueue mtu mac owner group selinuxContext bridge runtimeConfig CNI_ARGS dns"),
+    (
+        "portmap",
+        "backend snat conditionsV4 conditionsV6 masqAll markMasqBit externalSetMarkChain hostPort containerPort protocol hostIP",
+    ),
+    ("firewall", "backend iptablesAdminChainName ingressPolicy"),
+    ("bandwidth", "ingressRate ingressBurst egressRate egressBurst runtimeConfig"),
+    ("sbr", "table"),
+    ("tuning", "dataDir sysctl mac promisc mtu txQLen allmulti runtimeConfig args CNI_ARGS"),
+    ("vrf", "vrfname table"),
+    ("static", "addresses address gateway routes dns runtimeConfig args CNI_ARGS"),
+    ("host-local", "subnet ranges rangeStart rangeEnd gateway routes runtimeConfig args"),
+];
+
 /// The rows.
 pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"isGateway":true}"#),
@@ -238,6 +266,17 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd01::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]},"isGateway":true}"#,
     ),
     row("bridge", r#"{"macspoofchk":false}"#),
+    row("bridge", r#"{"macspoofchk":true}"#),
+    row("bridge", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#),
+    row("bridge", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer(),
+    row("bridge", r#"{"ipMasq":true,"ipMasqBackend":"x"}"#).newer(),
+    row("bridge", r#"{"vlanTrunk":[{"id":5},{"minID":10,"maxID":12}]}"#).newer(),
+    row("bridge", r#"{"vlanTrunk":[{"minID":5}]}"#).newer(),
+    row("bridge", r#"{"vlan":5,"vlanTrunk":[{"id":7}],"preserveDefaultVlan":true}"#).newer(),
+    row("bridge", r#"{"preserveDefaultVlan":true}"#).newer(),
+    row("bridge", r#"{"disableContainerInterface":true}"#).newer(),
+    row("bridge", r#"{"disableContainerInterface":true,"ipam":{}}"#).newer().but(&[("5 CHECK", "theirs fails for want of addresses", &[])]),
+    row("bridge", r#"{"portIsolation":true}"#).newer(),
     row("bridge", r#"{"unknown":1}"#),
     row("macvlan", r#"{"mode":"bridge"}"#),
     row("macvlan", r#"{"mode":"private"}"#),
@@ -268,6 +307,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row("macvlan", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#),
     row("macvlan", r#"{"linkInContainer":true}"#).newer(),
+    row("macvlan", r#"{"bcqueuelen":2000}"#).newer(),
+    row("macvlan", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#),
     row("ipvlan", r#"{"mode":"l2"}"#),
     row("ipvlan", r#"{"mode":"l3"}"#),
     row("ipvlan", r#"{"mode":"l3s"}"#),
@@ -304,6 +345,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("vlan", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#),
     row("vlan", r#"{"linkInContainer":true}"#).newer(),
     row("ptp", r#"{"ipMasq":true,"ipMasqBackend":"iptables"}"#),
+    row("ptp", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer(),
     row("ptp", r#"{"mtu":1400}"#),
     row("ptp", r#"{"mtu":"x"}"#),
     row(
@@ -359,7 +401,12 @@ pub(crate) const ROWS: &[Row] = &[
         &[],
     )]),
     row("tuning", r#"{"mtu":0}"#),
+    row("tuning", r#"{"txQLen":77}"#).newer(),
+    row("tuning", r#"{"dataDir":"/run/elsewhere","promisc":true}"#),
+    row("tuning", r#"{"args":{"cni":{"mtu":1300,"promisc":true,"allmulti":true}}}"#),
+    row("tuning", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#),
     row("sbr", r#"{"unknown":1}"#),
+    row("sbr", r#"{"table":200}"#).newer(),
     row("bandwidth", r#"{"ingressRate":0,"ingressBurst":0}"#),
     row("bandwidth", r#"{"egressRate":0,"egressBurst":0}"#),
     row("bandwidth", r#"{"ingressRate":1}"#),
@@ -440,11 +487,20 @@ pub(crate) const ROWS: &[Row] = &[
         "portmap",
         r#"{"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},"masqAll":true}"#,
     ).newer(),
+    row(
+        "portmap",
+        r#"{"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},"backend":"nftables"}"#,
+    ).newer(),
     row("static", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}]}}"#),
     row(
         "static",
         r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64"}]}}"#,
     ),
+    row("static", r#"{"CNI_ARGS":"IP=10.1.0.9/24;GATEWAY=10.1.0.1","ipam":{"type":"static"}}"#),
+    row("static", r#"{"CNI_ARGS":"IP=10.1.0.9/24,fd01::9/64;GATEWAY=fd01::1"}"#),
+    row("static", r#"{"CNI_ARGS":"IP=x"}"#),
+    row("static", r#"{"CNI_ARGS":"GATEWAY=x"}"#),
+    row("static", r#"{"CNI_ARGS":"FOO=x"}"#),
     row("static", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5"}]}}"#),
     row("static", r#"{"ipam":{"type":"static","addresses":[{"address":"x"}]}}"#),
     row("static", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/33"}]}}"#),
@@ -506,6 +562,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("tap", r#"{"owner":1000,"group":1000}"#).newer().but(&[("2 pod after ADD", "what whoever opens it says anew", &[])]),
     row("tap", r#"{"owner":0,"mac":"02:00:00:00:00:05"}"#).newer(),
     row("tap", r#"{"bridge":"nowhere"}"#).newer(),
+    row("tap", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#).newer(),
+    row("tap", r#"{"selinuxContext":"system_u:system_r:container_t:s0"}"#).newer(),
     row("tap", r#"{"ipam":{}}"#).newer(),
     row("tap", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#).newer(),
     row("tap", r#"{"runtimeConfig":{"mac":"02:00:00:00:00:07"}}"#).newer(),
@@ -516,6 +574,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("firewall", r#"{"iptablesAdminChainName":"ADMIN"}"#),
     row("firewall", r#"{"ingressPolicy":"same-bridge"}"#).but(&[("8 host after DEL", "the shared rules have the comment of later versions", &[])]),
     row("firewall", r#"{"ingressPolicy":"open"}"#),
+    row("firewall", r#"{"ingressPolicy":"isolated"}"#).newer(),
     row("firewall", r#"{"ingressPolicy":"x"}"#),
     row("firewall", r#"{"backend":"x"}"#).but(&[("1 ADD", "theirs takes another one without a word", &[])]),
 ];
