@@ -54,7 +54,7 @@ fn npwg1_5_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     assert_eq!(shown, expected);
     assert_eq!(agent.annotation("web", "example.org/other").as_deref(), Some("kept"));
     let events = until("Events", || Some(agent.events("web")).filter(|events| events.len() >= 3));
-    for (name, interface, address) in expected {
+    for (name, interface, address) in &expected {
         let wanted = format!("AddedInterface Add {interface} [{address}] from {name}");
         assert!(events.contains(&wanted), "{wanted} is not in {events:?}");
     }
@@ -67,6 +67,11 @@ fn npwg1_5_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     eth0.del(&node_configuration()).success();
     let before = agent.machine.snapshot();
     eth0.add(&node_configuration()).success();
+    // The same pod, the same interface: what is told is the address that it has now.
+    let again = addresses("net1");
+    assert_ne!(again, expected[1].2, "host-local goes on with the next one");
+    let wanted = format!("AddedInterface Add net1 [{again}] from blue/net-a");
+    until("an Event of the new address", || agent.events("web").contains(&wanted).then_some(()));
     eth0.del(&node_configuration()).success();
     assert_nothing_left("DEL", &agent.machine, &before);
 }

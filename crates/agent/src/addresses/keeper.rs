@@ -32,6 +32,7 @@ use super::claims::OF_CLAIM;
 use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;
+use crate::agent::events::told_apart;
 
 /// The name under which Events are told.
 const CONTROLLER: &str = "weft-ipam";
@@ -262,8 +263,8 @@ impl Keeper {
             let event = Event {
                 type_: EventType::Warning,
                 reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" }.to_owned(),
+                action: told_apart("Check", &note),
                 note: Some(note),
-                action: "Check".to_owned(),
                 secondary: None,
             };
             let about = reference(census, object);

@@ -2,10 +2,11 @@
 //!
 //! Rules: an Event is told once, in the background, and never holds anything up: it waits a while for pods that are being
 //! attached, whose processors it would take; an agent that ends tells what waits; its text is bounded; what is repeated is
-//! counted by the API's own series, which knows an Event by reason and action and not by its text.
+//! counted by the API's own series, which shows the first text for ever: another text is another action.
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as Multus has them.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -101,7 +102,7 @@ impl Events {
             NO_SUCH_NETWORK => "NoNetworkFound",
             _ => "NetworkRefused",
         };
-        let told = Told::new(EventType::Warning, reason, "Plan".to_owned(), &refusal.to_string());
+        let told = Told::new(EventType::Warning, reason, "Plan", &refusal.to_string());
         self.tell(&PodIdentity { namespace, name, uid }, told);
     }
 
@@ -111,7 +112,7 @@ impl Events {
             Some(why) => (EventType::Warning, "InterfaceDrifted", why),
             None => (EventType::Normal, "InterfaceRestored", "every interface is as it was attached"),
         };
-        self.tell(pod, Told::new(kind, reason, "Check".to_owned(), note));
+        self.tell(pod, Told::new(kind, reason, "Check", note));
     }
 
     /// A running pod's networks were changed as it asks.
@@ -126,7 +127,7 @@ impl Events {
                     }
                     None => {
                         let note = format!("Remove {ifname} from {network}");
-                        Told::new(EventType::Normal, "RemovedInterface", format!("Detach {ifname}"), &note)
+                        Told::new(EventType::Normal, "RemovedInterface", &format!("Detach {ifname}"), &note)
                     }
                 },
             );
@@ -135,13 +136,13 @@ impl Events {
 
     /// A running pod's networks could not be changed as it asks; `action` is where it ended.
     pub(crate) fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
-        self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action.to_owned(), why));
+        self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action, why));
     }
 
     /// A pod cannot have what it wants of Neutron.
     pub(crate) fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
         let Pod { namespace, name, uid, .. } = pod.clone();
-        let told = Told::new(EventType::Warning, reason, "AllocatePorts".to_owned(), why);
+        let told = Told::new(EventType::Warning, reason, "AllocatePorts", why);
         self.tell(&PodIdentity { namespace, name, uid }, told);
     }
 
@@ -152,14 +153,13 @@ impl Events {
 }
 
 impl Told {
-    fn new(kind: EventType, reason: &'static str, action: String, note: &str) -> Told {
-        Told { kind, reason, action, note: clip(note), at: Instant::now() }
+    fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
+        Told { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
     }
 
-    /// The API knows an Event by reason and action: each interface has its own.
     fn added(interface: &str, ips: &[String], network: &str) -> Told {
         let note = format!("Add {interface} [{}] from {network}", ips.join(" "));
-        Told::new(EventType::Normal, "AddedInterface", format!("Attach {interface}"), &note)
+        Told::new(EventType::Normal, "AddedInterface", &format!("Attach {interface}"), &note)
     }
 
     async fn publish(self, recorder: &Recorder, pod: &PodIdentity) {
@@ -197,7 +197,7 @@ fn of(entry: &Entry) -> Vec<Told> {
             Reason::FileUnreadable => "FileUnreadable",
             Reason::Questionable => "Questionable",
         };
-        Told::new(EventType::Warning, reason, "Plan".to_owned(), &warning.fault.to_string())
+        Told::new(EventType::Warning, reason, "Plan", &warning.fault.to_string())
     });
     interfaces.chain(warnings).collect()
 }
@@ -213,6 +213,19 @@ fn reference(pod: &PodIdentity) -> ObjectReference {
     }
 }
 
+/// An action for this text: the API knows an Event by reason and action, and would show an old text for a new one.
+///
+/// Identifiers, of a request or of what was made anew, do not make it another text: it would be one each time it is tried.
+pub(crate) fn told_apart(action: &str, note: &str) -> String {
+    let is_identifier =
+        |word: &str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    let mut hasher = DefaultHasher::new();
+    note.split(|letter: char| letter != '-' && !letter.is_ascii_alphanumeric())
+        .filter(|word| !is_identifier(word.strip_prefix("req-").unwrap_or(word)))
+        .for_each(|word| word.hash(&mut hasher));
+    format!("{action} {:08x}", hasher.finish() >> 32)
+}
+
 /// The text, cut to what the API takes.
 fn clip(text: &str) -> String {
     let mut end = text.len().min(NOTE_MAX);
@@ -220,4 +233,19 @@ fn clip(text: &str) -> String {
         end -= 1;
     }
     text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_text_is_another_action_and_another_try_is_not() {
+        let told = |note| told_apart("AllocatePorts", note);
+        let away = "GET /v2.0/ports: 503 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)";
+        assert_eq!(told(away), told("GET /v2.0/ports: 503 (req-77f0a1de-0000-4b0c-8e5a-1d6a3b9f7c11)"));
+        assert_ne!(told(away), told("GET /v2.0/ports: 502 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)"));
+        assert_ne!(told("Add eth0 [10.1.0.2] from home"), told("Add eth0 [10.1.0.3] from home"));
+        assert_ne!(told("Add eth0 [fd00::2] from home"), told("Add eth0 [fd00::3] from home"));
+    }
 }
