@@ -16,6 +16,13 @@ use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
 
+/// A balancer before Neutron: the file, and what is in it.
+const BALANCER: (&str, &str) = (
+    "/run/haproxy.cfg",
+    "defaults\n mode http\n retries 0\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n\
+     listen neutron\n bind 127.0.0.1:9796\n server one 127.0.0.1:9696\n",
+);
+
 #[test]
 fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
     let Some(cluster) = OpenStack::beside_api(host!()) else { return };
@@ -119,10 +126,23 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     cluster.delete_pod("quota");
     cluster.machine.run(["nft", "delete table inet away"]);
     assert_eq!(cluster.wait_for_vifs("away").len(), 1);
-    for name in ["slow", "broken", "away"] {
+    // Away behind a balancer, which says so.
+    cluster.machine.stop("one", "TERM");
+    cluster.machine.write(BALANCER.0, BALANCER.1);
+    cluster.machine.start("balancer", ["/usr/sbin/haproxy", "-db", "-f", BALANCER.0]);
+    let behind = "OS_ENDPOINT=http://127.0.0.1:9796";
+    cluster.start_controller_as("two", &["OS_AUTH_TYPE=none", behind], &[]);
+    cluster.wait_until_leading("two");
+    cluster.machine.run(["nft", away]);
+    cluster.pod(BOUND, "behind", "net-a");
+    // An Event of its own, whatever was told before.
+    cluster.wait_for_event("behind", &["NeutronUnreachable", "503"]);
+    cluster.machine.run(["nft", "delete table inet away"]);
+    assert_eq!(cluster.wait_for_vifs("behind").len(), 1);
+    for name in ["slow", "broken", "away", "behind"] {
         cluster.delete_pod(name);
     }
-    cluster.assert_nothing_left("one");
+    cluster.assert_nothing_left("two");
 }
 
 #[test]

@@ -72,7 +72,8 @@ impl From<Error> for Trouble {
     fn from(error: Error) -> Trouble {
         let reason = match () {
             () if error.is_over_quota() => "NeutronQuota",
-            () if error.status().is_none() => "NeutronUnreachable",
+            // Or what stands before it has nobody to ask.
+            () if matches!(error.status(), None | Some(502..=504)) => "NeutronUnreachable",
             () => "NeutronRefused",
         };
         let mut why = error.to_string();

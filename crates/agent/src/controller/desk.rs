@@ -13,12 +13,14 @@
 //!
 //! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; its bugs are named in `docs/neutron.md`.
 
+mod activation;
+mod comparison;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, stream};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
@@ -30,9 +32,11 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::allocator::{Allocator, Trouble, owner};
+use self::activation::Asked;
+use self::comparison::Orphans;
+use super::allocator::{Allocator, Trouble};
 use super::store::{self, Place, Unwritten};
-use super::subject::{KuryrPort, Subject, SubjectObject};
+use super::subject::{Subject, SubjectObject};
 use super::wish::{self, Wish};
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::{DefinitionObject, Key};
@@ -47,18 +51,6 @@ const IDLE: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(20);
 /// The first and the longest pause after trouble.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The first and the longest pause before ports that are not ACTIVE yet are looked at.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// What is between two looks on an average, and how many may come without it first.
-const SPACING: Duration = Duration::from_secs(1);
-const AHEAD: u32 = 3;
-/// So many pods are many: a look is to find one in `PART` of them ready, for it is the server they wait for that answers it.
-const MANY: usize = 8;
-const PART: f64 = 4.0;
-/// But it comes after so long in any case.
-const GAP_MAX: Duration = Duration::from_secs(16);
-/// So many pods are looked at with little effort, whatever is known of them.
-const FEW: usize = 30;
 /// How often pools are looked after.
 const POOLS: Duration = Duration::from_secs(1);
 /// How often in a row pools that are but half empty are left as they are because pods wait for their ports to work.
@@ -89,6 +81,8 @@ struct Case {
     subject: Arc<Subject>,
     state: PodState,
     stage: Stage,
+    /// Of one that waits: since when.
+    since: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +92,14 @@ enum Stage {
     Active,
     Leaving,
     Left,
+}
+
+// === impl Case ===
+
+impl Case {
+    fn new(subject: &Arc<Subject>, state: PodState, stage: Stage) -> Case {
+        Case { subject: Arc::clone(subject), state, stage, since: Instant::now() }
+    }
 }
 
 // === impl Desk ===
@@ -211,9 +213,7 @@ impl Desk {
             Err(why) => {
                 // It stays as it is: somebody may need it.
                 self.events.troubled(pod, "VifUnreadable", &why);
-                let case =
-                    Case { subject: Arc::clone(subject), state: PodState::default(), stage: Stage::Left };
-                cases.insert(pod.uid.clone(), case);
+                cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Left));
                 return;
             }
         };
@@ -222,7 +222,7 @@ impl Desk {
             (false, false) => Stage::Waiting,
             (false, true) => Stage::Active,
         };
-        cases.insert(pod.uid.clone(), Case { subject: Arc::clone(subject), state, stage });
+        cases.insert(pod.uid.clone(), Case::new(subject, state, stage));
         drop(cases);
         match stage {
             Stage::Working => drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone()))),
@@ -239,7 +239,9 @@ impl Desk {
         loop {
             // What changes while it is tried is not missed.
             let definitions = self.definitions.changes();
-            let Some(Case { subject, mut state, stage }) = self.cases().get(&uid).cloned() else { return };
+            let Some(Case { subject, mut state, stage, .. }) = self.cases().get(&uid).cloned() else {
+                return;
+            };
             if stage == Stage::Leaving {
                 return self.release(uid).await;
             }
@@ -252,6 +254,7 @@ impl Desk {
                 case.state = state;
                 if case.stage == Stage::Working && outcome.is_ok() {
                     case.stage = if is_active { Stage::Active } else { Stage::Waiting };
+                    case.since = Instant::now();
                 }
                 case.stage == Stage::Leaving
             };
@@ -358,100 +361,6 @@ impl Desk {
         wish::wishes(&elements, &definitions, rules).map_err(refused)
     }
 
-    /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
-    /// who says nothing; never so often that many pods, one after the other, have a look each.
-    async fn activate(self: Arc<Desk>) {
-        let (mut pause, mut due) = (LOOKS.0, Instant::now());
-        let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
-        loop {
-            if self.inactive(Asked::All).is_empty() {
-                self.waiting.notified().await;
-                (pause, looked, gap) = (LOOKS.0, Instant::now(), Duration::ZERO);
-            } else if timeout(pause, self.waiting.notified()).await.is_ok() {
-                pause = LOOKS.0;
-            }
-            // Others may follow this one closely.
-            let spaced = due.saturating_duration_since(Instant::now() + SPACING * AHEAD);
-            sleep(LOOKS.0.max(spaced).max(gap.saturating_sub(looked.elapsed()))).await;
-            due = due.max(Instant::now()) + SPACING;
-            let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
-            let waiting = self.inactive(asked);
-            let ids: Vec<String> = waiting.keys().cloned().collect();
-            match self.allocator.active(&ids).await {
-                Ok(seen) => {
-                    let progress = self.mark(&waiting, &seen);
-                    let pods: BTreeSet<&String> = waiting.values().collect();
-                    gap = next_gap(looked.elapsed(), progress.len(), pods.len());
-                    looked = Instant::now();
-                    pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
-                    stream::iter(progress)
-                        .for_each_concurrent(PARALLEL, |uid| {
-                            let desk = Arc::clone(&self);
-                            async move { desk.confirm(&uid).await }
-                        })
-                        .await;
-                }
-                Err(error) => {
-                    warn!(%error, "ports that wait cannot be looked at");
-                    pause = LOOKS.1;
-                }
-            }
-        }
-    }
-
-    /// Ports that wait for becoming ACTIVE, and whose they are.
-    fn inactive(&self, asked: Asked) -> BTreeMap<String, String> {
-        let cases = self.cases();
-        let waiting: Vec<(&String, &Case)> =
-            cases.iter().filter(|(_, case)| case.stage == Stage::Waiting).collect();
-        let few = waiting.len() <= FEW;
-        let asked_for = |case: &Case| {
-            asked == Asked::All || few || case.subject.pod.annotations.contains_key(NETWORK_STATUS)
-        };
-        let mut inactive = BTreeMap::new();
-        for (uid, case) in waiting.into_iter().filter(|(_, case)| asked_for(case)) {
-            let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
-            inactive.extend(vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())));
-        }
-        inactive
-    }
-
-    /// Notes what has become ACTIVE; the pods all of whose ports are.
-    fn mark(&self, waiting: &BTreeMap<String, String>, seen: &BTreeMap<String, bool>) -> BTreeSet<String> {
-        let mut complete = BTreeSet::new();
-        let mut cases = self.cases();
-        for (id, uid) in waiting {
-            let Some(case) = cases.get_mut(uid).filter(|_| seen.get(id) == Some(&true)) else { continue };
-            case.state.vifs_mut().filter(|vif| vif.id == *id).for_each(|vif| vif.active = true);
-            if case.state.is_active() {
-                complete.insert(uid.clone());
-            }
-        }
-        complete
-    }
-
-    /// The second phase: all of a pod's ports are ACTIVE.
-    async fn confirm(&self, uid: &str) {
-        let Some(Case { subject, state, .. }) = self.cases().get(uid).cloned() else { return };
-        match store::write(self.place, &self.client, &subject.pod, &state).await {
-            Ok(()) | Err(Unwritten::Gone) => {
-                if let Some(case) = self.cases().get_mut(uid).filter(|case| case.stage == Stage::Waiting) {
-                    case.stage = Stage::Active;
-                    self.count("activated");
-                }
-            }
-            Err(Unwritten::Failed(why)) => {
-                warn!(why, "not written; again soon");
-                // As if it had not been seen: the next look finds it ACTIVE again.
-                if let Some(case) = self.cases().get_mut(uid)
-                    && let Some(vif) = case.state.vifs_mut().next()
-                {
-                    vif.active = false;
-                }
-            }
-        }
-    }
-
     /// A pod that is gone, or has ended, gives its ports up.
     fn leave(self: &Arc<Desk>, uid: &str) {
         let mut cases = self.cases();
@@ -532,162 +441,6 @@ impl Desk {
             };
         }
     }
-
-    async fn compare_again(self: Arc<Desk>) {
-        let mut suspects = BTreeSet::new();
-        loop {
-            sleep(self.every).await;
-            if let Err(error) = self.compare(&mut suspects, Orphans::Suspect).await {
-                warn!(%error, "ports cannot be compared with pods");
-            }
-        }
-    }
-
-    /// Compares all ports with all pods: what nobody has goes, what was made for a pod is kept for it, the rest waits.
-    async fn compare(&self, suspects: &mut BTreeSet<String>, orphans: Orphans) -> Result<(), String> {
-        let ports = self.allocator.all().await.map_err(|error| error.to_string())?;
-        let Written { mut used, living, unreadable } = self.written().await?;
-        used.extend(
-            self.cases()
-                .values()
-                .flat_map(|case| case.state.vifs().map(|(_, vif)| vif.id.clone()).collect::<Vec<_>>()),
-        );
-        let subjects = self.pods.all();
-        let hosts: BTreeSet<&str> = subjects
-            .iter()
-            .filter(|subject| !subject.ended)
-            .map(|subject| subject.pod.node_name.as_str())
-            .collect();
-        let (mut lost, mut idle) = (Vec::new(), Vec::new());
-        let mut found: BTreeMap<String, Vec<Port>> = BTreeMap::new();
-        for port in ports {
-            let owner = owner(&port).to_owned();
-            let pooled = owner.is_empty();
-            if used.contains(&port.id) {
-                if pooled {
-                    self.allocator.learn(&port, true);
-                }
-            } else if living.contains(&owner) {
-                found.entry(owner).or_default().push(port);
-            } else if unreadable.iter().any(|text| text.contains(&port.id)) {
-                // Whoever wrote it may need the port: it is neither given to another pod nor removed.
-            } else if !(pooled && self.allocator.learn(&port, false)) {
-                lost.push(port);
-            } else if !hosts.contains(port.host_id.as_str()) {
-                // Not one pod is there: the node may have gone.
-                idle.push(port);
-            }
-        }
-        info!(
-            used = used.len(),
-            found = found.len(),
-            pooled = self.allocator.pools.count(),
-            lost = lost.len(),
-            idle = idle.len(),
-            "compared"
-        );
-        if orphans == Orphans::Remove {
-            *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
-        }
-        let (mut due, rest): (Vec<Port>, Vec<Port>) =
-            lost.into_iter().partition(|port| orphans == Orphans::Remove || suspects.contains(&port.id));
-        let (unused, young): (Vec<Port>, Vec<Port>) =
-            idle.into_iter().partition(|port| suspects.contains(&port.id));
-        due.extend(unused.into_iter().filter(|port| self.allocator.pools.withdraw(&port.id)));
-        *suspects = rest.into_iter().chain(young).map(|port| port.id).collect();
-        self.remove(due);
-        Ok(())
-    }
-
-    /// Removes ports that nobody has, a few at a time; one that cannot be removed is found again at the next comparison.
-    fn remove(&self, ports: Vec<Port>) {
-        let allocator = Arc::clone(&self.allocator);
-        tokio::spawn(async move {
-            for few in ports.chunks(PARALLEL / 2) {
-                let allocator = &allocator;
-                let removals = few.iter().map(|port| async move {
-                    warn!(port = port.id, "belongs to no pod: it is removed");
-                    if let Err(error) = allocator.remove(port).await {
-                        warn!(%error, "not removed");
-                    }
-                });
-                futures_util::future::join_all(removals).await;
-            }
-        });
-    }
-
-    /// What living pods have, as it is written.
-    ///
-    /// # Errors
-    /// Not all of it can be seen now: what is not seen would be taken for nobody's.
-    async fn written(&self) -> Result<Written, String> {
-        let subjects = self.pods.all();
-        let living = subjects.iter().filter(|subject| !subject.ended);
-        let mut written = Written {
-            living: living.clone().map(|subject| subject.pod.uid.clone()).collect(),
-            ..Written::default()
-        };
-        for Subject { pod, .. } in living.map(Arc::as_ref) {
-            let text = || pod.annotations.get(store::ANNOTATION).cloned().unwrap_or_default();
-            written.add(store::of_annotation(pod), text);
-        }
-        if self.place == Place::Kuryrport {
-            let ports: Api<KuryrPort> = Api::all(self.client.clone());
-            let listed = match ports.list(&kube::api::ListParams::default()).await {
-                Ok(all) => all.items,
-                // Where there is no such resource nothing is written in one.
-                Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-                Err(error) => return Err(format!("list kuryrports: {error}")),
-            };
-            for port in &listed {
-                let uid = port.spec["podUid"].as_str().unwrap_or_default();
-                if written.living.contains(uid) {
-                    written.add(store::of_kuryr_port(port, uid), || port.status.to_string());
-                }
-            }
-        }
-        Ok(written)
-    }
-}
-
-/// What is written for living pods.
-#[derive(Debug, Default)]
-struct Written {
-    /// Their uids.
-    living: BTreeSet<String>,
-    /// The ports they have.
-    used: BTreeSet<String>,
-    /// What cannot be read, as it is.
-    unreadable: Vec<String>,
-}
-
-impl Written {
-    fn add(&mut self, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
-        match read {
-            Ok(state) => {
-                self.used.extend(state.iter().flat_map(PodState::vifs).map(|(_, vif)| vif.id.clone()));
-            }
-            Err(_) => self.unreadable.push(text()),
-        }
-    }
-}
-
-/// Whose ports are looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// Those of all pods that wait.
-    All,
-    /// Of many, those whose node has said that the pod has its interfaces.
-    Likely,
-}
-
-/// What becomes of a port that nobody has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Orphans {
-    /// It goes.
-    Remove,
-    /// It goes if it was seen so before.
-    Suspect,
 }
 
 impl Told for Desk {
@@ -722,54 +475,4 @@ fn jittered(pause: Duration) -> Duration {
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |now| now.subsec_micros());
     pause * (75 + noise % 50) / 100
-}
-
-/// The time to the next look: until then a part of those who wait is ready, if it goes on as it did in the time that passed.
-fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
-    if waiting <= MANY {
-        return Duration::ZERO;
-    }
-    let expected = match found {
-        0 => passed * 2,
-        _ => passed.mul_f64(waiting as f64 / PART / found as f64),
-    };
-    expected.min(GAP_MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_finds_few_of_many_looks_after_the_time_that_a_quarter_takes() {
-        let second = Duration::from_secs(1);
-        assert_eq!(next_gap(second, 25, 100), second);
-        assert_eq!(next_gap(second, 5, 100), 5 * second);
-        assert_eq!(next_gap(second, 1, 100), GAP_MAX);
-        assert_eq!(next_gap(second, 100, 100), second / 4);
-        // Nobody yet: soon at the beginning, and not much later than it could have been.
-        assert_eq!(next_gap(LOOKS.0, 0, 100), LOOKS.0 * 2);
-        // Of a few nobody is in the way.
-        assert_eq!(next_gap(second, 0, MANY), Duration::ZERO);
-    }
-
-    /// A hundred pods that a server makes ready one by one, five in a second or one in two: what asks for their ports, a hundred
-    /// in a request, is less than one for two of them.
-    #[test]
-    fn a_hundred_pods_are_asked_for_less_than_fifty_times_however_slow_the_server_is() {
-        for each in [0.2, 0.6, 1.7] {
-            let (mut now, mut seen, mut requests, mut passed) = (LOOKS.0, 0usize, 0, LOOKS.0);
-            while seen < 100 {
-                requests += ((100 - seen) * 3).div_ceil(100);
-                let ready = (1..=100).take_while(|pod| f64::from(*pod) * each <= now.as_secs_f64()).count();
-                passed = next_gap(passed, ready - seen, 100 - seen).max(LOOKS.0);
-                // Few are looked at as often as there may be looks at all.
-                if 100 - seen <= MANY {
-                    passed = SPACING;
-                }
-                (seen, now) = (ready, now + passed);
-            }
-            assert!(requests < 50, "{requests} requests, {each} s each");
-        }
-    }
 }

@@ -1,0 +1,196 @@
+//! Ports become ACTIVE when a node has plugged them in, and nobody tells: Neutron is asked for those that wait.
+//!
+//! Rules:
+//! - it is asked for many at a time, soon after a node has said that it is done, and the more rarely the slower it is: it is
+//!   the same server that they wait for;
+//! - who may wait for ever makes nobody else wait longer.
+//!
+//! Source: measured with Neutron 21 and OVN, `benches/neutron`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use npwg::status::NETWORK_STATUS;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::{Case, Desk, PARALLEL, Stage};
+use crate::controller::store::{self, Unwritten};
+
+/// The first and the longest pause before ports that are not ACTIVE yet are looked at.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// What is between two looks on an average, and how many may come without it first.
+const SPACING: Duration = Duration::from_secs(1);
+const AHEAD: u32 = 3;
+/// So many pods are many: a look is to find one in `PART` of them ready, for it is the server they wait for that answers it.
+const MANY: usize = 8;
+const PART: f64 = 4.0;
+/// But it comes after so long in any case.
+const GAP_MAX: Duration = Duration::from_secs(16);
+/// Whose ports are not ACTIVE after so long may wait for ever: how often others are looked at is not by their number.
+const FOR_EVER: Duration = Duration::from_secs(600);
+/// So many pods are looked at with little effort, whatever is known of them.
+const FEW: usize = 30;
+
+/// Whose ports are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Those of all pods that wait.
+    All,
+    /// Of many, those whose node has said that the pod has its interfaces.
+    Likely,
+}
+
+impl Desk {
+    /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
+    /// who says nothing; never so often that many pods, one after the other, have a look each.
+    pub(super) async fn activate(self: Arc<Desk>) {
+        let (mut pause, mut due) = (LOOKS.0, Instant::now());
+        let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
+        loop {
+            if self.inactive(Asked::All).is_empty() {
+                self.waiting.notified().await;
+                (pause, looked, gap) = (LOOKS.0, Instant::now(), Duration::ZERO);
+            } else if timeout(pause, self.waiting.notified()).await.is_ok() {
+                pause = LOOKS.0;
+            }
+            // Others may follow this one closely.
+            let spaced = due.saturating_duration_since(Instant::now() + SPACING * AHEAD);
+            sleep(LOOKS.0.max(spaced).max(gap.saturating_sub(looked.elapsed()))).await;
+            due = due.max(Instant::now()) + SPACING;
+            let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
+            let waiting = self.inactive(asked);
+            let ids: Vec<String> = waiting.keys().cloned().collect();
+            match self.allocator.active(&ids).await {
+                Ok(seen) => {
+                    let progress = self.mark(&waiting, &seen);
+                    gap = next_gap(looked.elapsed(), progress.len(), self.hopeful(&waiting));
+                    looked = Instant::now();
+                    pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
+                    stream::iter(progress)
+                        .for_each_concurrent(PARALLEL, |uid| {
+                            let desk = Arc::clone(&self);
+                            async move { desk.confirm(&uid).await }
+                        })
+                        .await;
+                }
+                Err(error) => {
+                    warn!(%error, "ports that wait cannot be looked at");
+                    pause = LOOKS.1;
+                }
+            }
+        }
+    }
+
+    /// Ports that wait for becoming ACTIVE, and whose they are.
+    pub(super) fn inactive(&self, asked: Asked) -> BTreeMap<String, String> {
+        let cases = self.cases();
+        let waiting: Vec<(&String, &Case)> =
+            cases.iter().filter(|(_, case)| case.stage == Stage::Waiting).collect();
+        let few = waiting.len() <= FEW;
+        let asked_for = |case: &Case| {
+            asked == Asked::All || few || case.subject.pod.annotations.contains_key(NETWORK_STATUS)
+        };
+        let mut inactive = BTreeMap::new();
+        for (uid, case) in waiting.into_iter().filter(|(_, case)| asked_for(case)) {
+            let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
+            inactive.extend(vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())));
+        }
+        inactive
+    }
+
+    /// How many pods that wait do not seem to wait for ever.
+    fn hopeful(&self, waiting: &BTreeMap<String, String>) -> usize {
+        let cases = self.cases();
+        let is_hopeful = |uid: &&String| cases.get(*uid).is_some_and(|case| case.since.elapsed() < FOR_EVER);
+        waiting.values().collect::<BTreeSet<_>>().into_iter().filter(is_hopeful).count()
+    }
+
+    /// Notes what has become ACTIVE; the pods all of whose ports are.
+    fn mark(&self, waiting: &BTreeMap<String, String>, seen: &BTreeMap<String, bool>) -> BTreeSet<String> {
+        let mut complete = BTreeSet::new();
+        let mut cases = self.cases();
+        for (id, uid) in waiting {
+            let Some(case) = cases.get_mut(uid).filter(|_| seen.get(id) == Some(&true)) else { continue };
+            case.state.vifs_mut().filter(|vif| vif.id == *id).for_each(|vif| vif.active = true);
+            if case.state.is_active() {
+                complete.insert(uid.clone());
+            }
+        }
+        complete
+    }
+
+    /// The second phase: all of a pod's ports are ACTIVE.
+    async fn confirm(&self, uid: &str) {
+        let Some(Case { subject, state, .. }) = self.cases().get(uid).cloned() else { return };
+        match store::write(self.place, &self.client, &subject.pod, &state).await {
+            Ok(()) | Err(Unwritten::Gone) => {
+                if let Some(case) = self.cases().get_mut(uid).filter(|case| case.stage == Stage::Waiting) {
+                    case.stage = Stage::Active;
+                    self.count("activated");
+                }
+            }
+            Err(Unwritten::Failed(why)) => {
+                warn!(why, "not written; again soon");
+                // As if it had not been seen: the next look finds it ACTIVE again.
+                if let Some(case) = self.cases().get_mut(uid)
+                    && let Some(vif) = case.state.vifs_mut().next()
+                {
+                    vif.active = false;
+                }
+            }
+        }
+    }
+}
+
+/// The time to the next look: until then a part of those who wait is ready, if it goes on as it did in the time that passed.
+fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
+    if waiting <= MANY {
+        return Duration::ZERO;
+    }
+    let expected = match found {
+        0 => passed * 2,
+        _ => passed.mul_f64(waiting as f64 / PART / found as f64),
+    };
+    expected.min(GAP_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_finds_few_of_many_looks_after_the_time_that_a_quarter_takes() {
+        let second = Duration::from_secs(1);
+        assert_eq!(next_gap(second, 25, 100), second);
+        assert_eq!(next_gap(second, 5, 100), 5 * second);
+        assert_eq!(next_gap(second, 1, 100), GAP_MAX);
+        assert_eq!(next_gap(second, 100, 100), second / 4);
+        // Nobody yet: soon at the beginning, and not much later than it could have been.
+        assert_eq!(next_gap(LOOKS.0, 0, 100), LOOKS.0 * 2);
+        // Of a few nobody is in the way.
+        assert_eq!(next_gap(second, 0, MANY), Duration::ZERO);
+    }
+
+    /// A hundred pods that a server makes ready one by one, five in a second or one in two: what asks for their ports, a hundred
+    /// in a request, is less than one for two of them.
+    #[test]
+    fn a_hundred_pods_are_asked_for_less_than_fifty_times_however_slow_the_server_is() {
+        for each in [0.2, 0.6, 1.7] {
+            let (mut now, mut seen, mut requests, mut passed) = (LOOKS.0, 0usize, 0, LOOKS.0);
+            while seen < 100 {
+                requests += ((100 - seen) * 3).div_ceil(100);
+                let ready = (1..=100).take_while(|pod| f64::from(*pod) * each <= now.as_secs_f64()).count();
+                passed = next_gap(passed, ready - seen, 100 - seen).max(LOOKS.0);
+                // Few are looked at as often as there may be looks at all.
+                if 100 - seen <= MANY {
+                    passed = SPACING;
+                }
+                (seen, now) = (ready, now + passed);
+            }
+            assert!(requests < 50, "{requests} requests, {each} s each");
+        }
+    }
+}
