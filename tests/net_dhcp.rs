@@ -228,6 +228,31 @@ fn a_lease_is_extended_in_time_also_by_a_daemon_that_was_killed_and_started_agai
 }
 
 #[test]
+fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let server = serve(&host, 50, &HASTE);
+    let _daemon = daemon(&host);
+    let pod = host.pod("a");
+    let eth0 = attachment(&host, &pod, "eth0");
+    let result = eth0.add(&config()).success().json();
+    let known = with(&config(), &json!({ "prevResult": result }));
+    server.kill();
+    // Whoever asks the first one hears nothing: its address is nobody's. The other one has its memory.
+    host.run(["ip", "address", "delete", "10.1.0.1/24", "dev", "br0"]);
+    host.run(["ip", "address", "add", "10.1.0.2/24", "dev", "br0"]);
+    let (asked, so_far) = (said(&host, "DHCPDISCOVER("), said(&host, "DHCPACK(br0)"));
+    let _other = serve(&host, 50, &HASTE);
+    wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
+    assert_eq!(said(&host, "DHCPDISCOVER("), asked, "no new lease is asked for");
+    eth0.check(&known).success();
+    assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()));
+    // It is given back to who extended it.
+    eth0.del(&known).success();
+    wait("the other one has heard of it", || given(&host).is_empty());
+}
+
+#[test]
 fn a_lease_that_is_refused_takes_the_link_down() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);

@@ -212,7 +212,9 @@ fn loopback_is_set_up_whatever_the_interface_is_called() {
     let passed = lo.add(&with(&config, &json!({ "prevResult": previous }))).success().json();
     assert_eq!(passed, previous, "a chain's result passes unchanged");
     pod.run(["ip", "address", "add", "10.1.0.1/32", "dev", "lo"]);
+    pod.run(["ip", "link", "set", "lo", "down"]);
     assert_refused("a foreign address", &lo.add(&config), 999, &["10.1.0.1"]);
+    assert!(!up(), "a failed ADD has changed nothing");
 }
 
 #[test]

@@ -31,17 +31,20 @@ impl Plugin for Loopback {
         let previous = request.call.config.prev_result()?;
         let netns = open_netns(&request.netns)?;
         let (mut net, link) = link_in(&netns, LO)?;
-        net.change_link(link.index, LO, &Change { up: Some(true), ..Change::default() }).or_refused()?;
-        if let Some(previous) = previous {
-            return Ok(previous);
-        }
-        let mut addresses = net.addresses(link.index, LO).or_refused()?;
-        if let Some(foreign) = addresses.iter().find(|address| !address.address.addr().is_loopback()) {
+        // Before anything is changed; its own addresses it gets when it is set up.
+        let there = net.addresses(link.index, LO).or_refused()?;
+        let foreign = there.iter().find(|address| !address.address.addr().is_loopback());
+        if let (Some(foreign), None) = (foreign, &previous) {
             return Err(Error::internal(format!(
                 "{LO} has the address {}, which is no loopback address",
                 foreign.address
             )));
         }
+        net.change_link(link.index, LO, &Change { up: Some(true), ..Change::default() }).or_refused()?;
+        if let Some(previous) = previous {
+            return Ok(previous);
+        }
+        let mut addresses = net.addresses(link.index, LO).or_refused()?;
         addresses.sort_by_key(|address| address.address.addr().is_ipv6());
         let interface = Interface {
             name: LO.to_owned(),

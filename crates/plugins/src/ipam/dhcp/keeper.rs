@@ -133,11 +133,15 @@ impl Record {
         }
     }
 
-    /// How long to wait after an attempt that came to nothing: half of what is left, as RFC 2131 has it.
-    fn pause(&self, now: u64) -> Duration {
+    /// How long to wait after an attempt that came to nothing: half of what is left, as RFC 2131 has it; but anybody is
+    /// asked as soon as it is time for that, also if the last attempt with the server took until then.
+    fn pause(&self, due: &Due, now: u64) -> Duration {
         let age = Duration::from_millis(now.saturating_sub(self.granted));
-        let end = if age < self.lease.rebinding { Some(self.lease.rebinding) } else { self.lease.expiry };
-        let left = end.unwrap_or(Duration::from_secs(3600)).saturating_sub(age);
+        if matches!(due, Due::Renewal) {
+            let left = self.lease.rebinding.saturating_sub(age);
+            return (left / 2).max(PATIENCE).min(left);
+        }
+        let left = self.lease.expiry.unwrap_or(Duration::from_secs(3600)).saturating_sub(age);
         (left / 2).max(PATIENCE).min(left.max(PATIENCE))
     }
 }
@@ -286,7 +290,7 @@ impl Keeper {
                 }
                 due => match self.extend(&record, &due, held) {
                     Ok(true) => Duration::ZERO,
-                    Ok(false) => record.pause(state::now()),
+                    Ok(false) => record.pause(&due, state::now()),
                     Err(()) => return,
                 },
             };
