@@ -402,3 +402,56 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
     }
     assert_nothing_left(case.plugin, host, &before);
 }
+
+/// Programs of iptables that write down that they were run. The words that run a plugin with them.
+fn counted_iptables(host: &Host) -> Vec<String> {
+    let wrapper = "for what in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do\n\
+                   printf '#!/bin/sh\\necho %s >>/run/asked\\nexec %s \"$@\"\\n' $what $(command -v $what) >/run/counted/$what\n\
+                   chmod 755 /run/counted/$what\ndone";
+    host.run(["sh", "-ec", &format!("mkdir -p /run/counted; {wrapper}")]);
+    ["env", "PATH=/run/counted:/usr/sbin:/usr/bin:/sbin:/bin"].map(str::to_owned).to_vec()
+}
+
+#[test]
+fn iptables_is_read_once_and_changed_once_a_family_however_much_there_is() {
+    let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let through = counted_iptables(&host);
+    let result = host.attachment("bridge", &pod, "eth0").add(&bridge("1.1.0")).success().json();
+    let asked = || {
+        let asked = host.read("/run/asked").unwrap_or_default();
+        host.run(["rm", "-f", "/run/asked"]);
+        asked.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let once = ["iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-restore"];
+    let many: Value = (0..50)
+        .flat_map(|at| {
+            ["tcp", "udp"]
+                .map(|protocol| json!({ "hostPort": 9000 + at, "containerPort": 80, "protocol": protocol }))
+        })
+        .collect();
+    for (plugin, keys) in [
+        ("portmap", json!({ "backend": "iptables", "runtimeConfig": { "portMappings": many } })),
+        ("firewall", json!({ "backend": "iptables", "ingressPolicy": "isolated" })),
+    ] {
+        let mut attachment = host.attachment(plugin, &pod, "eth0");
+        attachment.through.clone_from(&through);
+        let base = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": result });
+        let config = with(&base, &keys);
+        attachment.add(&config).success();
+        assert_eq!(asked(), once, "{plugin}: ADD");
+        attachment.check(&config).success();
+        assert_eq!(asked(), ["iptables-save", "ip6tables-save"], "{plugin}: CHECK");
+        attachment.del(&config).success();
+        assert_eq!(asked(), once, "{plugin}: DEL");
+    }
+    let other = host.pod("b");
+    let mut masquerade = host.attachment("bridge", &other, "eth0");
+    masquerade.through = through;
+    let config = with(&bridge("1.1.0"), &json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let result = masquerade.add(&config).success().json();
+    assert_eq!(asked(), once, "ipMasq: ADD");
+    masquerade.del(&with(&config, &json!({ "prevResult": result }))).success();
+    assert_eq!(asked(), once, "ipMasq: DEL");
+}

@@ -106,7 +106,11 @@ fn drop_forwarded(host: &Host, lines: &[&[&str]]) {
 /// Does `client` get to a server in `server` at this address, and its answer back? By UDP: who is kept out knows soon.
 fn gets_to(client: &Netns, server: &Netns, address: &str) -> bool {
     let at = if address.contains(':') { format!("[{address}]:80") } else { format!("{address}:80") };
-    reached(Transport::Udp, client, &at, server, &at).is_some()
+    let by = |transport: Transport| reached(transport, client, &at, server, &at).is_some();
+    // What does not pass takes its time to be sure of: no rule knows one from the other.
+    let passes = by(Transport::Udp);
+    assert!(!passes || by(Transport::Tcp), "{} to {at}: UDP, and not TCP", client.name());
+    passes
 }
 
 /// Everything of either packet filter that has to do with this pod.
