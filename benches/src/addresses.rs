@@ -44,23 +44,33 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
         let config = json!({ "cniVersion": "1.0.0", "name": "bench", "type": "bridge", "ipam": ipam });
         write(setting, &format!("{tag}.json"), &config)
     };
-    let alone = |directory: &Path, name: &str, config: &Path| {
-        let plugin = Plugin { directory, name, config };
-        (0..setting.runs)
-            .map(|run| call_for("ADD", plugin, &format!("a{run}")))
-            .collect::<Result<_, _>>()
-            .map(Times::new)
-    };
-    let ours = alone(&setting.ours, "weft-ipam", &holding(setting, "alone", HELD[0])?)?;
-    let other = alone(&setting.ours, "host-local", &host_local("hl-w")?)?;
-    table.compare("weft-ipam ADD", &ours, "our host-local", &other, "");
-    if let Some(peers) = &setting.peers {
-        let peer = alone(peers, "host-local", &host_local("hl-g")?)?;
-        table.compare("weft-ipam ADD", &ours, "Go's host-local", &peer, "");
+    let mut files = Vec::new();
+    for held in &HELD {
+        files.push((&setting.ours, "weft-ipam", holding(setting, &format!("held{held}"), *held)?));
     }
-    for held in &HELD[1..] {
-        let many = alone(&setting.ours, "weft-ipam", &holding(setting, &format!("held{held}"), *held)?)?;
-        table.compare(&format!("… where {held} are held"), &many, "none held", &ours, "flat");
+    files.push((&setting.ours, "host-local", host_local("hl-w")?));
+    if let Some(peers) = &setting.peers {
+        files.push((peers, "host-local", host_local("hl-g")?));
+    }
+    let mut times = vec![Vec::new(); files.len()];
+    // By turns, each the first as often as the others: what the machine does meanwhile is everybody's.
+    for run in 0..setting.runs {
+        for place in 0..files.len() {
+            let index = (place + run) % files.len();
+            let (directory, name, config) = &files[index];
+            times[index].push(call_for("ADD", Plugin { directory, name, config }, &format!("a{run}"))?);
+        }
+    }
+    let times: Vec<Times> = times.into_iter().map(Times::new).collect();
+    let [none, some, most, other, peer @ ..] = times.as_slice() else {
+        return Err("a bench without figures".into());
+    };
+    table.compare("weft-ipam ADD", none, "our host-local", other, "");
+    if let [peer] = peer {
+        table.compare("weft-ipam ADD", none, "Go's host-local", peer, "");
+    }
+    for (held, many) in HELD[1..].iter().zip([some, most]) {
+        table.compare(&format!("… where {held} are held"), many, "none held", none, "flat");
     }
     let config = holding(setting, "crowd", 0)?;
     let plugin = Plugin { directory: &setting.ours, name: "weft-ipam", config: &config };
