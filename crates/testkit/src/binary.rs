@@ -4,6 +4,7 @@
 //! Otherwise they lie beside the running test; one that is missing, or older than a source file it was
 //! made of, is built first. Which files those are cargo has written down in `PROGRAM.d`.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,7 +76,17 @@ fn build(name: &str, profile_directory: &Path) {
     };
     let target = profile_directory.parent().expect("target/PROFILE");
     let started = SystemTime::now();
-    let output = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    // What a test is told of its own package is not for others' build scripts: they would be run again, now and for whoever
+    // builds next.
+    let of_package = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name == "OUT_DIR" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    for (name, _) in std::env::vars_os().filter(|(name, _)| of_package(name)) {
+        command.env_remove(name);
+    }
+    let output = command
         .args(["build", "--quiet", "--locked", "--bin", name, "--profile", profile])
         .env("CARGO_TARGET_DIR", target)
         .current_dir(workspace())
