@@ -90,6 +90,9 @@ const ROWS: &[Row] = &[
     row("firewall", r#"{"backend":"iptables"}"#).forward("our rules say whose they are, and theirs looks for rules that do not"),
 ];
 
+/// What is no difference: our DEL leaves a device as it was before anybody's ADD.
+const ALIAS_GONE: &str = "~ link dev0 ifalias: \"dev0\" → null";
+
 /// Plugins that stand behind another one.
 const CHAINED: [&str; 6] = ["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
@@ -163,10 +166,10 @@ fn hand_over(plugin: &str) {
         for (adds, deletes) in ways {
             let deleted = pass(&host, &pod, row, adds, deletes);
             let mut left = changes(&before, &host.snapshot()) + &changes(&inside, &pod.snapshot());
-            // What ours remembers of a directory that somebody else wrote into meanwhile.
+            // What ours remembers of a directory that somebody else wrote into meanwhile; an alias that Debian's leave behind.
             left = left
                 .lines()
-                .filter(|line| !line.contains("/run/weft/host-local"))
+                .filter(|line| !line.contains("/run/weft/host-local") && *line != ALIAS_GONE)
                 .collect::<Vec<_>>()
                 .join("\n");
             if deleted.code != Some(0) {
