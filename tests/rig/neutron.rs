@@ -150,7 +150,9 @@ impl Neutron {
             content = body.to_string();
             words.extend(["-H", "Content-Type: application/json", "-d", &content]);
         }
-        let answer = self.machine.run(["curl"].into_iter().chain(words));
+        // Two that change one port at once keep each other waiting in Neutron.
+        let curl = self.machine.command("curl").args(words).deadline(crate::machine::PATIENCE * 2);
+        let answer = curl.finish().success().stdout;
         let (body, status) = answer.rsplit_once('\n').expect("a status");
         (status.parse().expect("a status"), serde_json::from_str(body).unwrap_or(Value::Null))
     }
