@@ -12,6 +12,7 @@
 
 #![cfg(test)]
 
+use rig::peers::{are_newest, go_plugins};
 use rig::{changes, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, host};
@@ -96,18 +97,6 @@ const ALIAS_GONE: &str = "~ link dev0 ifalias: \"dev0\" → null";
 /// Plugins that stand behind another one.
 const CHAINED: [&str; 6] = ["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
-/// Where the Go plugins are, and whether they are newer than Debian's.
-fn theirs() -> (String, bool) {
-    match std::env::var("PEERS") {
-        Err(_) => ("/usr/lib/cni".to_owned(), false),
-        Ok(name) if name == "debian" => {
-            let parts = rig::parts::parts("peer").expect("got by lanes/peer/prepare");
-            (parts.join("root/usr/lib/cni").display().to_string(), true)
-        }
-        Ok(directory) => (directory, true),
-    }
-}
-
 /// A world in which what all containers share is there, of both makers: bridge, tables, chains, directories.
 fn world(row: &Row, theirs: &str) -> (Host, Pod, Pod) {
     let host = Host::new();
@@ -154,9 +143,9 @@ fn pass(host: &Host, pod: &Pod, row: &Row, adds: &str, deletes: &str) -> Finishe
 }
 
 fn hand_over(plugin: &str) {
-    let (theirs, is_newest) = theirs();
+    let theirs = go_plugins().display().to_string();
     let mut found = Vec::new();
-    for row in ROWS.iter().filter(|row| row.plugin == plugin && (is_newest || !row.newer)) {
+    for row in ROWS.iter().filter(|row| row.plugin == plugin && (are_newest() || !row.newer)) {
         let (host, _outside, pod) = world(row, &theirs);
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let mut ways = vec![(theirs.as_str(), OURS)];

@@ -18,9 +18,10 @@ mod picture;
 mod table;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use picture::{Alike, picture};
+use rig::peers::{are_newest, go_plugins};
 use rig::{in_version, with};
 use serde_json::{Value, json};
 use table::{BASES, Base, Difference, OPTIONS, ROWS};
@@ -28,21 +29,6 @@ use testkit::{Attachment, Feature, Finished, Host, Pod, host};
 
 /// The versions that Debian's plugins know.
 const VERSIONS: [&str; 6] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
-
-fn peers() -> PathBuf {
-    match std::env::var_os("PEERS") {
-        None => PathBuf::from("/usr/lib/cni"),
-        Some(name) if name == "debian" => {
-            rig::parts::parts("peer").expect("got by lanes/peer/prepare").join("root/usr/lib/cni")
-        }
-        Some(directory) => PathBuf::from(directory),
-    }
-}
-
-/// Are they newer ones than Debian's?
-fn is_newest() -> bool {
-    std::env::var_os("PEERS").is_some()
-}
 
 const ADD: &str = "1 ADD";
 const CHECK: &str = "5 CHECK";
@@ -145,7 +131,7 @@ fn is_better(step: &str, our: &str, their: Option<&str>) -> bool {
 /// Runs a row through both; what is different and should not be, and the other way round.
 fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -> Vec<String> {
     let ours = story(base, keys, version, Path::new("/opt/cni/bin"));
-    let theirs = story(base, keys, version, &peers());
+    let theirs = story(base, keys, version, &go_plugins());
     let mut found = Vec::new();
     for (step, our) in &ours {
         let their = theirs.get(step);
@@ -162,7 +148,7 @@ fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -
         match (their == Some(our), meant) {
             (true, None) | (false, Some(_)) => {}
             // Newer ones may have been mended.
-            (true, Some(_)) if is_newest() => {}
+            (true, Some(_)) if are_newest() => {}
             (false, None) if may => {}
             (true, Some((_, why, _))) => found.push(format!("{title}: no difference, though «{why}»")),
             (false, None) => found.push(format!(
@@ -178,11 +164,11 @@ fn compare(plugin: &str) {
     let base = BASES.iter().find(|base| base.plugin == plugin).expect("a base");
     let mut found = Vec::new();
     let mut count = 0;
-    for row in ROWS.iter().filter(|row| row.plugin == plugin && (is_newest() || !row.is_newer)) {
+    for row in ROWS.iter().filter(|row| row.plugin == plugin && (are_newest() || !row.is_newer)) {
         found.extend(differences(base, row.keys, row.differs, "1.0.0"));
         count += 1;
     }
-    for version in VERSIONS.into_iter().chain(is_newest().then_some("1.1.0")) {
+    for version in VERSIONS.into_iter().chain(are_newest().then_some("1.1.0")) {
         if base.front.is_empty() || version >= "0.3.0" {
             found.extend(differences(base, "{}", base.differs, version));
             count += 1;

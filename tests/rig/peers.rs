@@ -1,7 +1,8 @@
-//! Programs of other projects that no package offers, in a directory that somebody filled and `PEERS` names.
+//! Programs of other projects, in a directory that somebody filled and `PEERS` names.
 //!
-//! What is looked for there: `multus`, `multus-daemon` and `multus-shim` (Multus), `whereabouts`, and the Go plugins by
-//! their names. Nothing is fetched; what is not there is a test that is skipped and counted, or a row that is left out.
+//! What is looked for there: `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no package
+//! offers, and the Go plugins by their names, which Debian does: an older one, and with `PEERS=debian` a newer one.
+//! Nothing is fetched; what is not there is a test that is skipped and counted, or a row that is left out.
 
 use std::path::PathBuf;
 
@@ -34,4 +35,25 @@ pub fn find(programs: &[&str]) -> Result<PathBuf, String> {
         true => Ok(directory),
         false => Err(format!("PEERS has no {}", missing.join(", "))),
     }
+}
+
+/// Where the Go plugins are: those that this machine has, unless `PEERS` names others.
+///
+/// # Panics
+/// Under CI, if those that `lanes/peer/prepare` gets are asked for and not there.
+#[must_use]
+pub fn go_plugins() -> PathBuf {
+    match std::env::var_os("PEERS") {
+        None => PathBuf::from("/usr/lib/cni"),
+        Some(name) if name == "debian" => {
+            crate::parts::parts("peer").expect("got by lanes/peer/prepare").join("root/usr/lib/cni")
+        }
+        Some(directory) => PathBuf::from(directory),
+    }
+}
+
+/// Are they newer ones than Debian's stable release has?
+#[must_use]
+pub fn are_newest() -> bool {
+    std::env::var_os("PEERS").is_some()
 }

@@ -81,7 +81,7 @@ struct Case {
     subject: Arc<Subject>,
     state: PodState,
     stage: Stage,
-    /// Of one that waits: since when.
+    /// Of one that waits: since when, or since its node said that it is done.
     since: Instant,
 }
 
@@ -198,6 +198,7 @@ impl Desk {
             let plugged = said(&case.subject) != said(subject);
             case.subject = Arc::clone(subject);
             if plugged && case.stage == Stage::Waiting {
+                case.since = Instant::now();
                 self.waiting.notify_one();
             }
             return;
@@ -430,7 +431,7 @@ impl Desk {
         loop {
             sleep(pause).await;
             // The server that would make the ports is at work on those that have just been plugged in.
-            let is_quiet = held >= HELD_MAX || self.inactive(Asked::All).is_empty();
+            let is_quiet = held >= HELD_MAX || self.inactive(Asked::Hopeful).is_empty();
             held = if is_quiet { 0 } else { held + 1 };
             pause = match self.allocator.top_up(is_quiet).await {
                 Ok(()) => POOLS,

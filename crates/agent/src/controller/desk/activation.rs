@@ -3,7 +3,7 @@
 //! Rules:
 //! - it is asked for many at a time, soon after a node has said that it is done, and the more rarely the slower it is: it is
 //!   the same server that they wait for;
-//! - who may wait for ever makes nobody else wait longer.
+//! - who may wait for ever makes nobody else wait longer, and is asked for rarely.
 //!
 //! Source: measured with Neutron 21 and OVN, `benches/neutron`.
 
@@ -27,9 +27,10 @@ const AHEAD: u32 = 3;
 /// So many pods are many: a look is to find one in `PART` of them ready, for it is the server they wait for that answers it.
 const MANY: usize = 8;
 const PART: f64 = 4.0;
-/// But it comes after so long in any case.
+/// But it comes after so long in any case; those who may wait for ever are asked for no more often.
 const GAP_MAX: Duration = Duration::from_secs(16);
-/// Whose ports are not ACTIVE after so long may wait for ever: how often others are looked at is not by their number.
+/// Whose ports are not ACTIVE after so long, since they were made or the node said that it is done, may wait for ever: how
+/// often others are looked at is not by their number.
 const FOR_EVER: Duration = Duration::from_secs(600);
 /// So many pods are looked at with little effort, whatever is known of them.
 const FEW: usize = 30;
@@ -38,10 +39,32 @@ const FEW: usize = 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     /// Those of all pods that wait.
-    All,
-    /// Of many, those whose node has said that the pod has its interfaces.
+    Everybody,
+    /// Those of all that do not seem to wait for ever.
+    Hopeful,
+    /// Of many of these, those whose node has said that the pod has its interfaces.
     Likely,
 }
+
+// === impl Case ===
+
+impl Case {
+    fn is_hopeful(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < FOR_EVER
+    }
+
+    /// Is this one, which waits as so many hopeful ones do, among those who are asked for?
+    fn is_asked(&self, asked: Asked, hopeful: usize, now: Instant) -> bool {
+        let is_said = || self.subject.pod.annotations.contains_key(NETWORK_STATUS);
+        match asked {
+            Asked::Everybody => true,
+            Asked::Hopeful => self.is_hopeful(now),
+            Asked::Likely => self.is_hopeful(now) && (hopeful <= FEW || is_said()),
+        }
+    }
+}
+
+// === impl Desk ===
 
 impl Desk {
     /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
@@ -49,8 +72,9 @@ impl Desk {
     pub(super) async fn activate(self: Arc<Desk>) {
         let (mut pause, mut due) = (LOOKS.0, Instant::now());
         let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
+        let mut everybody = Instant::now();
         loop {
-            if self.inactive(Asked::All).is_empty() {
+            if self.inactive(Asked::Everybody).is_empty() {
                 self.waiting.notified().await;
                 (pause, looked, gap) = (LOOKS.0, Instant::now(), Duration::ZERO);
             } else if timeout(pause, self.waiting.notified()).await.is_ok() {
@@ -60,7 +84,14 @@ impl Desk {
             let spaced = due.saturating_duration_since(Instant::now() + SPACING * AHEAD);
             sleep(LOOKS.0.max(spaced).max(gap.saturating_sub(looked.elapsed()))).await;
             due = due.max(Instant::now()) + SPACING;
-            let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
+            let asked = match pause < LOOKS.1 {
+                _ if everybody.elapsed() >= GAP_MAX => Asked::Everybody,
+                true => Asked::Likely,
+                false => Asked::Hopeful,
+            };
+            if asked == Asked::Everybody {
+                everybody = Instant::now();
+            }
             let waiting = self.inactive(asked);
             let ids: Vec<String> = waiting.keys().cloned().collect();
             match self.allocator.active(&ids).await {
@@ -86,15 +117,12 @@ impl Desk {
 
     /// Ports that wait for becoming ACTIVE, and whose they are.
     pub(super) fn inactive(&self, asked: Asked) -> BTreeMap<String, String> {
-        let cases = self.cases();
+        let (cases, now) = (self.cases(), Instant::now());
         let waiting: Vec<(&String, &Case)> =
             cases.iter().filter(|(_, case)| case.stage == Stage::Waiting).collect();
-        let few = waiting.len() <= FEW;
-        let asked_for = |case: &Case| {
-            asked == Asked::All || few || case.subject.pod.annotations.contains_key(NETWORK_STATUS)
-        };
+        let hopeful = waiting.iter().filter(|(_, case)| case.is_hopeful(now)).count();
         let mut inactive = BTreeMap::new();
-        for (uid, case) in waiting.into_iter().filter(|(_, case)| asked_for(case)) {
+        for (uid, case) in waiting.into_iter().filter(|(_, case)| case.is_asked(asked, hopeful, now)) {
             let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
             inactive.extend(vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())));
         }
@@ -103,8 +131,8 @@ impl Desk {
 
     /// How many pods that wait do not seem to wait for ever.
     fn hopeful(&self, waiting: &BTreeMap<String, String>) -> usize {
-        let cases = self.cases();
-        let is_hopeful = |uid: &&String| cases.get(*uid).is_some_and(|case| case.since.elapsed() < FOR_EVER);
+        let (cases, now) = (self.cases(), Instant::now());
+        let is_hopeful = |uid: &&String| cases.get(*uid).is_some_and(|case| case.is_hopeful(now));
         waiting.values().collect::<BTreeSet<_>>().into_iter().filter(is_hopeful).count()
     }
 
@@ -159,7 +187,32 @@ fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use neutron::pod_state::PodState;
+    use npwg::metadata::Pod;
+
     use super::*;
+    use crate::controller::subject::Subject;
+
+    #[test]
+    fn who_may_wait_for_ever_is_asked_for_with_everybody_alone() {
+        let waiting = |annotations: &[&str]| {
+            let annotations = annotations.iter().map(|key| ((*key).to_owned(), String::new())).collect();
+            let subject = Subject { pod: Pod { annotations, ..Pod::default() }, ..Subject::default() };
+            Case::new(&Arc::new(subject), PodState::default(), Stage::Waiting)
+        };
+        let (silent, said) = (waiting(&[]), waiting(&[NETWORK_STATUS]));
+        let asked = |case: &Case, after: Duration, hopeful: usize| {
+            [Asked::Everybody, Asked::Hopeful, Asked::Likely]
+                .map(|asked| case.is_asked(asked, hopeful, case.since + after))
+        };
+        let soon = Duration::from_secs(1);
+        assert_eq!(asked(&silent, soon, FEW), [true, true, true]);
+        assert_eq!(asked(&silent, soon, FEW + 1), [true, true, false]);
+        assert_eq!(asked(&said, soon, FEW + 1), [true, true, true]);
+        for case in [&silent, &said] {
+            assert_eq!(asked(case, FOR_EVER, FEW), [true, false, false]);
+        }
+    }
 
     #[test]
     fn who_finds_few_of_many_looks_after_the_time_that_a_quarter_takes() {
