@@ -44,8 +44,8 @@ METHODS = {
     "/runtime.v1alpha2.RuntimeService/RunPodSandbox": (cri.RunPodSandboxRequest, cri.RunPodSandboxResponse),
     "/runtime.v1.ImageService/ListImages": (cri.Empty, cri.ListImagesResponse),
 }
-# gRPC's C core says the socket's path as the authority otherwise, which HTTP/2 libraries refuse.
-OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 16 << 20),
+# No authority is set: gRPC's C core says the socket's path as one, which HTTP/2 libraries refuse and runtimes do not.
+OPTIONS = [("grpc.max_receive_message_length", 16 << 20),
            ("grpc.max_send_message_length", 64 << 20)]
 
 

@@ -3,7 +3,7 @@
 //! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
 //! Access is controlled (Node, RBAC): who wants something comes with an identity.
 //!
-//! Source: kube-apiserver(8) of 1.20.
+//! Source: kube-apiserver(8) of 1.20 and 1.36.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -159,6 +159,14 @@ impl Kube {
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.parts.join("bin").join(name)).to_owned()
+    }
+
+    /// Which Kubernetes it is: 20 of 1.20.
+    #[must_use]
+    #[track_caller]
+    pub fn minor(&self) -> u32 {
+        let told = self.machine.run([self.program("kube-apiserver").as_str(), "--version"]);
+        told.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
     }
 
     /// The path of a certificate or key.

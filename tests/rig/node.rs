@@ -11,7 +11,7 @@
 //!
 //! There is no kube-proxy and no DNS. Of Services there is `kubernetes`, by one rule: pods reach the API server.
 //!
-//! Source: kubelet 1.20 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
+//! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{Finished, Host, Pod, Snapshot};
 
-use crate::containerd::{Containerd, NETWORKS};
+use crate::containerd::{self, Containerd, NETWORKS};
 use crate::kube::{Accounts, Kube};
 use crate::links;
 use crate::machine::{CONFIGURATIONS, Machine};
@@ -57,6 +57,8 @@ pub struct Node {
     kube: Kube,
     containerd: Containerd,
     outside: Pod,
+    /// The socket that the kubelet finds its runtime at.
+    runtime: String,
 }
 
 // === impl Node ===
@@ -77,7 +79,7 @@ impl Node {
         host.write("/etc/hosts", format!("127.0.0.1 localhost\n{} {NAME}\n", UPLINK[0]));
         let containerd = Containerd::new(host)?;
         let kube = Kube::prepare(containerd.machine(), Accounts::Required)?;
-        let node = Node { kube, containerd, outside };
+        let node = Node { kube, containerd, outside, runtime: containerd::SOCKET.to_owned() };
         node.containerd.import(text(&images.join("busybox.tar")));
         node.launch();
         node.until("the node is registered", || node.condition("Ready").map(|_| ()));
@@ -119,7 +121,7 @@ impl Node {
     fn launch_kubelet(&self) {
         let kube = &self.kube;
         let kubeconfig = kube.certified("kubelet");
-        let configuration = json!({
+        let mut configuration = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": UPLINK[0],
@@ -149,23 +151,30 @@ impl Node {
             "evictionHard": { "memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%" },
             "volumeStatsAggPeriod": "-1s",
         });
+        let endpoint = format!("unix://{}", self.runtime);
+        let mut words = vec![
+            kube.program("kubelet"),
+            format!("--kubeconfig={kubeconfig}"),
+            format!("--config={CONFIGURATIONS}/kubelet.json"),
+            format!("--hostname-override={NAME}"),
+            format!("--node-ip={}", UPLINK[0]),
+            "--oom-score-adj=0".to_owned(),
+            "--volume-plugin-dir=/var/lib/kubelet/volume-plugins".to_owned(),
+        ];
+        if kube.minor() < 27 {
+            words.push("--container-runtime=remote".to_owned());
+            words.push(format!("--container-runtime-endpoint={endpoint}"));
+            words.push(format!("--pod-infra-container-image={}", containerd::PAUSE));
+        } else {
+            configuration["containerRuntimeEndpoint"] = endpoint.into();
+            // This machine may have no other control groups than the old ones.
+            configuration["failCgroupV1"] = false.into();
+        }
         self.write(format!("{CONFIGURATIONS}/kubelet.json"), configuration.to_string());
         self.run(["mkdir", "-p", STATIC_PODS]);
         self.machine().make_group();
-        let words = [
-            &kube.program("kubelet"),
-            &format!("--kubeconfig={kubeconfig}"),
-            &format!("--config={CONFIGURATIONS}/kubelet.json"),
-            &format!("--hostname-override={NAME}"),
-            &format!("--node-ip={}", UPLINK[0]),
-            "--container-runtime=remote",
-            "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
-            &format!("--pod-infra-container-image={}", crate::containerd::PAUSE),
-            "--oom-score-adj=0",
-            "--volume-plugin-dir=/var/lib/kubelet/volume-plugins",
-        ];
         let path = self.containerd.path();
-        self.machine().start("kubelet", ["env", &path].into_iter().chain(words));
+        self.machine().start("kubelet", ["env", &path].into_iter().chain(words.iter().map(String::as_str)));
     }
 
     #[track_caller]
@@ -217,6 +226,14 @@ impl Node {
     #[track_caller]
     pub fn restart_kubelet(&self) {
         self.machine().stop("kubelet", "KILL");
+        self.launch_kubelet();
+    }
+
+    /// The kubelet is started again, and finds its runtime at this socket from now on.
+    #[track_caller]
+    pub fn move_kubelet(&mut self, socket: &str) {
+        self.machine().stop("kubelet", "KILL");
+        socket.clone_into(&mut self.runtime);
         self.launch_kubelet();
     }
 

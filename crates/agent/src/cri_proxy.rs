@@ -11,6 +11,7 @@
 //!
 //! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
 
+mod authority;
 mod backend;
 mod calls;
 mod condition;
@@ -69,7 +70,7 @@ const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 Example:
   weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
 
-A kubelet is pointed at it with --container-runtime-endpoint=unix://{SOCKET}
+A kubelet finds it by `containerRuntimeEndpoint: unix://{SOCKET}` in its configuration
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `SetPodNetwork`, `RemovePodNetwork`, `ListPodNetwork` | answered here |
 //! | `RunPodSandbox` | checked, given our annotation if it asks for networks, forwarded |
-//! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; the answer gets addresses by network |
+//! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; the answer gets addresses by network; in `v1alpha2` it does not |
 //! | `ListPodSandbox`, `StreamPodSandboxes` | forwarded; the answer without our annotation |
 //! | `Status` | forwarded; `NetworkReady` is the networks' |
 //! | any other, also one that this release has never heard of | forwarded |
@@ -24,6 +24,7 @@ use super::edited::{Edit, edited, framed};
 use super::message::{Gatherer, decode, reply as answer};
 use super::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
 use super::networks::InUse;
+use super::reply::Told;
 use super::request::{self, ATTACHMENTS};
 use super::{relay, reply, wire};
 use crate::journal::Journal;
@@ -33,8 +34,10 @@ use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SE
 const MESSAGE_MAX: usize = 1024;
 
 /// The runtime's service in each version of CRI. Kubelets before 1.26 speak the older one, whose messages have the same
-/// fields: `runtime.v1` was made of it by another name.
-const RUNTIME_SERVICES: &[&str] = &["/runtime.v1.RuntimeService/", "/runtime.v1alpha2.RuntimeService/"];
+/// fields: `runtime.v1` was made of it by another name. Those that know no other take every address for the pod's own, and
+/// the API server refuses the status of a pod with two of one family.
+const RUNTIME_SERVICES: &[(&str, Told)] =
+    &[("/runtime.v1.RuntimeService/", Told::All), ("/runtime.v1alpha2.RuntimeService/", Told::Primary)];
 
 /// Whose the network of sandboxes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,20 +81,22 @@ impl Calls {
             LIST => return self.list(request.into_body()).await,
             _ => {}
         }
-        match RUNTIME_SERVICES.iter().find_map(|service| path.strip_prefix(service)) {
-            Some("RunPodSandbox") => self.run_pod_sandbox(backend, request).await,
-            Some("PodSandboxStatus") => {
+        let called =
+            RUNTIME_SERVICES.iter().find_map(|(service, told)| Some((path.strip_prefix(service)?, *told)));
+        let Some((method, told)) = called else { return forward(backend, request).await };
+        match method {
+            "RunPodSandbox" => self.run_pod_sandbox(backend, request).await,
+            "PodSandboxStatus" => {
                 let journal = self.journal.clone();
-                rewrite(backend, request, Box::new(move |message| reply::status(message, &journal))).await
+                rewrite(backend, request, Box::new(move |message| reply::status(message, &journal, told)))
+                    .await
             }
-            Some("GetContainerEvents") => {
+            "GetContainerEvents" => {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::event(message, &journal))).await
             }
-            Some("ListPodSandbox" | "StreamPodSandboxes") => {
-                rewrite(backend, request, Box::new(reply::list)).await
-            }
-            Some("Status") if self.owner == Owner::Ours => {
+            "ListPodSandbox" | "StreamPodSandboxes" => rewrite(backend, request, Box::new(reply::list)).await,
+            "Status" if self.owner == Owner::Ours => {
                 let ready = self.conditions.readiness().await;
                 rewrite(backend, request, Box::new(move |message| reply::readiness(message, &ready))).await
             }

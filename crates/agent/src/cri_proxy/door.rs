@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
+use super::authority::Respelled;
 use super::backend::{Backend, CONNECTION_WINDOW, HEADERS_MAX, STREAM_WINDOW};
 use super::calls::Calls;
 use crate::listener::Listener;
@@ -80,7 +81,9 @@ async fn attend(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(UNREAD_MAX)
         .max_header_list_size(HEADERS_MAX);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let (said, answered) = stream.into_split();
+    let stream = TokioIo::new(tokio::io::join(Respelled::of(said), answered));
+    let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
     let finished = tokio::select! {
         finished = &mut connection => finished,
         _ = ended.changed() => {

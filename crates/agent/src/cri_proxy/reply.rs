@@ -34,14 +34,23 @@ const NETWORK_NAME: u32 = 2;
 /// The condition that speaks of the network.
 const NETWORK_READY: &str = "NetworkReady";
 
+/// Whose addresses a client is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Those of every network.
+    All,
+    /// Those of `eth0`'s network, as the runtime has it.
+    Primary,
+}
+
 /// `PodSandboxStatusResponse`.
-pub(crate) fn status(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
-    with_status(message, STATUS, journal)
+pub(crate) fn status(message: &[u8], journal: &Journal, told: Told) -> Option<Vec<u8>> {
+    with_status(message, STATUS, journal, told)
 }
 
 /// `ContainerEventResponse`.
 pub(crate) fn event(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
-    with_status(message, EVENT_STATUS, journal)
+    with_status(message, EVENT_STATUS, journal, Told::All)
 }
 
 /// Any other message about sandboxes: without our annotation.
@@ -49,14 +58,14 @@ pub(crate) fn list(message: &[u8]) -> Option<Vec<u8>> {
     wire::without_entry(message, ATTACHMENTS)
 }
 
-fn with_status(message: &[u8], field: u32, journal: &Journal) -> Option<Vec<u8>> {
+fn with_status(message: &[u8], field: u32, journal: &Journal, told: Told) -> Option<Vec<u8>> {
     if !wire::holds(message, ATTACHMENTS.as_bytes()) {
         return None;
     }
     wire::edit(message, |record| {
         let content = record.content?;
         let edited = match record.number {
-            number if number == field => sandbox(content, journal),
+            number if number == field => sandbox(content, journal, told),
             INFO => info(content),
             _ => None,
         }?;
@@ -67,11 +76,14 @@ fn with_status(message: &[u8], field: u32, journal: &Journal) -> Option<Vec<u8>>
 }
 
 /// `PodSandboxStatus`.
-fn sandbox(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
+fn sandbox(message: &[u8], journal: &Journal, told: Told) -> Option<Vec<u8>> {
     let PodSandboxStatus { id, annotations } = PodSandboxStatus::decode(message).ok()?;
     let attachments: Vec<Attachment> = serde_json::from_str(annotations.get(ATTACHMENTS)?).ok()?;
     let entry = ContainerId::new(&id).ok().and_then(|id| journal.entry(&id).ok()?);
     let stripped = wire::without_entry(message, ATTACHMENTS)?;
+    if told == Told::Primary {
+        return Some(stripped);
+    }
     let named = |record: &wire::Record<'_>| {
         let content = record.content.filter(|_| record.number == NETWORK)?;
         let mut out = Vec::new();
@@ -253,6 +265,10 @@ mod tests {
         ));
         let edited = super::event(&sent.encode_to_vec(), &journal).unwrap();
         assert_eq!(Event::decode(edited.as_slice()).unwrap(), expected);
+        // Who takes every address for the pod's own is told of one network.
+        let primary = status(&[("mine", "1")], vec![ip("fd00::2", "")]);
+        let edited = sandbox(&sent.status.unwrap().encode_to_vec(), &journal, Told::Primary).unwrap();
+        assert_eq!(Full::decode(edited.as_slice()).unwrap(), primary);
         // A sandbox that asked for nothing passes as it is.
         assert_eq!(
             super::event(&event(status(&[("mine", "1")], Vec::new())).encode_to_vec(), &journal),
