@@ -29,7 +29,7 @@ const HEADERS: u8 = 1;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
 /// What is read at a time.
-const READ_MAX: usize = 16 << 10;
+const READ_MAX: usize = 8 << 10;
 /// `:authority` in the table that everybody knows, and by its name.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
@@ -136,7 +136,7 @@ impl Speller {
             self.expected = Expected::Whole(HEAD + length);
             return;
         }
-        match respelled(&self.held).filter(|_| !is_head) {
+        match if is_head { None } else { respelled(&self.held) } {
             Some(frame) => output.extend(frame),
             None => output.extend_from_slice(&self.held),
         }
