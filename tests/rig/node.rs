@@ -232,9 +232,8 @@ impl Node {
     /// The kubelet is started again, and finds its runtime at this socket from now on.
     #[track_caller]
     pub fn move_kubelet(&mut self, socket: &str) {
-        self.machine().stop("kubelet", "KILL");
         socket.clone_into(&mut self.runtime);
-        self.launch_kubelet();
+        self.restart_kubelet();
     }
 
     /// The node's condition of that kind: whether it holds, and the message.

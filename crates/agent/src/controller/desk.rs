@@ -32,7 +32,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use self::activation::Asked;
+use self::activation::{Asked, Late};
 use self::comparison::Orphans;
 use super::allocator::{Allocator, Trouble};
 use super::store::{self, Place, Unwritten};
@@ -431,7 +431,7 @@ impl Desk {
         loop {
             sleep(pause).await;
             // The server that would make the ports is at work on those that have just been plugged in.
-            let is_quiet = held >= HELD_MAX || self.inactive(Asked::Hopeful).is_empty();
+            let is_quiet = held >= HELD_MAX || self.inactive(Asked::All, Late::Without).is_empty();
             held = if is_quiet { 0 } else { held + 1 };
             pause = match self.allocator.top_up(is_quiet).await {
                 Ok(()) => POOLS,

@@ -35,15 +35,20 @@ const FOR_EVER: Duration = Duration::from_secs(600);
 /// So many pods are looked at with little effort, whatever is known of them.
 const FEW: usize = 30;
 
-/// Whose ports are looked at.
+/// Whose ports are looked at, of those that do not seem to wait for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     /// Those of all pods that wait.
-    Everybody,
-    /// Those of all that do not seem to wait for ever.
-    Hopeful,
-    /// Of many of these, those whose node has said that the pod has its interfaces.
+    All,
+    /// Of many, those whose node has said that the pod has its interfaces.
     Likely,
+}
+
+/// Are those looked at, too, that may wait for ever?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Late {
+    With,
+    Without,
 }
 
 // === impl Case ===
@@ -54,13 +59,12 @@ impl Case {
     }
 
     /// Is this one, which waits as so many hopeful ones do, among those who are asked for?
-    fn is_asked(&self, asked: Asked, hopeful: usize, now: Instant) -> bool {
-        let is_said = || self.subject.pod.annotations.contains_key(NETWORK_STATUS);
-        match asked {
-            Asked::Everybody => true,
-            Asked::Hopeful => self.is_hopeful(now),
-            Asked::Likely => self.is_hopeful(now) && (hopeful <= FEW || is_said()),
+    fn is_asked(&self, asked: Asked, late: Late, hopeful: usize, now: Instant) -> bool {
+        if !self.is_hopeful(now) {
+            return late == Late::With;
         }
+        let is_said = || self.subject.pod.annotations.contains_key(NETWORK_STATUS);
+        asked == Asked::All || hopeful <= FEW || is_said()
     }
 }
 
@@ -72,9 +76,9 @@ impl Desk {
     pub(super) async fn activate(self: Arc<Desk>) {
         let (mut pause, mut due) = (LOOKS.0, Instant::now());
         let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
-        let mut everybody = Instant::now();
+        let mut late_looked = Instant::now();
         loop {
-            if self.inactive(Asked::Everybody).is_empty() {
+            if self.inactive(Asked::All, Late::With).is_empty() {
                 self.waiting.notified().await;
                 (pause, looked, gap) = (LOOKS.0, Instant::now(), Duration::ZERO);
             } else if timeout(pause, self.waiting.notified()).await.is_ok() {
@@ -84,15 +88,12 @@ impl Desk {
             let spaced = due.saturating_duration_since(Instant::now() + SPACING * AHEAD);
             sleep(LOOKS.0.max(spaced).max(gap.saturating_sub(looked.elapsed()))).await;
             due = due.max(Instant::now()) + SPACING;
-            let asked = match pause < LOOKS.1 {
-                _ if everybody.elapsed() >= GAP_MAX => Asked::Everybody,
-                true => Asked::Likely,
-                false => Asked::Hopeful,
-            };
-            if asked == Asked::Everybody {
-                everybody = Instant::now();
+            let asked = if pause < LOOKS.1 { Asked::Likely } else { Asked::All };
+            let late = if late_looked.elapsed() < GAP_MAX { Late::Without } else { Late::With };
+            if late == Late::With {
+                late_looked = Instant::now();
             }
-            let waiting = self.inactive(asked);
+            let waiting = self.inactive(asked, late);
             let ids: Vec<String> = waiting.keys().cloned().collect();
             match self.allocator.active(&ids).await {
                 Ok(seen) => {
@@ -116,13 +117,13 @@ impl Desk {
     }
 
     /// Ports that wait for becoming ACTIVE, and whose they are.
-    pub(super) fn inactive(&self, asked: Asked) -> BTreeMap<String, String> {
+    pub(super) fn inactive(&self, asked: Asked, late: Late) -> BTreeMap<String, String> {
         let (cases, now) = (self.cases(), Instant::now());
         let waiting: Vec<(&String, &Case)> =
             cases.iter().filter(|(_, case)| case.stage == Stage::Waiting).collect();
         let hopeful = waiting.iter().filter(|(_, case)| case.is_hopeful(now)).count();
         let mut inactive = BTreeMap::new();
-        for (uid, case) in waiting.into_iter().filter(|(_, case)| case.is_asked(asked, hopeful, now)) {
+        for (uid, case) in waiting.into_iter().filter(|(_, case)| case.is_asked(asked, late, hopeful, now)) {
             let vifs = case.state.vifs().filter(|(_, vif)| !vif.active);
             inactive.extend(vifs.map(|(_, vif)| (vif.id.clone(), uid.clone())));
         }
@@ -194,7 +195,7 @@ mod tests {
     use crate::controller::subject::Subject;
 
     #[test]
-    fn who_may_wait_for_ever_is_asked_for_with_everybody_alone() {
+    fn who_may_wait_for_ever_is_asked_for_when_it_is_their_turn_alone() {
         let waiting = |annotations: &[&str]| {
             let annotations = annotations.iter().map(|key| ((*key).to_owned(), String::new())).collect();
             let subject = Subject { pod: Pod { annotations, ..Pod::default() }, ..Subject::default() };
@@ -202,15 +203,20 @@ mod tests {
         };
         let (silent, said) = (waiting(&[]), waiting(&[NETWORK_STATUS]));
         let asked = |case: &Case, after: Duration, hopeful: usize| {
-            [Asked::Everybody, Asked::Hopeful, Asked::Likely]
-                .map(|asked| case.is_asked(asked, hopeful, case.since + after))
+            [
+                (Asked::All, Late::With),
+                (Asked::All, Late::Without),
+                (Asked::Likely, Late::With),
+                (Asked::Likely, Late::Without),
+            ]
+            .map(|(asked, late)| case.is_asked(asked, late, hopeful, case.since + after))
         };
         let soon = Duration::from_secs(1);
-        assert_eq!(asked(&silent, soon, FEW), [true, true, true]);
-        assert_eq!(asked(&silent, soon, FEW + 1), [true, true, false]);
-        assert_eq!(asked(&said, soon, FEW + 1), [true, true, true]);
+        assert_eq!(asked(&silent, soon, FEW), [true; 4]);
+        assert_eq!(asked(&silent, soon, FEW + 1), [true, true, false, false]);
+        assert_eq!(asked(&said, soon, FEW + 1), [true; 4]);
         for case in [&silent, &said] {
-            assert_eq!(asked(case, FOR_EVER, FEW), [true, false, false]);
+            assert_eq!(asked(case, FOR_EVER, FEW), [true, false, true, false]);
         }
     }
 
