@@ -4,9 +4,13 @@
 //!   device plugin ◄── Allocate ── kubelet ── PodResources ──► agent ── plan ──► weft-cni ──► plugin (deviceID)
 //! ```
 //!
-//! Source: kubelet device plugins v1beta1, PodResources v1; the standard's `k8s.v1.cni.cncf.io/resourceName`.
+//! The same with a driver of Dynamic Resource Allocation, whose devices the scheduler allocates to ResourceClaims.
+//!
+//! Source: kubelet device plugins v1beta1, dra v1, PodResources v1; the standard's `k8s.v1.cni.cncf.io/resourceName`.
 
 #![cfg(test)]
+
+use std::path::Path;
 
 use rig::Node;
 use rig::parts::{parts, text};
@@ -17,8 +21,14 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const RESOURCE: &str = "example.com/nic";
 const DEVICES: [&str; 2] = ["0000:00:1e.1", "0000:00:1e.2"];
 
-/// A node with weft, a network whose plugin writes down what it is told, and two devices.
-fn prepare(node: &Node, client: &std::path::Path) {
+/// A driver of Dynamic Resource Allocation, and its devices as plugins know them; the last one is of all nodes.
+const DRIVER: &str = "nic.example.com";
+const NICS: [&str; 4] = ["0000:00:1f.1", "0000:00:1f.2", "0000:00:1f.3", "fabric-7"];
+/// The version of Kubernetes, 1.x, from which on this is there for everybody.
+const DYNAMIC_MINOR: u32 = 34;
+
+/// A node with weft, and a network whose plugin writes down what it is told.
+fn prepare(node: &Node) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
         node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
@@ -40,6 +50,10 @@ fn prepare(node: &Node, client: &std::path::Path) {
         "spec": { "config": config.to_string() },
     });
     node.kube().apply(&definition.to_string());
+}
+
+/// Two devices of a device plugin.
+fn start_device_plugin(node: &Node, client: &Path) {
     let (interpreter, script) = (client.join("bin/python"), workspace().join("lanes/node/device-plugin"));
     let path = format!("PYTHONPATH={}", text(client));
     let line = ["env", &path, text(&interpreter), text(&script), RESOURCE].into_iter().chain(DEVICES);
@@ -50,21 +64,127 @@ fn prepare(node: &Node, client: &std::path::Path) {
     });
 }
 
-/// Makes a pod that asks for so many devices.
-fn pod(node: &Node, name: &str, networks: &str, devices: usize) {
-    let mut container = json!({
+/// A device as its driver publishes it.
+fn published(name: &str, kind: &str, id: Option<&str>) -> Value {
+    let mut attributes = json!({ "kind": { "string": kind } });
+    if let Some(id) = id {
+        attributes["k8s.cni.cncf.io/resourceName"] = json!({ "string": RESOURCE });
+        attributes["k8s.cni.cncf.io/deviceID"] = json!({ "string": id });
+    }
+    json!({ "name": name, "attributes": attributes })
+}
+
+/// Three devices of the node and one of all nodes that networks can ask for, and one that they cannot.
+fn slices() -> Value {
+    let slice = |pool: &str, devices: Value| {
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": pool },
+            "spec": { "driver": DRIVER, "devices": devices,
+                      "pool": { "name": pool, "generation": 1, "resourceSliceCount": 1 } },
+        })
+    };
+    let nic = |index: usize, kind: &str| published(&format!("nic-{index}"), kind, Some(NICS[index]));
+    let of_node = json!([published("clock", "clock", None), nic(0, "nic"), nic(1, "nic"), nic(2, "nic")]);
+    let mut of_node = slice(rig::node::NAME, of_node);
+    of_node["spec"]["nodeName"] = json!(rig::node::NAME);
+    let mut of_all = slice("fabric", json!([nic(3, "fabric")]));
+    of_all["spec"]["allNodes"] = json!(true);
+    json!({ "apiVersion": "v1", "kind": "List", "items": [of_node, of_all] })
+}
+
+/// A driver with its devices, and templates of claims for them.
+fn start_driver(node: &Node, client: &Path) {
+    let class = |kind: &str| {
+        let expression =
+            format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].kind == '{kind}'");
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": { "name": kind },
+            "spec": { "selectors": [{ "cel": { "expression": expression } }] },
+        })
+    };
+    let mut nics = class("nic");
+    nics["spec"]["extendedResourceName"] = json!("example.com/extended");
+    let claim = |name: &str, class: &str, count: usize| {
+        let request = json!({ "name": "r", "exactly": { "deviceClassName": class, "count": count } });
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": { "spec": { "devices": { "requests": [request] } } },
+        })
+    };
+    let single = ["nic", "fabric", "clock"].map(|class| claim(class, class, 1));
+    for object in [nics, class("fabric"), class("clock"), claim("two", "nic", 2)].iter().chain(&single) {
+        node.kube().apply(&object.to_string());
+    }
+    let (interpreter, script) = (client.join("bin/python"), workspace().join("lanes/node/dra-driver"));
+    let (path, admin) =
+        (format!("PYTHONPATH={}", text(client)), format!("KUBECONFIG={}", node.kube().admin()));
+    let (kubectl, slices) = (node.kube().program("kubectl"), slices().to_string());
+    let line = ["env", &path, &admin, text(&interpreter), text(&script), &kubectl, DRIVER, &slices];
+    node.machine().start("dra-driver", line);
+    node.until("the devices are published", || {
+        node.machine().log("dra-driver").contains("published").then_some(())
+    });
+}
+
+/// A pod that selects networks.
+fn selecting(name: &str, networks: &str) -> Value {
+    let container = json!({
         "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1 & wait; done"],
     });
-    if devices > 0 {
-        container["resources"] = json!({ "limits": { RESOURCE: devices } });
-    }
-    let pod = json!({
+    json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": "default", "annotations": { NETWORKS: networks } },
         "spec": { "containers": [container], "terminationGracePeriodSeconds": 1 },
-    });
+    })
+}
+
+/// Makes a pod that asks for so many devices of a resource.
+fn pod_of(node: &Node, name: &str, networks: &str, (resource, devices): (&str, usize)) {
+    let mut pod = selecting(name, networks);
+    if devices > 0 {
+        pod["spec"]["containers"][0]["resources"] = json!({ "limits": { resource: devices } });
+    }
     node.kube().apply(&pod.to_string());
+}
+
+/// Makes a pod that asks for so many devices.
+fn pod(node: &Node, name: &str, networks: &str, devices: usize) {
+    pod_of(node, name, networks, (RESOURCE, devices));
+}
+
+/// Makes a pod with a claim of a template, which a container uses or none.
+fn claiming(node: &Node, name: &str, networks: &str, (template, used): (&str, bool)) {
+    let mut pod = selecting(name, networks);
+    pod["spec"]["resourceClaims"] = json!([{ "name": "nic", "resourceClaimTemplateName": template }]);
+    if used {
+        pod["spec"]["containers"][0]["resources"] = json!({ "claims": [{ "name": "nic" }] });
+    }
+    node.kube().apply(&pod.to_string());
+}
+
+/// Ends pods, at once.
+fn end(node: &Node, names: &[&str]) {
+    for name in names {
+        let line = ["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=0", "--force"];
+        node.kube().kubectl(line);
+    }
+}
+
+/// What plugins know the devices by that the claims of a pod were allocated.
+fn allocated(node: &Node, pod: &str) -> Vec<String> {
+    let claims = node.kube().json(["resourceclaims", "-n", "default"]);
+    let of_pod = claims["items"]
+        .as_array()
+        .expect("claims")
+        .iter()
+        .filter(|claim| claim["status"]["reservedFor"][0]["name"] == pod);
+    let results = of_pod.flat_map(|claim| {
+        claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default()
+    });
+    let index = |result: Value| result["device"].as_str()?.strip_prefix("nic-")?.parse::<usize>().ok();
+    results.map(|result| NICS[index(result).expect("nic-INDEX")].to_owned()).collect()
 }
 
 /// The devices that the recording plugin was given for a pod, by `verb`.
@@ -99,7 +219,8 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(client) = parts("python-client") else { return };
     let Some(node) = Node::new(host) else { return };
-    prepare(&node, &client);
+    prepare(&node);
+    start_device_plugin(&node, &client);
     pod(&node, "one", "fast", 1);
     node.until_pods_ready(["-n", "default", "one"]);
     let of_kubelet = node.exec("default", "one", ["sh", "-c", "echo $DEVICES"]).success().stdout;
@@ -112,17 +233,8 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     until_told(&node, "half", &[RESOURCE]);
     for name in ["none", "half"] {
         assert_eq!(given(&node, name, "ADD"), [""; 0], "{name}");
-        node.kube().kubectl([
-            "delete",
-            "pod",
-            "-n",
-            "default",
-            name,
-            "--wait=false",
-            "--grace-period=0",
-            "--force",
-        ]);
     }
+    end(&node, &["none", "half"]);
     node.kube().kubectl(["delete", "pod", "-n", "default", "one", "--wait=false", "--grace-period=1"]);
     node.until_no_pod_runs();
     assert_eq!(given(&node, "one", "DEL"), [of_kubelet.trim()]);
@@ -132,4 +244,46 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     let mut both = given(&node, "two", "ADD");
     both.sort();
     assert_eq!(both, DEVICES);
+}
+
+#[test]
+fn a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated_and_no_other() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
+    let Some(client) = parts("python-client") else { return };
+    let Some(node) = Node::new(host) else { return };
+    if node.kube().minor() < DYNAMIC_MINOR {
+        let why = format!("Kubernetes 1.{DYNAMIC_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
+        return testkit::record_skip(&testkit::test_name(), &why);
+    }
+    prepare(&node);
+    start_driver(&node, &client);
+    // The kubelet tells of the first; of the second, which no container uses, only the API does; the third is a
+    // resource by its old name; the last is in no slice of this node.
+    claiming(&node, "used", "fast", ("nic", true));
+    claiming(&node, "unused", "fast", ("nic", false));
+    pod_of(&node, "extended", "fast", ("example.com/extended", 1));
+    claiming(&node, "fabric", "fast", ("fabric", true));
+    let names = ["used", "unused", "extended", "fabric"];
+    node.until_pods_ready(["-n", "default"].into_iter().chain(names));
+    for name in names {
+        let devices = given(&node, name, "ADD");
+        assert_eq!((devices.len(), &devices), (1, &allocated(&node, name)), "{name}");
+    }
+    // It has a claim, of something else.
+    claiming(&node, "clock", "fast", ("clock", true));
+    until_told(&node, "clock", &[RESOURCE, "default/fast"]);
+    assert_eq!(given(&node, "clock", "ADD"), [""; 0]);
+    end(&node, &["clock"]);
+    for name in names {
+        node.kube().kubectl(["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=1"]);
+    }
+    node.until_no_pod_runs();
+    for name in names {
+        assert_eq!(given(&node, name, "DEL"), given(&node, name, "ADD"), "{name}");
+    }
+    // Two of one claim, in its order.
+    claiming(&node, "two", "fast,fast", ("two", true));
+    node.until_pods_ready(["-n", "default", "two"]);
+    let devices = given(&node, "two", "ADD");
+    assert_eq!((devices.len(), &devices), (2, &allocated(&node, "two")));
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   API server ──watch──► cache ──┐
 //!                                 ├─► brain ◄── question ── socket ◄── weft-cni (hands)
-//!   kubelet (devices) ────────────┘     └─────── plan, orders ───────────►
+//!   kubelet, ResourceSlices ──────┘     └─────── plan, orders ───────────►
 //!   journal ──inotify──► sandboxes ──► publisher ──patch──► network-status, Events
 //! ```
 //!
@@ -26,6 +26,8 @@ pub(crate) mod once;
 pub(crate) mod orders;
 mod pod_resources;
 mod publisher;
+mod resource_claims;
+mod resource_slices;
 pub(crate) mod runtime_sandboxes;
 pub(crate) mod sandboxes;
 pub(crate) mod socket;

@@ -32,6 +32,8 @@ pub struct Pod {
     pub service_account_name: String,
     /// `spec.nodeName`.
     pub node_name: String,
+    /// The ResourceClaims it has, by name, in the order of its `spec`; unknown (empty) in manifest files.
+    pub resource_claims: Vec<String>,
 }
 
 /// A NetworkAttachmentDefinition.

@@ -3,7 +3,7 @@
 //! ```text
 //!   question ─► pod (cache, else asked for, else as the runtime tells) ─┐
 //!               definitions (cache, else asked for) ────────────────────┼─► npwg::plan ─► plan or refusal
-//!               devices (kubelet)   access (policies) ──────────────────┘
+//!               devices (facts)     access (policies) ──────────────────┘
 //! ```
 //!
 //! Rules: in the normal case nothing is read from the API; what the cache does not have yet is asked for once; with
@@ -38,6 +38,7 @@ use super::facts;
 use super::health::Told;
 use super::metrics::Metrics;
 use super::orders::Overseer;
+use super::resource_slices::Slices;
 use super::runtime_sandboxes::RuntimeSandboxes;
 use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
@@ -67,6 +68,7 @@ pub(crate) struct Brain {
     namespaces: Arc<Cache<Labels>>,
     namespaces_wanted: Once,
     pod_resources: PathBuf,
+    slices: Slices,
     /// Pods that are being attached.
     pub(crate) busy: Arc<Busy>,
     /// What is told about pods.
@@ -126,6 +128,7 @@ impl Brain {
             namespaces: Arc::new(Cache::new("namespaces")),
             namespaces_wanted: Once::new(),
             pod_resources,
+            slices: Slices::new(node),
             events: Events::new(client.clone(), node, &busy),
             busy,
             metrics,
@@ -160,7 +163,8 @@ impl Brain {
         let wanted = plan::wanted(&pod, &node);
         let mut definitions = self.definitions(&wanted).await;
         let neutron = vifs::complete(&mut definitions);
-        let devices = facts::devices(&self.pod_resources, &pod, &definitions).await?;
+        let devices =
+            facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions).await?;
         let access = self.access(&pod, &definitions).await;
         let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
         let disk = question.disk();

@@ -72,6 +72,8 @@ pub(crate) struct PodObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -80,6 +82,33 @@ struct PodSpec {
     host_network: bool,
     service_account_name: String,
     node_name: String,
+    resource_claims: Vec<PodClaim>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodStatus {
+    resource_claim_statuses: Vec<PodClaim>,
+    extended_resource_claim_status: PodClaim,
+}
+
+/// A claim of a pod: in its status the one that was made of a template, or for an extended resource.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodClaim {
+    name: String,
+    resource_claim_name: Option<String>,
+}
+
+/// The names of a pod's ResourceClaims, in the order of its spec.
+fn claims(spec: Vec<PodClaim>, status: PodStatus) -> Vec<String> {
+    let PodStatus { resource_claim_statuses: made, extended_resource_claim_status: extended } = status;
+    let of_template = |name: &str| made.iter().find(|made| made.name == name)?.resource_claim_name.clone();
+    let named = spec.into_iter().filter_map(|claim| {
+        let PodClaim { name, resource_claim_name } = claim;
+        resource_claim_name.or_else(|| of_template(&name))
+    });
+    named.chain(extended.resource_claim_name).collect()
 }
 
 /// A NetworkAttachmentDefinition as it comes from the API.
@@ -154,7 +183,8 @@ impl Reduced for PodObject {
     type Form = Pod;
 
     fn reduce(self) -> Pod {
-        let PodObject { metadata, spec: PodSpec { host_network, service_account_name, node_name } } = self;
+        let PodObject { metadata, spec, status } = self;
+        let PodSpec { host_network, service_account_name, node_name, resource_claims } = spec;
         let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
         let uid = mirrored.or(metadata.uid);
         Pod {
@@ -166,6 +196,7 @@ impl Reduced for PodObject {
             host_network,
             service_account_name,
             node_name,
+            resource_claims: claims(resource_claims, status),
         }
     }
 }
@@ -284,6 +315,24 @@ mod tests {
             (pod.uid.as_str(), pod.service_account_name.as_str(), pod.node_name.as_str()),
             ("u", "s", "w")
         );
+    }
+
+    #[test]
+    fn a_pod_has_the_claims_that_it_names_that_were_made_for_it_and_that_of_its_extended_resources() {
+        let object = json!({
+            "metadata": { "name": "p" },
+            "spec": { "resourceClaims": [
+                { "name": "b", "resourceClaimTemplateName": "t" },
+                { "name": "none", "resourceClaimTemplateName": "t" },
+                { "name": "a", "resourceClaimName": "own" },
+            ] },
+            "status": {
+                "resourceClaimStatuses": [{ "name": "none" }, { "name": "b", "resourceClaimName": "p-b-x" }],
+                "extendedResourceClaimStatus": { "resourceClaimName": "p-extended-y", "requestMappings": [] },
+            },
+        });
+        let pod = serde_json::from_value::<PodObject>(object).unwrap().reduce();
+        assert_eq!(pod.resource_claims, ["p-b-x", "own", "p-extended-y"]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
+use super::resource_slices::Slices;
 use super::{POD_RESOURCES, facts, runtime, vifs};
 use crate::controller::store::{self, Place};
 use crate::failure::Failure;
@@ -65,6 +66,8 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
         false => None,
     };
+    let (kubelet, slices) = (Path::new(POD_RESOURCES), Slices::new(&pod.node_name));
+    let devices = facts::devices(kubelet, (&client, &slices), &pod, &definitions).await?;
     let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
     let request = Request {
         pod: &pod,
@@ -72,7 +75,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         node,
         definitions: &definitions,
         disk: &question.disk(),
-        devices: &facts::devices(Path::new(POD_RESOURCES), &pod, &definitions).await?,
+        devices: &devices,
         access: &policy::access(&pod, policies, labels.as_ref()),
         held: &[],
     };

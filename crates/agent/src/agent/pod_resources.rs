@@ -11,6 +11,7 @@ use npwg::device::{Device, Devices};
 use prost::Message;
 
 use super::local_service;
+use super::resource_claims::Allocated;
 
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,6 +42,8 @@ struct ContainerResources {
     name: String,
     #[prost(message, repeated, tag = "2")]
     devices: Vec<ContainerDevices>,
+    #[prost(message, repeated, tag = "5")]
+    dynamic_resources: Vec<DynamicResource>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -51,11 +54,38 @@ struct ContainerDevices {
     device_ids: Vec<String>,
 }
 
-/// The devices of a pod, in the order of its containers.
+#[derive(Clone, PartialEq, Message)]
+struct DynamicResource {
+    #[prost(string, tag = "2")]
+    claim_name: String,
+    #[prost(message, repeated, tag = "4")]
+    claim_resources: Vec<ClaimResource>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ClaimResource {
+    #[prost(string, tag = "2")]
+    driver_name: String,
+    #[prost(string, tag = "3")]
+    pool_name: String,
+    #[prost(string, tag = "4")]
+    device_name: String,
+}
+
+/// What a pod was given.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Given {
+    /// By device plugins.
+    pub(crate) devices: Devices,
+    /// By drivers of Dynamic Resource Allocation: each with the name of its ResourceClaim.
+    pub(crate) allocated: Vec<(String, Allocated)>,
+}
+
+/// What a pod was given, in the order of its containers. A claim that no container uses is not told.
 ///
 /// # Errors
 /// Code 11: the kubelet cannot be asked now.
-pub(crate) async fn devices(socket: &Path, namespace: &str, name: &str) -> Result<Devices, Error> {
+pub(crate) async fn given(socket: &Path, namespace: &str, name: &str) -> Result<Given, Error> {
     let failed = |cause: &dyn std::fmt::Display| {
         let why = format!("kubelet {}: {cause}", socket.display());
         Error::new(code::TRY_AGAIN_LATER, why).details("the devices of the pod are not known")
@@ -63,20 +93,35 @@ pub(crate) async fn devices(socket: &Path, namespace: &str, name: &str) -> Resul
     let question = local_service::call::<_, ListResponse>(socket, LIST, ListRequest {});
     let answer = tokio::time::timeout(PATIENCE, question).await;
     let answer = answer.map_err(|_| failed(&format_args!("no answer within {PATIENCE:?}")))?;
-    Ok(of_pod(answer.map_err(|why| failed(&why))?, namespace, name))
+    Ok(to_pod(answer.map_err(|why| failed(&why))?, namespace, name))
 }
 
-fn of_pod(answer: ListResponse, namespace: &str, name: &str) -> Devices {
-    let mut devices = Devices::new();
+fn to_pod(answer: ListResponse, namespace: &str, name: &str) -> Given {
+    let mut given = Given::default();
     let pods = answer.pods.into_iter().filter(|pod| pod.namespace == namespace && pod.name == name);
     for container in pods.flat_map(|pod| pod.containers) {
-        for given in container.devices {
-            let all = devices.entry(given.resource_name).or_default();
-            let ids = given.device_ids.into_iter();
+        for part in container.devices {
+            let all = given.devices.entry(part.resource_name).or_default();
+            let ids = part.device_ids.into_iter();
             all.extend(ids.map(|id| Device { id, container: container.name.clone() }));
         }
+        for claim in container.dynamic_resources {
+            given.allocated.extend(of_claim(claim, &container.name));
+        }
     }
-    devices
+    given
+}
+
+/// The devices of a claim. The kubelet tells those of one driver in their order, but the drivers in another at each
+/// call: an ADD that is repeated must find the same.
+fn of_claim(claim: DynamicResource, container: &str) -> impl Iterator<Item = (String, Allocated)> {
+    let DynamicResource { claim_name, mut claim_resources } = claim;
+    claim_resources.sort_by(|one, other| one.driver_name.cmp(&other.driver_name));
+    let container = container.to_owned();
+    claim_resources.into_iter().map(move |ClaimResource { driver_name, pool_name, device_name }| {
+        let [driver, pool, device] = [driver_name, pool_name, device_name];
+        (claim_name.clone(), Allocated { driver, pool, device, container: container.clone() })
+    })
 }
 
 #[cfg(test)]
@@ -89,7 +134,11 @@ mod tests {
             resource_name: resource.into(),
             device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
         };
-        let container = |name: &str, devices| ContainerResources { name: name.into(), devices };
+        let container = |name: &str, devices| ContainerResources {
+            name: name.into(),
+            devices,
+            dynamic_resources: Vec::new(),
+        };
         let pod =
             |name: &str, containers| PodResources { name: name.into(), namespace: "n".into(), containers };
         let answer = ListResponse {
@@ -106,8 +155,31 @@ mod tests {
         };
         // As it comes over the wire.
         let answer = ListResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
-        let devices = of_pod(answer, "n", "p");
+        let devices = to_pod(answer, "n", "p").devices;
         let ids: Vec<&str> = devices["vf"].iter().map(|device| device.id.as_str()).collect();
         assert_eq!((ids, devices["vf"][2].container.as_str()), (vec!["2", "1", "3"], "a"));
+    }
+
+    #[test]
+    fn devices_of_claims_come_in_an_order_that_does_not_change() {
+        let resource = |driver: &str, device: &str| ClaimResource {
+            driver_name: driver.into(),
+            pool_name: "node".into(),
+            device_name: device.into(),
+        };
+        let mut told = vec![resource("sriov", "vf-2"), resource("gpu", "gpu-0"), resource("sriov", "vf-1")];
+        for _ in 0..2 {
+            let claim = DynamicResource { claim_name: "mine".into(), claim_resources: told.clone() };
+            let container =
+                ContainerResources { name: "c".into(), devices: Vec::new(), dynamic_resources: vec![claim] };
+            let pods =
+                vec![PodResources { name: "p".into(), namespace: "n".into(), containers: vec![container] }];
+            let given = to_pod(ListResponse { pods }, "n", "p");
+            let devices: Vec<_> = given.allocated.iter().map(|(_, one)| one.device.as_str()).collect();
+            assert_eq!(devices, ["gpu-0", "vf-2", "vf-1"]);
+            assert!(given.allocated.iter().all(|(claim, one)| claim == "mine" && one.container == "c"));
+            // Another driver first, as the kubelet's map has it the next time.
+            told.swap(0, 1);
+        }
     }
 }

@@ -69,6 +69,6 @@ fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> 
         0 => format!("needs a device of {resource}, and the pod was given none"),
         _ => format!("needs one more device of {resource} than the {given} the pod was given"),
     };
-    let cure = format!("request {resource} in the pod's resources, one for each attachment");
+    let cure = format!("request or claim {resource} in the pod's resources, one for each attachment");
     Fault::new("NPWG1-1.1.1-1", &draft.subject, reason).cure(cure)
 }
