@@ -107,6 +107,8 @@ fn others() -> Vec<(&'static str, Value)> {
         ("agent.podLabels", words.clone()),
         ("hotPlug.enabled", json!(false)),
         ("hotPlug.resources", resources.clone()),
+        ("removal.enabled", json!(true)),
+        ("removal.resources", resources.clone()),
         ("ipam.enabled", json!(false)),
         ("ipam.replicas", json!(1)),
         ("ipam.resources", resources.clone()),
@@ -157,12 +159,13 @@ fn the_chart_makes_what_the_kustomizations_make() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let ways: [(Value, &[&str]); 6] = [
+    let ways: [(Value, &[&str]); 7] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
+        (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
         (all(), &["hot-plug", "ipam", "neutron"]),
     ];
     let values: Vec<Value> = ways.iter().map(|(values, _)| values.clone()).collect();
@@ -214,6 +217,9 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     // None at all would mean those of before.
     assert_eq!(install(&json!({ "hotPlug": { "enabled": false } })), "3 deployed\n");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
+    assert_eq!(install(&json!({ "removal": { "enabled": true } })), "4 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-removal"]);
+    assert_eq!(ours("clusterrole"), [""; 0]);
     helm.run("uninstall", &[&admin], "").success();
     for kind in [
         "daemonset",
@@ -236,13 +242,18 @@ fn each_value_is_good_for_something() {
     leaves(&helm.run("values", &[], "").success().json(), "", &mut there);
     let tried: BTreeSet<String> = others().iter().map(|(path, _)| (*path).to_owned()).collect();
     assert_eq!(there, tried, "values of the chart, and values that are tried");
-    let values: Vec<Value> =
-        [all()].into_iter().chain(others().iter().map(|(path, value)| with(&all(), path, value))).collect();
-    let made = helm.template(&values);
-    let plain = made[0].clone().expect("what is made with everything");
-    for ((path, value), made) in others().iter().zip(&made[1..]) {
-        let made = made.as_ref().unwrap_or_else(|why| panic!("{path}: {value}: {why}"));
-        assert_ne!(*made, plain, "{path}: {value} changes nothing");
+    let all = &all();
+    let removing = with(all, "removal.enabled", &json!(true));
+    let without = |path: &str| if path == "removal.resources" { &removing } else { all };
+    let values = others().into_iter().flat_map(|(path, value)| {
+        let plain = without(path);
+        [plain.clone(), with(plain, path, &value)]
+    });
+    let made = helm.template(&values.collect::<Vec<_>>());
+    for ((path, value), made) in others().iter().zip(made.chunks(2)) {
+        let [plain, changed] = [&made[0], &made[1]]
+            .map(|made| made.as_ref().unwrap_or_else(|why| panic!("{path}: {value}: {why}")));
+        assert_ne!(changed, plain, "{path}: {value} changes nothing");
     }
 }
 

@@ -153,6 +153,54 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 0));
 }
 
+/// What a pod's container said.
+fn said_by(node: &Node, label: &str, container: &str) -> String {
+    let words = ["logs", "-n", "kube-system", "-l", label, "-c", container];
+    node.kube().attempt(words, "").stdout
+}
+
+#[test]
+fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
+    let node = node!();
+    node.apply_weft();
+    node.until_weft_is_installed();
+    define_red(&node);
+    pod(&node, "web");
+    let written = node.read(INSTALLED).expect("it is installed");
+    let deploy = testkit::workspace().join("deploy");
+    let [base, removal] = ["base", "removal"].map(|way| deploy.join(way));
+    node.kube().kubectl(["apply", "-k", text(&removal)]);
+    node.kube().kubectl(["delete", "-k", text(&base)]);
+    node.until("the configuration is gone", || node.read(INSTALLED).is_none().then_some(()));
+    node.containerd().until_configured(&node.read(DEFAULT).expect("it is there"));
+    node.until_ready(true);
+    // The one of before keeps what it has, and is waited for.
+    pod(&node, "late");
+    assert_eq!(links_of(&node, "late"), ["eth0"]);
+    node.assert_pings("default", "web", "late");
+    let label = "app.kubernetes.io/component=removal";
+    node.until("it is waited for", || {
+        said_by(&node, label, "remove").contains("waiting: 1 sandboxes").then_some(())
+    });
+    let set = || node.kube().json(["daemonset", "-n", "kube-system", "weft-removal"]);
+    assert_eq!(set()["status"]["numberReady"], 0);
+    delete(&node, "web");
+    node.until("nothing is left", || (set()["status"]["numberReady"] == 1).then_some(()));
+    assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
+    assert!(said_by(&node, label, "stay").contains("no sandbox needs weft any more"));
+    // Somebody installs it beside: the two do not work against each other in silence.
+    node.write(INSTALLED, written);
+    node.until("it is told", || {
+        let words = ["logs", "-n", "kube-system", "-l", label, "-c", "stay", "--previous"];
+        node.kube().attempt(words, "").stdout.contains("somebody has written it again").then_some(())
+    });
+    node.until("it is gone again", || node.read(INSTALLED).is_none().then_some(()));
+    node.kube().kubectl(["delete", "-k", text(&removal)]);
+    delete(&node, "late");
+    node.until_no_pod_runs();
+    assert_eq!(held(&node, "default"), [""; 0]);
+}
+
 /// So many pods that select `red`.
 #[track_caller]
 fn scale(node: &Node, count: usize) {

@@ -74,8 +74,9 @@ pub(crate) struct Arguments {
     /// Wait until the default network is ready, however long that takes
     #[arg(long)]
     wait: bool,
-    /// Stay, and install anew what was changed or removed: the default network's file may get another name
-    #[arg(long, conflicts_with = "remove")]
+    /// Stay, and install anew what was changed or removed: the default network's file may get another name. With --remove,
+    /// stay when nothing is left, and end if somebody writes the configuration again
+    #[arg(long)]
     follow: bool,
     /// Where the node's file system is: mounted in a container, or an image that is built. Other paths are the node's own
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -112,7 +113,7 @@ pub(crate) struct Arguments {
     /// Where this pod's ServiceAccount is mounted
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
     service_account: PathBuf,
-    /// Take the configuration away; weft-cni stays. With --wait at once, and until sandboxes of before have left nothing
+    /// Take the configuration away; weft-cni stays. With --wait (and --follow) at once, and until sandboxes of before have left nothing
     #[arg(long)]
     remove: bool,
 }

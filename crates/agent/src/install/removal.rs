@@ -5,6 +5,7 @@
 //! - it is refused where no other network would be left: no pod could be made, or removed;
 //! - it is refused while the journal holds a sandbox, unless it waits: from then on the runtime calls the default network's
 //!   plugins for them, which know nothing of the others;
+//! - an installer that still runs would write the configuration again: then it ends, and says so;
 //! - what waits leaves a sandbox alone as long as its namespace is there, and takes it down by the journal then. It can be
 //!   ended and begun again;
 //! - credentials that were installed go with the configuration.
@@ -44,6 +45,10 @@ const NETWORK: &str = "weft";
 /// Takes it away, and waits if that is wanted.
 pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
+    if arguments.follow && !arguments.wait {
+        let why = "--remove --follow: it stays when nothing is left";
+        return Err(Failure::new(why).next("add --wait").exit(Exit::Usage));
+    }
     if arguments.wait {
         if arguments.root != Path::new("/") {
             let why = "--wait: namespaces of sandboxes are not seen below --root";
@@ -67,10 +72,32 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     Thin::remove(&places)?.into_iter().for_each(|line| progress.line(line));
-    match arguments.wait {
-        true => wait(configured, &Journal::at(&journal.here), progress),
-        false => Ok(()),
+    if arguments.wait {
+        let interrupt = Interrupt::watch()?;
+        wait(configured, &Journal::at(&journal.here), &places.written, &interrupt, progress)?;
+        if arguments.follow {
+            stay(&places.written, &interrupt)?;
+        }
     }
+    Ok(())
+}
+
+/// Stays until it is told to end.
+fn stay(written: &Place, interrupt: &Interrupt) -> Result<(), Failure> {
+    while !interrupt.has_come() {
+        refuse_if_written(written)?;
+        sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Refuses to go on beside somebody who installs.
+fn refuse_if_written(Place { named, here }: &Place) -> Result<(), Failure> {
+    if !here.exists() {
+        return Ok(());
+    }
+    let why = format!("{}: somebody has written it again", named.display());
+    Err(Failure::new(why).next("end `weft install --follow`, the DaemonSet weft-agent, and run this again"))
 }
 
 /// Refuses what would leave the node, or a sandbox, without a network.
@@ -111,7 +138,13 @@ fn entries(journal: &Path) -> io::Result<usize> {
 }
 
 /// Takes down what sandboxes have left, until the journal is empty.
-fn wait(configured: Option<MetaPlugin>, journal: &Journal, progress: Progress) -> Result<(), Failure> {
+fn wait(
+    configured: Option<MetaPlugin>,
+    journal: &Journal,
+    written: &Place,
+    interrupt: &Interrupt,
+    progress: Progress,
+) -> Result<(), Failure> {
     let meta_plugin = match configured {
         Some(meta_plugin) => meta_plugin,
         None => MetaPlugin::of_journal(NETWORK)?,
@@ -119,10 +152,11 @@ fn wait(configured: Option<MetaPlugin>, journal: &Journal, progress: Progress) -
     let configuration = RawValue::from_string(meta_plugin.object.to_json())
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
     let multus = meta_plugin.flavour == Flavour::Multus;
-    let (hands, interrupt) = (Hands::find()?, Interrupt::watch()?);
+    let hands = Hands::find()?;
     let (mut known, mut told) = (BTreeMap::new(), BTreeSet::new());
     loop {
         interrupt.stop_here()?;
+        refuse_if_written(written)?;
         let (held, broken) = look(journal)?;
         for (container, Held { network, ifname, .. }) in &known {
             if !held.contains_key(container) {
