@@ -31,6 +31,17 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     let quiet = run(&host, "doctor").success();
     assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
 
+    // The runtime takes the first file.
+    host.write(
+        "/etc/cni/net.d/05-other.conflist",
+        r#"{"cniVersion":"1.0.0","name":"o","plugins":[{"type":"ptp"}]}"#,
+    );
+    let found = findings(&host);
+    let [other] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(other["what"], "configuration /etc/cni/net.d/10-weft.conflist");
+    assert!(other["why"].as_str().unwrap().starts_with("/etc/cni/net.d/05-other.conflist"), "{other}");
+    host.run(["rm", "/etc/cni/net.d/05-other.conflist"]);
+
     // Somebody took an interface away.
     host.run(["ip", "-n", &format!("weft-{SANDBOX}"), "link", "delete", "net1"]);
     let found = findings(&host);

@@ -116,6 +116,13 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     assert_eq!(links_of(&node, "web"), ["eth0", "net1"]);
     node.assert_pings("default", "early", "web");
     until_held(&node, "default", 2);
+    // Nobody but the agent can tell that it lacks something.
+    node.until("it is told what early lacks", || {
+        let events = node.kube().json(["events", "-n", "default"]);
+        let missing = events["items"].as_array()?.iter().filter(|event| event["reason"] == "NetworksMissing");
+        let of: Vec<&str> = missing.filter_map(|event| event["involvedObject"]["name"].as_str()).collect();
+        (!of.is_empty()).then(|| assert_eq!(of, ["early"]))
+    });
     delete(&node, "early");
     until_held(&node, "default", 1);
     let known = "ls /var/lib/cni/results | grep -c '^default-' || true";

@@ -34,6 +34,7 @@ pub(crate) mod socket;
 mod supplier;
 mod sync;
 pub(crate) mod traces;
+mod unattached;
 mod vifs;
 
 use std::net::SocketAddr;
@@ -207,6 +208,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(giver::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
+    tokio::spawn(unattached::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
     let publisher = tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
         tokio::spawn(sync::follow(Arc::clone(&brain), socket.clone()));

@@ -11,13 +11,15 @@ use clap::Args;
 use npwg::journal::{Entry, State};
 use serde::Serialize;
 
+use crate::configuration::MetaPlugin;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
+use crate::install::first_before;
 use crate::journal::{Keeper, Row};
 use crate::output::{self, Format, Output, Progress, plain};
 use crate::planning::Inputs;
-use crate::{configuration, privilege};
+use crate::privilege;
 
 /// Where runtimes keep the results of what they attached.
 const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
@@ -64,17 +66,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, plugins, cri_socket, output } = arguments;
     privilege::require("weft doctor", "it looks into network namespaces")?;
     let hands = Hands::find()?;
-    let mut findings: Vec<Finding> = configuration::MetaPlugin::find_any(inputs.config.as_deref(), &[])
-        .map(|found| found.is_none())
-        .map_or_else(
-            |failure| Some(Finding::new("configuration", failure.to_string(), "weft lint names the place")),
-            |missing| {
-                (missing && !proxy::is_used(cri_socket))
-                    .then(|| Finding::new("configuration", "no file configures weft", "weft install"))
-            },
-        )
-        .into_iter()
-        .collect();
+    let mut findings: Vec<Finding> =
+        of_configuration(inputs.config.as_deref(), cri_socket).into_iter().collect();
     let mut entries = Vec::new();
     for keeper in Keeper::all(inputs)? {
         for row in keeper.journal().rows()? {
@@ -97,6 +90,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         findings.extend(proxy::findings(cri_socket)?);
     }
     tell(&findings, known.len(), *output)
+}
+
+/// What is wrong with the configuration: there is none, it cannot be read, or the runtime uses another.
+fn of_configuration(named: Option<&Path>, cri_socket: &Path) -> Option<Finding> {
+    let found = match MetaPlugin::find_any(named, &[]) {
+        Ok(Some(found)) => found,
+        Ok(None) if proxy::is_used(cri_socket) => return None,
+        Ok(None) => return Some(Finding::new("configuration", "no file configures weft", "weft install")),
+        Err(failure) => {
+            return Some(Finding::new("configuration", failure.to_string(), "weft lint names the place"));
+        }
+    };
+    if named.is_some() {
+        return None;
+    }
+    let file = Path::new(&found.file);
+    let earlier = first_before(file.parent()?, file).ok()??;
+    let why =
+        format!("{} comes before it: the runtime uses that, and no pod gets its networks", earlier.display());
+    Some(Finding::new(format!("configuration {}", found.file), why, "remove it, or weft install --file-name"))
 }
 
 /// What is wrong with a sandbox: its namespace, a teardown that failed, an attachment that changed.

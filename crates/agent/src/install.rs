@@ -332,19 +332,19 @@ fn is_meta_plugin(network: &Network) -> bool {
 /// A file that the runtime would take in the place of ours.
 fn earlier(networks: &Place, written: &Path) -> Result<Option<PathBuf>, Failure> {
     let Place { named, here } = networks;
-    let failed = |cause: io::Error| privilege::refused(&format!("read {}", here.display()), &cause);
-    let mut found = Vec::new();
-    let entries = match fs::read_dir(here) {
+    let found = first_before(here, written)
+        .map_err(|cause| privilege::refused(&format!("read {}", here.display()), &cause))?;
+    Ok(found.and_then(|path| Some(named.join(path.file_name()?))))
+}
+
+/// The first file of a directory that a runtime reads before `written`.
+pub(crate) fn first_before(directory: &Path, written: &Path) -> io::Result<Option<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
-        entries => entries.map_err(failed)?,
+        entries => entries?,
     };
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        if is_read(&entry.path()) && entry.path().as_path() < written {
-            found.push(named.join(entry.file_name()));
-        }
-    }
-    Ok(found.into_iter().min())
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
+    Ok(paths.into_iter().filter(|path| is_read(path) && path.as_path() < written).min())
 }
 
 fn is_read(path: &Path) -> bool {

@@ -34,6 +34,8 @@ pub struct Pod {
     pub node_name: String,
     /// The ResourceClaims it has, by name, in the order of its `spec`; unknown (empty) in manifest files.
     pub resource_claims: Vec<String>,
+    /// `status.podIPs` while it runs; empty before and after, and in manifest files.
+    pub addresses: Vec<String>,
 }
 
 /// A NetworkAttachmentDefinition.

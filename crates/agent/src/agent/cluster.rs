@@ -88,8 +88,17 @@ struct PodSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct PodStatus {
+    phase: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
     resource_claim_statuses: Vec<PodClaim>,
     extended_resource_claim_status: PodClaim,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
 }
 
 /// A claim of a pod: in its status the one that was made of a template, or for an extended resource.
@@ -101,8 +110,7 @@ struct PodClaim {
 }
 
 /// The names of a pod's ResourceClaims, in the order of its spec.
-fn claims(spec: Vec<PodClaim>, status: PodStatus) -> Vec<String> {
-    let PodStatus { resource_claim_statuses: made, extended_resource_claim_status: extended } = status;
+fn claims(spec: Vec<PodClaim>, made: &[PodClaim], extended: PodClaim) -> Vec<String> {
     let of_template = |name: &str| made.iter().find(|made| made.name == name)?.resource_claim_name.clone();
     let named = spec.into_iter().filter_map(|claim| {
         let PodClaim { name, resource_claim_name } = claim;
@@ -185,6 +193,8 @@ impl Reduced for PodObject {
     fn reduce(self) -> Pod {
         let PodObject { metadata, spec, status } = self;
         let PodSpec { host_network, service_account_name, node_name, resource_claims } = spec;
+        let PodStatus { phase, pod_ips, resource_claim_statuses, extended_resource_claim_status } = status;
+        let runs = phase == "Running" && metadata.deletion_timestamp.is_none();
         let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
         let uid = mirrored.or(metadata.uid);
         Pod {
@@ -196,7 +206,12 @@ impl Reduced for PodObject {
             host_network,
             service_account_name,
             node_name,
-            resource_claims: claims(resource_claims, status),
+            resource_claims: claims(
+                resource_claims,
+                &resource_claim_statuses,
+                extended_resource_claim_status,
+            ),
+            addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
         }
     }
 }
@@ -333,6 +348,20 @@ mod tests {
         });
         let pod = serde_json::from_value::<PodObject>(object).unwrap().reduce();
         assert_eq!(pod.resource_claims, ["p-b-x", "own", "p-extended-y"]);
+    }
+
+    #[test]
+    fn a_pod_has_addresses_while_it_runs() {
+        let read = |phase: &str, deleted: Option<&str>| {
+            let object = json!({
+                "metadata": { "name": "p", "deletionTimestamp": deleted },
+                "status": { "phase": phase, "podIPs": [{ "ip": "10.0.0.2" }, { "ip": "fd00::2" }] },
+            });
+            serde_json::from_value::<PodObject>(object).unwrap().reduce().addresses
+        };
+        assert_eq!(read("Running", None), ["10.0.0.2", "fd00::2"]);
+        assert_eq!(read("Succeeded", None), [""; 0]);
+        assert_eq!(read("Running", Some("2026-11-23T06:00:00Z")), [""; 0]);
     }
 
     #[test]

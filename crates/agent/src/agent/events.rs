@@ -139,6 +139,17 @@ impl Events {
         self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action, why));
     }
 
+    /// A pod runs without the networks it selects.
+    pub(crate) fn unattached(&self, pod: &Pod) {
+        let Pod { namespace, name, uid, node_name, .. } = pod.clone();
+        let why = format!(
+            "runs without the networks it selects: its runtime made it without weft. Make the pod anew; if that does not \
+             help, `weft doctor` on {node_name} says why"
+        );
+        let told = Told::new(EventType::Warning, "NetworksMissing", "Look", &why);
+        self.tell(&PodIdentity { namespace, name, uid }, told);
+    }
+
     /// A pod cannot have what it wants of Neutron.
     pub(crate) fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
         let Pod { namespace, name, uid, .. } = pod.clone();

@@ -79,6 +79,7 @@ pub(crate) struct Metrics {
     pub(crate) address_requests: Counter,
     changes: Family<Outcome, Counter>,
     drifted: Gauge,
+    unattached: Gauge,
     /// What became of spans.
     pub(crate) spans: Spans,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
@@ -92,7 +93,6 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// All at zero.
     pub(crate) fn new() -> Metrics {
-        let mut registry = Registry::with_prefix("weft");
         let seconds = || Family::<Stage, Histogram, Seconds>::new_with_constructor(Seconds);
         let metrics = Metrics {
             answers: Family::default(),
@@ -105,6 +105,7 @@ impl Metrics {
             address_requests: Counter::default(),
             changes: Family::default(),
             drifted: Gauge::default(),
+            unattached: Gauge::default(),
             spans: Spans::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
@@ -113,43 +114,51 @@ impl Metrics {
             sandboxes: Family::default(),
             registry: Registry::default(),
         };
-        registry.register("answers", "Questions for a plan, by outcome", metrics.answers.clone());
-        registry.register("stage_seconds", "Time of each stage of an ADD", metrics.stages.clone());
-        registry.register("attachments", "Attachments by plugin and outcome", metrics.attachments.clone());
-        registry.register("attachment_seconds", "Time of an attachment by plugin", metrics.attaching.clone());
-        registry.register(
-            "status_updates",
-            "Updates of network-status, by outcome",
-            metrics.published.clone(),
-        );
+        let mut registry = Registry::with_prefix("weft");
+        metrics.register_counts(&mut registry);
+        metrics.register_states(&mut registry);
+        Metrics { registry, ..metrics }
+    }
+
+    /// What happened.
+    fn register_counts(&self, registry: &mut Registry) {
+        registry.register("answers", "Questions for a plan, by outcome", self.answers.clone());
+        registry.register("stage_seconds", "Time of each stage of an ADD", self.stages.clone());
+        registry.register("attachments", "Attachments by plugin and outcome", self.attachments.clone());
+        registry.register("attachment_seconds", "Time of an attachment by plugin", self.attaching.clone());
+        registry.register("status_updates", "Updates of network-status, by outcome", self.published.clone());
         registry.register(
             "address_demands",
             "Demands for blocks of addresses, by outcome",
-            metrics.supplies.clone(),
+            self.supplies.clone(),
         );
-        let requests = metrics.address_requests.clone();
+        let requests = self.address_requests.clone();
         registry.register("address_requests", "Requests to the API server about addresses", requests);
         registry.register(
             "orders",
             "Orders given: sandboxes to take down, to check, to change",
-            metrics.orders.clone(),
+            self.orders.clone(),
         );
-        registry.register("changes", "Changes of running sandboxes, by outcome", metrics.changes.clone());
+        registry.register("changes", "Changes of running sandboxes, by outcome", self.changes.clone());
+        registry.register("spans", "Spans of traces that were sent, by outcome", self.spans.0.clone());
+    }
+
+    /// What is.
+    fn register_states(&self, registry: &mut Registry) {
         registry.register(
             "drifted_sandboxes",
             "Sandboxes that are not as they were attached",
-            metrics.drifted.clone(),
+            self.drifted.clone(),
         );
-        registry.register("spans", "Spans of traces that were sent, by outcome", metrics.spans.0.clone());
-        registry.register("questions_waiting", "Questions waiting for their turn", metrics.waiting.clone());
-        registry.register("cache_objects", "Objects known, by kind", metrics.objects.clone());
         registry.register(
-            "cache_age_seconds",
-            "How long the API has not been heard of",
-            metrics.ages.clone(),
+            "unattached_pods",
+            "Pods that run without the networks they select",
+            self.unattached.clone(),
         );
-        registry.register("sandboxes", "Sandboxes in the journal, by state", metrics.sandboxes.clone());
-        Metrics { registry, ..metrics }
+        registry.register("questions_waiting", "Questions waiting for their turn", self.waiting.clone());
+        registry.register("cache_objects", "Objects known, by kind", self.objects.clone());
+        registry.register("cache_age_seconds", "How long the API has not been heard of", self.ages.clone());
+        registry.register("sandboxes", "Sandboxes in the journal, by state", self.sandboxes.clone());
     }
 
     /// A question was answered.
@@ -209,6 +218,11 @@ impl Metrics {
     /// So many sandboxes are not as they were attached.
     pub(crate) fn drifted(&self, count: usize) {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// So many pods run without the networks they select.
+    pub(crate) fn unattached(&self, count: usize) {
+        self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// What a cache holds.

@@ -63,6 +63,11 @@ impl Sandboxes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Is there an entry that cannot be read?
+    pub(crate) fn has_broken(&self) -> bool {
+        !self.broken.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// All of them.
     pub(crate) fn all(&self) -> BTreeMap<ContainerId, Sandbox> {
         self.known().clone()

@@ -237,8 +237,9 @@ impl Object<'_> {
             host_network,
             service_account_name: self.text(&self.at(&["spec", "serviceAccountName"])),
             node_name: self.text(&self.at(&["spec", "nodeName"])),
-            // Which claims are made for a pod is known when it runs.
+            // What there is when it runs.
             resource_claims: Vec::new(),
+            addresses: Vec::new(),
         };
         let value = PodObject { pod, kind: self.kind.to_owned() };
         let located = Located { value, node: self.node.clone(), base: self.base.clone() };
