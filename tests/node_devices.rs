@@ -15,7 +15,7 @@ use std::path::Path;
 use rig::Node;
 use rig::parts::{parts, text};
 use serde_json::{Value, json};
-use testkit::{Call, Feature, host, workspace};
+use testkit::{Call, Feature, Host, host, workspace};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const RESOURCE: &str = "example.com/nic";
@@ -27,8 +27,8 @@ const NICS: [&str; 4] = ["0000:00:1f.1", "0000:00:1f.2", "0000:00:1f.3", "fabric
 /// The version of Kubernetes, 1.x, from which on this is there for everybody.
 const DYNAMIC_MINOR: u32 = 34;
 
-/// A node with weft, and a network whose plugin writes down what it is told.
-fn prepare(node: &Node) {
+/// A node with weft in one of its ways, and a network whose plugin writes down what it is told.
+fn prepare(node: &Node, way: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
         node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
@@ -38,7 +38,7 @@ fn prepare(node: &Node) {
         rig::in_version(&rig::cluster::bridge("default", 1), "1.0.0").to_string(),
     );
     node.import_weft();
-    node.apply_weft();
+    node.apply_weft_as(way);
     node.until_weft_is_installed();
     node.install(&testkit::binary("weft-test-plugin"), &["one"]);
     node.write(rig::cluster::RECORD, "");
@@ -219,7 +219,7 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(client) = parts("python-client") else { return };
     let Some(node) = Node::new(host) else { return };
-    prepare(&node);
+    prepare(&node, "base");
     start_device_plugin(&node, &client);
     pod(&node, "one", "fast", 1);
     node.until_pods_ready(["-n", "default", "one"]);
@@ -246,17 +246,25 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     assert_eq!(both, DEVICES);
 }
 
+/// A node with weft and a driver; nothing, and the test is skipped, where Kubernetes is too old.
+#[track_caller]
+fn with_driver(host: Host, way: &str) -> Option<Node> {
+    let client = parts("python-client")?;
+    let node = Node::new(host)?;
+    if node.kube().minor() < DYNAMIC_MINOR {
+        let why = format!("Kubernetes 1.{DYNAMIC_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
+        testkit::record_skip(&testkit::test_name(), &why);
+        return None;
+    }
+    prepare(&node, way);
+    start_driver(&node, &client);
+    Some(node)
+}
+
 #[test]
 fn a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated_and_no_other() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
-    let Some(client) = parts("python-client") else { return };
-    let Some(node) = Node::new(host) else { return };
-    if node.kube().minor() < DYNAMIC_MINOR {
-        let why = format!("Kubernetes 1.{DYNAMIC_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
-        return testkit::record_skip(&testkit::test_name(), &why);
-    }
-    prepare(&node);
-    start_driver(&node, &client);
+    let Some(node) = with_driver(host, "base") else { return };
     // The kubelet tells of the first; of the second, which no container uses, only the API does; the third is a
     // resource by its old name; the last is in no slice of this node.
     claiming(&node, "used", "fast", ("nic", true));
@@ -286,4 +294,17 @@ fn a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated_and_no_other(
     node.until_pods_ready(["-n", "default", "two"]);
     let devices = given(&node, "two", "ADD");
     assert_eq!((devices.len(), &devices), (2, &allocated(&node, "two")));
+}
+
+#[test]
+fn without_an_agent_a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
+    let Some(node) = with_driver(host, "thin") else { return };
+    claiming(&node, "used", "fast", ("nic", true));
+    claiming(&node, "unused", "fast", ("fabric", false));
+    node.until_pods_ready(["-n", "default", "used", "unused"]);
+    for name in ["used", "unused"] {
+        let devices = given(&node, name, "ADD");
+        assert_eq!((devices.len(), &devices), (1, &allocated(&node, name)), "{name}");
+    }
 }
