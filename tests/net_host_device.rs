@@ -81,6 +81,12 @@ fn abandon(host: &Host, pod: Pod) {
     pod.remove();
 }
 
+/// What the host knows of devices that are away: mode and name of each file.
+fn records(host: &Host) -> Vec<String> {
+    let listed = host.attempt(["find", "/run/cni/host-device", "-type", "f", "-printf", "%m %f\\n"]).stdout;
+    listed.lines().map(str::to_owned).collect()
+}
+
 #[test]
 fn it_comes_back_with_its_name_state_and_alias() {
     for (state, alias) in [("up", ""), ("down", ""), ("up", "uplink to  rack 7"), ("down", "weft")] {
@@ -94,8 +100,8 @@ fn it_comes_back_with_its_name_state_and_alias() {
         assert!(rig::links(&host).is_empty(), "it is in one place");
         let shown = rig::link(&pod, "net1").unwrap();
         assert!(rig::is_up(&shown) && shown["address"] == MAC, "{shown}");
-        let own = format!("weft/host-device/net/{}/net1 dev0 {state}", pod.container_id());
-        assert_eq!(shown["ifalias"].as_str().unwrap(), format!("{own} {alias}").trim_end());
+        assert_eq!(shown["ifalias"], "dev0", "what the Go plugin's DEL reads");
+        assert_eq!(records(&host), [format!("600 dev0:{}:net1.json", pod.container_id())]);
         assert_eq!(
             result["interfaces"],
             json!([{ "name": "net1", "mac": MAC, "sandbox": pod.path().to_str().unwrap() }])
@@ -291,4 +297,77 @@ fn without_ipam_it_is_up_and_dns_is_the_configurations() {
     pod.run(["ip", "link", "set", "net1", "address", "02:00:00:00:00:07"]);
     let changed = net1.check(&with(&keys, &json!({ "prevResult": result })));
     assert_refused("another address", &changed, 999, &["02:00:00:00:00:07"]);
+}
+
+#[test]
+fn what_an_earlier_version_moved_comes_back_by_each_way() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    host.run(["ip", "link", "set", "dev0", "alias", "uplink to  rack 7"]);
+    let before = host.snapshot();
+    for way in ["DEL", "returned, DEL", "returned, GC", "returned, ADD"] {
+        let pod = host.pod("a");
+        let net1 = host.attachment("host-device", &pod, "net1");
+        let alias = format!("weft/host-device/net/{}/net1 dev0 up uplink to  rack 7", pod.container_id());
+        host.run(["ip", "link", "set", "dev0", "netns", "a", "name", "net1", "alias", &alias]);
+        if way == "DEL" {
+            net1.del(&config(&json!({}))).success();
+            pod.remove();
+        } else {
+            abandon(&host, pod);
+        }
+        match way {
+            "returned, DEL" => drop(net1.del(&config(&json!({}))).success()),
+            "returned, GC" => drop(rig::collect(&net1, &config(&json!({})), Some(&[])).success()),
+            "returned, ADD" => {
+                let pod = host.pod("b");
+                let net1 = host.attachment("host-device", &pod, "net1");
+                net1.add(&config(&json!({}))).success();
+                assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0");
+                net1.del(&config(&json!({}))).success();
+                pod.remove();
+            }
+            _ => {}
+        }
+        assert_returned(way, &host, &before);
+    }
+}
+
+#[test]
+fn without_its_record_it_has_its_name_back_and_the_next_add_works() {
+    let host = host!(Feature::Veth);
+    let _far = world_with_device_down(&host);
+    let pod = host.pod("a");
+    let before = host.snapshot();
+    let net1 = host.attachment("host-device", &pod, "net1");
+    for lost in ["rm /run/cni/host-device/*", "for f in /run/cni/host-device/*; do echo '{' > $f; done"] {
+        net1.add(&config(&json!({}))).success();
+        host.run(["sh", "-c", lost]);
+        net1.del(&config(&json!({}))).success();
+        assert_returned(lost, &host, &before);
+    }
+}
+
+#[test]
+fn what_has_only_the_alias_of_a_device_that_is_away_stays_as_it_is() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    let pod = host.pod("a");
+    let net1 = host.attachment("host-device", &pod, "net1");
+    net1.add(&config(&json!({}))).success();
+    let other = "link add other0 address 02:00:00:00:0d:09 type veth peer name other1\n\
+                 link set other0 alias dev0\nlink set other1 alias dev0\n";
+    host.command("ip").args(["-batch", "-"]).stdin(other).finish().success();
+    // A veth ends with its namespace: nobody brings it back.
+    pod.remove();
+    let until = Instant::now() + PATIENCE;
+    while host.attempt(["ip", "link", "show", "far0"]).code == Some(0) && Instant::now() < until {
+        sleep(Duration::from_millis(20));
+    }
+    rig::collect(&net1, &config(&json!({})), Some(&[])).success();
+    net1.del(&config(&json!({}))).success();
+    let mut links = rig::links(&host);
+    links.sort();
+    assert_eq!(links, ["other0", "other1"]);
+    assert!(records(&host).is_empty(), "{:?}", records(&host));
 }

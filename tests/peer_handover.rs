@@ -72,7 +72,7 @@ const ROWS: &[Row] = &[
     row("macvlan", r#"{"master":"up0"}"#),
     row("ipvlan", r#"{"master":"up0"}"#),
     row("vlan", r#"{"master":"up0","vlanId":5}"#),
-    row("host-device", r#"{"device":"dev0"}"#).forward("more is written down than a name, which is all they read"),
+    row("host-device", r#"{"device":"dev0"}"#),
     row("loopback", r#"{"ipam":null}"#),
     row("dummy", "{}").newer(),
     row("tap", r#"{"mac":"02:00:00:00:00:05"}"#).newer(),
@@ -90,6 +90,9 @@ const ROWS: &[Row] = &[
         .forward(OWN_TABLE),
     row("firewall", r#"{"backend":"iptables"}"#).forward("our rules say whose they are, and theirs looks for rules that do not"),
 ];
+
+/// Where ours remembers what harms nobody.
+const REMEMBERED: [&str; 2] = ["/run/weft/host-local", "/run/cni/host-device"];
 
 /// What is no difference: our DEL leaves a device as it was before anybody's ADD.
 const ALIAS_GONE: &str = "~ link dev0 ifalias: \"dev0\" → null";
@@ -155,10 +158,11 @@ fn hand_over(plugin: &str) {
         for (adds, deletes) in ways {
             let deleted = pass(&host, &pod, row, adds, deletes);
             let mut left = changes(&before, &host.snapshot()) + &changes(&inside, &pod.snapshot());
-            // What ours remembers of a directory that somebody else wrote into meanwhile; an alias that Debian's leave behind.
+            // What ours remembers of a directory that somebody else wrote into meanwhile, and of a device that somebody
+            // else brought home, until the next ADD or GC; an alias that Debian's leave behind.
             left = left
                 .lines()
-                .filter(|line| !line.contains("/run/weft/host-local") && *line != ALIAS_GONE)
+                .filter(|line| !REMEMBERED.iter().any(|path| line.contains(path)) && *line != ALIAS_GONE)
                 .collect::<Vec<_>>()
                 .join("\n");
             if deleted.code != Some(0) {

@@ -77,6 +77,8 @@ pub const NAMES: &[&str] = &[
 /// Puts `weft-cni` where the host's runtime looks, under all its names.
 pub fn install(host: &Host) {
     host.install(&testkit::binary("weft-cni"), NAMES);
+    // As on a node that has been used: what stays is a difference to tell.
+    host.run(["sh", "-c", "mkdir -p /run/cni && mkdir -p -m 700 /run/cni/host-device"]);
 }
 
 /// The words that run a plugin where `iptables` is the older one, whose rules the kernel keeps apart from nftables.

@@ -41,6 +41,13 @@ pub struct Identity {
     inode: u64,
 }
 
+impl Identity {
+    /// The number that `/proc/PID/ns/net` shows.
+    pub fn inode(self) -> u64 {
+        self.inode
+    }
+}
+
 impl Netns {
     /// Opens the namespace at `path` (a bind mount, or `/proc/PID/ns/net`).
     ///

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::chained::firewall::iptables as firewall;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
+use crate::interface::host_device;
 use crate::iptables;
 
 /// How the names of our packet-filter tables begin.
@@ -47,11 +48,14 @@ pub struct Marked {
 /// Everything in a namespace that bears a mark of a container: links, packet-filter entries, rules of iptables.
 pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
-    // In the alias of a device that was moved more follows, after a blank.
+    let returned = host_device::returned(&links)?;
+    // In the alias of a device that an earlier version moved more follows, after a blank.
     let mark = |alias: &str| alias.split(' ').next().unwrap_or_default().to_owned();
     let mut marked: Vec<Marked> = links
         .into_iter()
-        .map(|link| Marked { on: format!("link {}", link.name), mark: mark(&link.alias) })
+        .map(|link| (mark(&link.alias), link.name))
+        .chain(returned.into_iter().map(|(name, mark)| (mark, name)))
+        .map(|(mark, name)| Marked { on: format!("link {name}"), mark })
         .chain(netns.run(filter_marks).or_refused()??)
         .chain(netns.run(rule_marks).or_refused()?)
         .collect();

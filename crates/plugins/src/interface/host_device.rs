@@ -1,13 +1,15 @@
 //! `host-device`: an interface of the host itself, moved into the container and back.
 //!
 //! ```text
-//!   host: eth5, up, "uplink"  ──ADD──►  container: net1, «weft/host-device/… eth5 up uplink»
+//!   host: eth5, up, "uplink"  ──ADD──►  container: net1, alias eth5   + a record of the rest
 //!                             ◄──DEL──  (or the kernel, when the namespace ends: hardware only)
 //! ```
 //!
 //! Rules:
-//! - moving, renaming and writing down what it was is one request: whoever is killed leaves it whole;
-//! - what it was is kept in its alias: a DEL finds it by that, in the container or wherever the kernel put it;
+//! - what it was is on the disk before moving, renaming and marking it, which is one request: whoever is killed leaves
+//!   it whole;
+//! - its alias is its name on the host, as the Go plugin has it: either brings home what the other moved;
+//! - a DEL finds it by alias and record, in the container or wherever the kernel put it;
 //! - a DEL needs no device, no bus and no configuration of it, and touches no interface that is not ours;
 //! - a failed ADD gives it back as it was, with its addresses and routes.
 //!
@@ -15,8 +17,10 @@
 //! (`default_device_exit_net`).
 
 mod device;
+mod former;
 mod journey;
 mod record;
+mod store;
 
 use cni::Error;
 use cni::address::parse_mac;
@@ -25,11 +29,14 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
+use linux::link::Link;
 use linux::{Rtnl, Undo};
 use serde::Deserialize;
 
 use self::device::{Device, Found};
+use self::former::Former;
 use self::record::Record;
+use self::store::Kept;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 use crate::interface::single::{self, Source};
@@ -112,18 +119,17 @@ impl Plugin for HostDevice {
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        let departure = journey::Departure::of(&mut host, &link, &mark)?;
+        let departure = journey::Departure::of(&mut host, &link, &mark, (&request.netns, &netns))?;
         let mut undo = Undo::new();
         undo.push(|| departure.undo(&netns));
-        let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str(), &mark)?;
+        let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str())?;
         single::equip(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        let ifname = request.who.ifname.as_str();
         let mut errors: Vec<Error> =
-            journey::back(request.netns.as_deref(), ifname, &mark).err().into_iter().collect();
+            journey::back(request.netns.as_deref(), &mark).err().into_iter().collect();
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
             errors.extend(ipam.del().err());
         }
@@ -167,20 +173,39 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
+/// Those of `links` that the kernel gave back and nobody has renamed yet: name now, and the mark of the attachment.
+pub fn returned(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
+    let away = |record: &Record| links.iter().find(|link| record.is_away(link));
+    let named = |kept: Kept| Some((away(&kept.record)?.name.clone(), kept.record.mark));
+    Ok(store::all()?.into_iter().filter_map(named).collect())
+}
+
 /// Gives devices back their names that the kernel returned when the containers of this network ended.
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
-    let keep: Vec<String> =
-        valid.iter().map(|one| Record::mark_text(&Mark::of_valid(NAME, network, one))).collect();
+    let keep: Vec<Mark> = valid.iter().map(|one| Mark::of_valid(NAME, network, one)).collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut errors = Vec::new();
-    for link in host.links().or_refused()? {
-        if let Some(record) = Record::read(&link.alias)
-            && record.is_of(NAME, network)
-            && !keep.contains(&record.mark)
+    let links = host.links().or_refused()?;
+    for link in &links {
+        if let Some(former) = Former::read(&link.alias)
+            && former.is_of(NAME, network)
+            && !keep.iter().any(|mark| former.is_for(mark))
         {
-            errors.extend(journey::rename(&mut host, &link, &record).err());
+            errors.extend(journey::rename(&mut host, link, &former.was).err());
+        }
+    }
+    for kept in store::all()? {
+        let own = kept.record.mark().filter(|mark| mark.plugin == NAME && mark.network == network);
+        if own.is_none_or(|mark| keep.contains(&mark)) {
+            continue;
+        }
+        match journey::settle(&mut host, &links, &kept.record) {
+            // What is not here may still be there: in a namespace that lives on, or with the kernel.
+            Ok(there) if there || kept.record.is_lost(false) => errors.extend(kept.remove().err()),
+            Ok(_) => {}
+            Err(error) => errors.push(error),
         }
     }
     collected(errors)

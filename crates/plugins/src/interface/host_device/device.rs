@@ -13,7 +13,6 @@ use linux::Rtnl;
 use linux::link::{Link, mac_text};
 
 use super::journey;
-use super::record::Record;
 use crate::failure::OrRefused;
 
 /// PCI devices of this machine.
@@ -99,13 +98,7 @@ impl Device {
             Device::OnPci { key, address } => on_pci(host, key, address)?,
             Device::OfRuntime(id) => of_runtime(host, id)?,
         };
-        match Record::read(&link.alias) {
-            None => Ok(Found::Link(Box::new(link))),
-            Some(record) => {
-                journey::rename(host, &link, &record)?;
-                host.link_at(link.index).or_refused().map(Box::new).map(Found::Link)
-            }
-        }
+        journey::settled(host, link).map(Box::new).map(Found::Link)
     }
 }
 
@@ -113,9 +106,8 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
     if let Some(link) = host.find_link(name).or_refused()? {
         return Ok(link);
     }
-    let was = |link: &Link| Record::read(&link.alias).is_some_and(|record| record.name == name);
     let absent = || Error::key("device", format!("{name:?}"), "no such interface on the host");
-    host.links().or_refused()?.into_iter().find(was).ok_or_else(absent)
+    journey::formerly(host, name)?.ok_or_else(absent)
 }
 
 /// Interfaces on top of others often have their address: hardware first.

@@ -1,7 +1,7 @@
 //! A device on its way into a container and back.
 //!
 //! Rules:
-//! - each way is one request: there is no moment at which it is neither here nor there, or without its record;
+//! - each way is one request: there is no moment at which it is neither here nor there;
 //! - on the way back its name must be free on the host, else it stays where it is, and the error says why.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
@@ -16,60 +16,114 @@ use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
 
-use super::record::Record;
+use super::former::Former;
+use super::record::{Record, Was};
+use super::store::{self, Kept};
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 use crate::interface::collected;
 
 /// Moves a device of the host into the container, where it is down.
-pub(super) fn there(
-    host: &mut Rtnl,
-    link: &Link,
-    container: &Netns,
-    ifname: &str,
-    mark: &Mark,
-) -> Result<Link, Error> {
-    let alias = Record::of(link, mark).text();
-    let change = Change { name: Some(ifname), alias: Some(&alias), ..Change::default() };
+pub(super) fn there(host: &mut Rtnl, link: &Link, container: &Netns, ifname: &str) -> Result<Link, Error> {
+    let change = Change { name: Some(ifname), alias: Some(&link.name), ..Change::default() };
     host.move_link(link.index, &link.name, container, &change).or_refused()?;
     container.rtnl().and_then(|mut inside| inside.link(ifname)).or_refused()
 }
 
 /// Brings the device of an attachment back, from the container or from where the kernel left it; if it is in
 /// neither place, there is nothing to do.
-pub(super) fn back(netns: Option<&Path>, ifname: &str, mark: &Mark) -> Result<(), Error> {
-    let mark = Record::mark_text(mark);
+pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
+    let records = store::of_attachment(mark)?;
     let mut host = Rtnl::open().or_refused()?;
-    let mut errors = Vec::new();
-    if let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() {
+    let (mut errors, mut found) = (Vec::new(), false);
+    let container = netns.map(Netns::find).transpose().or_refused()?.flatten();
+    if let Some(netns) = &container {
         let mut inside = netns.rtnl().or_refused()?;
         for link in inside.links().or_refused()? {
-            let own = Record::read(&link.alias).filter(|record| record.mark == mark);
-            let foreign = || Record::read_foreign(&link.alias).filter(|_| link.name == ifname);
-            if let Some(record) = own.or_else(foreign) {
-                errors.extend(home(&mut inside, &link, &mut host, &record).err());
+            if let Some(was) = what_it_was(&link, mark, &records) {
+                found = true;
+                errors.extend(home(&mut inside, &link, &mut host, &was).err());
             }
         }
     }
-    for link in host.links().or_refused()? {
-        if let Some(record) = Record::read(&link.alias).filter(|record| record.mark == mark) {
-            errors.extend(rename(&mut host, &link, &record).err());
+    let links = host.links().or_refused()?;
+    for link in &links {
+        if let Some(former) = Former::read(&link.alias).filter(|former| former.is_for(mark)) {
+            errors.extend(rename(&mut host, link, &former.was).err());
         }
+    }
+    for Kept { record, .. } in &records {
+        match settle(&mut host, &links, record) {
+            Ok(there) => found |= there,
+            Err(error) => errors.push(error),
+        }
+    }
+    // What was not found may be in a namespace that nobody named, or with the kernel.
+    let is_lost = |Kept { record, .. }: &Kept| record.is_lost(container.is_some());
+    if errors.is_empty() && (found || records.iter().all(is_lost)) {
+        errors.extend(store::forget(mark).err());
     }
     collected(errors)
 }
 
+/// What a device in the container was on the host, if it was there, and came for this attachment.
+fn what_it_was(link: &Link, mark: &Mark, records: &[Kept]) -> Option<Was> {
+    let named = link.name == mark.ifname;
+    let is_of = |record: &Record| {
+        record.is_away(link) || record.is_as_it_was(link) || named && link.alias == record.was.name
+    };
+    let own = || records.iter().find(|kept| is_of(&kept.record)).map(|kept| kept.record.was.clone());
+    let former = || Former::read(&link.alias).filter(|former| former.is_for(mark)).map(|former| former.was);
+    own().or_else(former).or_else(|| Was::of_alias(&link.alias).filter(|_| named))
+}
+
+/// Gives the device of a record, if the kernel returned it to the host, its name back; true if it is on the host now.
+///
+/// Whom somebody else brought home is there already; what became of it since is not ours to change.
+pub(super) fn settle(host: &mut Rtnl, links: &[Link], record: &Record) -> Result<bool, Error> {
+    match links.iter().find(|link| record.is_away(link)) {
+        Some(link) => rename(host, link, &record.was).map(|()| true),
+        None => Ok(links.iter().any(|link| record.is_home(link))),
+    }
+}
+
+/// A device that is to be moved: if it was away before, it gets its name back first, and its record goes.
+pub(super) fn settled(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
+    let mut changed = false;
+    if let Some(former) = Former::read(&link.alias) {
+        rename(host, &link, &former.was)?;
+        changed = true;
+    }
+    for kept in store::of_devices(&[&link.name, &link.alias])? {
+        if settle(host, std::slice::from_ref(&link), &kept.record)? {
+            kept.remove()?;
+            changed = true;
+        }
+    }
+    if changed { host.link_at(link.index).or_refused() } else { Ok(link) }
+}
+
+/// The device that had this name on the host before it was moved, if it is back and has another one.
+pub(super) fn formerly(host: &mut Rtnl, name: &str) -> Result<Option<Link>, Error> {
+    let records = store::of_devices(&[name])?;
+    let was = |link: &Link| {
+        Former::read(&link.alias).is_some_and(|former| former.was.name == name)
+            || records.iter().any(|kept| kept.record.is_away(link))
+    };
+    Ok(host.links().or_refused()?.into_iter().find(was))
+}
+
 /// From the container to the host, as it was.
-fn home(inside: &mut Rtnl, link: &Link, host: &mut Rtnl, record: &Record) -> Result<(), Error> {
-    expect_free(host, &record.name, &link.name)?;
-    let Record { mark: _, name, up, alias } = record;
+fn home(inside: &mut Rtnl, link: &Link, host: &mut Rtnl, was: &Was) -> Result<(), Error> {
+    expect_free(host, &was.name, &link.name)?;
+    let Was { name, up, alias } = was;
     let change = Change { name: Some(name), alias: Some(alias), up: Some(*up), ..Change::default() };
     inside.move_link(link.index, &link.name, &Netns::own().or_refused()?, &change).or_refused()
 }
 
 /// On the host: from how the kernel returned it to how it was.
-pub(super) fn rename(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
-    let Record { mark: _, name, up, alias } = record;
+pub(super) fn rename(host: &mut Rtnl, link: &Link, was: &Was) -> Result<(), Error> {
+    let Was { name, up, alias } = was;
     let mut change = Change { alias: Some(alias), up: Some(*up), ..Change::default() };
     if link.name != *name {
         expect_free(host, name, &link.name)?;
@@ -93,34 +147,40 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 
 /// A device as it is on the host, for the way back from an ADD that fails.
 pub(super) struct Departure {
+    mark: Mark,
     record: Record,
     standing: Standing,
 }
 
 impl Departure {
-    /// Looks at it before it goes.
-    pub(super) fn of(host: &mut Rtnl, link: &Link, mark: &Mark) -> Result<Departure, Error> {
+    /// Looks at it before it goes, and writes down what it is.
+    pub(super) fn of(
+        host: &mut Rtnl,
+        link: &Link,
+        mark: &Mark,
+        (path, netns): (&Path, &Netns),
+    ) -> Result<Departure, Error> {
         let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
-        Ok(Departure { record: Record::of(link, mark), standing })
+        let record = Record::of(link, mark, (path, netns.identity().or_refused()?.inode()));
+        store::keep(&record)?;
+        Ok(Departure { mark: mark.clone(), record, standing })
     }
 
     /// It comes back as it was, with its addresses and routes. The error that matters is another one.
     pub(super) fn undo(&self, container: &Netns) {
-        let Departure { record, standing } = self;
+        let Departure { mark, record, standing } = self;
         let Ok(mut host) = Rtnl::open() else { return };
         let Ok(mut inside) = container.rtnl() else { return };
-        if matches!(host.find_link(&record.name), Ok(None)) {
-            // Without its record it is if its new name was refused.
-            let moved = |link: &Link| {
-                Record::read(&link.alias).is_some_and(|found| found.mark == record.mark)
-                    || link.name == record.name && link.alias == record.alias
-            };
+        if matches!(host.find_link(&record.was.name), Ok(None)) {
+            // As it was it is if its new name was refused.
+            let moved = |link: &Link| record.is_away(link) || record.is_as_it_was(link);
             if let Some(link) = inside.links().unwrap_or_default().into_iter().find(moved) {
-                let _ = home(&mut inside, &link, &mut host, record);
+                let _ = home(&mut inside, &link, &mut host, &record.was);
             }
         }
-        if let Ok(link) = host.link(&record.name) {
+        if let Ok(link) = host.link(&record.was.name) {
             let _ = standing.restore(&mut host, &link, TABLE_MAIN, Duration::ZERO);
+            let _ = store::forget(mark);
         }
     }
 }
