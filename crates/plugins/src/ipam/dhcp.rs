@@ -8,7 +8,7 @@
 //! program called as `dhcp`), which acquires, extends and gives back. Paths, flags, identity of clients and results
 //! are the reference plugin's; what plugin and daemon say to each other is not.
 //!
-//! Rules: DEL never waits for a daemon that is not there; leases outlive the daemon.
+//! Rules: DEL never waits for a daemon that is not there; leases outlive the daemon, and the Go plugin's.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131.
 
@@ -21,6 +21,7 @@ pub mod lease;
 pub mod message;
 pub mod options;
 pub mod state;
+pub mod takeover;
 pub mod wire;
 
 use std::io::ErrorKind;

@@ -2,7 +2,8 @@
 //!
 //! Rules: only root (or whoever it runs as) is answered; a question has an end in time and in size, and there are
 //! only so many at once; a socket that nobody listens on any more is replaced, one that somebody does is left alone.
-//! When it is told to end it ends at once and gives nothing back: the next daemon takes over.
+//! When it is told to end it ends at once and gives nothing back: the next daemon takes over, as this one does from the
+//! Go plugin's.
 //!
 //! Source: Go plugin `plugins/ipam/dhcp/{main,daemon}.go`; sd_listen_fds(3).
 
@@ -37,8 +38,19 @@ const FIRST_HANDED: i32 = 3;
 
 /// Runs until it is told to end.
 pub fn run(words: &[&str]) -> Result<(), Error> {
-    let Flags { pidfile, host_prefix, socket, state, broadcast, timeout, resend_max, resend_timeout } =
-        Flags::read(words)?;
+    let Flags {
+        pidfile,
+        host_prefix,
+        socket,
+        state,
+        broadcast,
+        timeout,
+        resend_max,
+        resend_timeout,
+        takeover,
+        caches,
+    } = Flags::read(words)?;
+    let said = socket.clone();
     // Whatever it makes is its own.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
     let socket = PathBuf::from(format!("{host_prefix}{}", socket.display()));
@@ -55,6 +67,11 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     }
     let timing = Timing { timeout, resend_max, resend_timeout };
     let keeper = Keeper::start(Settings { timing, broadcast, host_prefix, state })?;
+    if takeover {
+        // A socket that was handed over is where it is, whatever the flags say.
+        let handed = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
+        keeper.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
+    }
     match own {
         true => eprintln!("dhcp: listening on {}", socket.display()),
         false => eprintln!("dhcp: listening on the socket that was handed over"),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   DISCOVER ─► OFFER ─► REQUEST ─► ACK        by broadcast, in frames: there is no address yet
-//!   REQUEST ─► ACK | NAK                       renewal: to the server; rebinding: by broadcast
+//!   REQUEST ─► ACK | NAK                       renewal: to the server; rebinding, or an address of before: by broadcast
 //!   RELEASE                                    to the server
 //! ```
 //!
@@ -200,6 +200,31 @@ impl Client<'_> {
         let request = self.extension(lease);
         self.broadcast(&socket, lease.address.addr(), &request)?;
         self.hear_verdict((&socket, None), lease, request.transaction, is_over)
+    }
+
+    /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
+    ///
+    /// A server that knows nothing of it may refuse it while another one grants it: a refusal counts if nobody does.
+    pub fn reclaim(&self, address: Ipv4Addr, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
+        let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+        let mut request = self.message(Kind::Request, random());
+        request.set(option::REQUESTED_ADDRESS, address.octets());
+        self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &request)?;
+        let until = Instant::now() + self.timing.timeout;
+        let is_verdict = |answer: &Message| match answer.kind() {
+            Some(Kind::Ack) => answer.yours == address,
+            kind => kind == Some(Kind::Nak),
+        };
+        let mut extension = Extension::Silence;
+        while let Some(answer) =
+            self.listen((&socket, None), request.transaction, until, is_over, &is_verdict)?
+        {
+            if answer.kind() == Some(Kind::Ack) {
+                return Lease::of(answer).map(|lease| Extension::Granted(Box::new(lease)));
+            }
+            extension = Extension::Refused;
+        }
+        Ok(extension)
     }
 
     fn hear_verdict(

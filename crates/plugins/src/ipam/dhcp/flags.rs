@@ -1,4 +1,5 @@
-//! The words after `dhcp daemon`: those of the reference plugin's daemon, in its notation.
+//! The words after `dhcp daemon`: those of the reference plugin's daemon, in its notation, and `statefile`, `takeover` and
+//! `cachedirs`.
 //!
 //! `-name value`, `-name=value`, with one hyphen or two; durations like `10s`, `1m30s`, `500ms`.
 
@@ -7,8 +8,22 @@ use std::time::Duration;
 
 use cni::{Error, code};
 
+use super::takeover;
+
 /// Where the plugin looks for its daemon, unless `daemonSocketPath` says otherwise.
 pub const SOCKET: &str = "/run/cni/dhcp.sock";
+
+/// Flags that have a value.
+const KNOWN: [&str; 8] = [
+    "pidfile",
+    "hostprefix",
+    "socketpath",
+    "statefile",
+    "cachedirs",
+    "timeout",
+    "resendmax",
+    "resendtimeout",
+];
 
 /// Checked.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,6 +44,10 @@ pub struct Flags {
     pub resend_max: Duration,
     /// How long to ask for a lease, altogether.
     pub resend_timeout: Duration,
+    /// Take on the leases that the Go plugin's daemon looked after?
+    pub takeover: bool,
+    /// Where libcni remembers whose they are, each a directory with `results` in it.
+    pub caches: Vec<PathBuf>,
 }
 
 impl Flags {
@@ -43,6 +62,8 @@ impl Flags {
             timeout: Duration::from_secs(10),
             resend_max: Duration::from_secs(62),
             resend_timeout: Duration::from_secs(208),
+            takeover: true,
+            caches: takeover::DIRECTORIES.map(PathBuf::from).to_vec(),
         };
         let mut rest = words.iter();
         while let Some(word) = rest.next() {
@@ -53,8 +74,13 @@ impl Flags {
                 Some((name, value)) => (name, Some(value)),
                 None => (name, None),
             };
-            if name == "broadcast" {
-                flags.broadcast = match attached.unwrap_or("true") {
+            let switch = match name {
+                "broadcast" => Some(&mut flags.broadcast),
+                "takeover" => Some(&mut flags.takeover),
+                _ => None,
+            };
+            if let Some(switch) = switch {
+                *switch = match attached.unwrap_or("true") {
                     "true" | "1" => true,
                     "false" | "0" => false,
                     _ => return Err(misunderstood(word, "neither true nor false")),
@@ -73,16 +99,18 @@ impl Flags {
         name: &str,
         value: impl FnOnce() -> Option<&'a str>,
     ) -> Result<(), Error> {
-        let known =
-            ["pidfile", "hostprefix", "socketpath", "statefile", "timeout", "resendmax", "resendtimeout"];
-        if !known.contains(&name) {
-            return Err(misunderstood(word, &format!("not one of broadcast, {}", known.join(", "))));
+        if !KNOWN.contains(&name) {
+            return Err(misunderstood(
+                word,
+                &format!("not one of broadcast, takeover, {}", KNOWN.join(", ")),
+            ));
         }
         let value = value().ok_or_else(|| misunderstood(word, "a value is missing"))?;
-        let path = || match value.starts_with('/') {
+        let absolute = |value: &str| match value.starts_with('/') {
             true => Ok(PathBuf::from(value)),
             false => Err(misunderstood(word, &format!("{value:?} is not absolute"))),
         };
+        let path = || absolute(value);
         let time = || {
             let time = duration(value).filter(|time| !time.is_zero());
             time.ok_or_else(|| misunderstood(word, &format!("{value:?} is not a duration like 10s or 1m30s")))
@@ -92,6 +120,7 @@ impl Flags {
             "hostprefix" => self.host_prefix = value.trim_end_matches('/').to_owned(),
             "socketpath" => self.socket = path()?,
             "statefile" => self.state = Some(path()?),
+            "cachedirs" => self.caches = value.split(':').map(absolute).collect::<Result<_, _>>()?,
             "timeout" => self.timeout = time()?,
             "resendmax" => self.resend_max = time()?,
             _ => self.resend_timeout = time()?,
@@ -150,7 +179,9 @@ mod tests {
             (flags.timeout.as_millis(), flags.resend_max.as_secs(), flags.resend_timeout.as_secs()),
             (500, 90, 5400)
         );
-        assert!(flags.broadcast);
+        assert!(flags.broadcast && flags.takeover);
+        let own = Flags::read(&["-takeover=false", "-cachedirs", "/a:/b"]).unwrap();
+        assert_eq!((own.takeover, own.caches), (false, vec!["/a".into(), "/b".into()]));
     }
 
     #[test]
@@ -166,6 +197,8 @@ mod tests {
             (&["-nonsense"], "-nonsense: not one of"),
             (&["start"], "start: not a flag"),
             (&["-broadcast=maybe"], "neither"),
+            (&["-takeover=maybe"], "neither"),
+            (&["-cachedirs", "/a:b"], "\"b\" is not absolute"),
         ] {
             let error = Flags::read(words).unwrap_err();
             assert!(error.code == 4 && error.msg.contains(part), "{error}");

@@ -8,6 +8,8 @@
 //!
 //! Source: RFC 2131 §4.4.5; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
 
+mod adoption;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ use cni::{Error, code};
 use linux::Netns;
 use linux::link::{Change, Link};
 
+use self::adoption::Adoption;
 use super::exchange::{Client, Extension, Timing};
 use super::options::Options;
 use super::state::{self, Record};
@@ -55,6 +58,8 @@ pub struct Keeper {
     leases: Mutex<BTreeMap<Owner, Arc<Held>>>,
     /// Those being acquired, and whether somebody has said meanwhile that they are not wanted.
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
+    /// Those of the Go plugin's daemon that are being taken over, or could not be.
+    orphans: Mutex<BTreeMap<Owner, Arc<Adoption>>>,
     /// Writers of the file take turns.
     writing: Mutex<()>,
 }
@@ -156,6 +161,7 @@ impl Keeper {
             settings,
             leases: Mutex::default(),
             pending: Mutex::default(),
+            orphans: Mutex::default(),
             writing: Mutex::default(),
         });
         for record in records {
@@ -176,6 +182,7 @@ impl Keeper {
         check(&owner)?;
         let place = self.place(&netns, &owner.ifname, None)?;
         let inode = inode(&place.netns)?;
+        self.abandon(&owner);
         if let Some(held) = self.find(&owner) {
             let record = held.record();
             if record.inode == inode && record.lost.is_none() {
@@ -228,7 +235,7 @@ impl Keeper {
     pub fn inspect(&self, owner: &Owner) -> Result<Success, Error> {
         let record = self.find(owner).map(|held| held.record());
         match record {
-            None => Err(Error::internal(format!("{} has no lease", owner.ifname))),
+            None => Err(self.no_lease(owner)),
             Some(Record { lost: Some(why), .. }) => {
                 Err(Error::internal(format!("{} has lost its lease: {why}", owner.ifname)))
             }
@@ -241,6 +248,7 @@ impl Keeper {
         if let Some(unwanted) = lock(&self.pending).get(owner) {
             unwanted.store(true, Ordering::Relaxed);
         }
+        self.abandon(owner);
         let Some(held) = self.find(owner) else { return Ok(()) };
         let record = held.record();
         held.stop();
@@ -255,7 +263,8 @@ impl Keeper {
         let is_valid = |owner: &Owner| {
             valid.iter().any(|one| one.container_id == owner.container && one.ifname == owner.ifname)
         };
-        let owners: Vec<Owner> = lock(&self.leases).keys().cloned().collect();
+        let mut owners: Vec<Owner> = lock(&self.orphans).keys().cloned().collect();
+        owners.extend(lock(&self.leases).keys().cloned());
         let stale = owners.iter().filter(|owner| owner.network == network && !is_valid(owner));
         crate::interface::collected(stale.filter_map(|owner| self.release(owner).err()).collect())
     }
