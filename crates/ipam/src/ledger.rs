@@ -268,12 +268,12 @@ impl Ledger {
     }
 
     fn head(&self, page: usize) -> Option<&[u8]> {
-        self.image.top(page).map(|top| &top[..HEAD])
+        self.image.head(page)
     }
 
     /// The tags of all slots of a page.
     fn all_tags(&self, page: usize) -> &[u8] {
-        self.image.top(page).map_or(&[], |top| &top[HEAD..])
+        self.image.tags().chunks_exact(SLOTS).nth(page).unwrap_or_default()
     }
 
     /// The tags of those that its block has.
@@ -288,22 +288,31 @@ impl Ledger {
 
     /// The pages of blocks that are being emptied.
     pub fn draining(&self) -> impl Iterator<Item = usize> {
-        (0..self.pages()).filter(|page| self.net(*page).is_some() && self.is_draining(*page))
+        (0..self.pages()).filter(|page| self.is_draining(*page) && self.net(*page).is_some())
     }
 
     fn is_draining(&self, page: usize) -> bool {
         self.head(page).is_some_and(|head| head[DRAINING] == 1)
     }
 
-    /// The pages whose addresses may be given to anybody.
-    fn open_pages(&self) -> impl Iterator<Item = usize> {
-        self.usable().filter(|page| !self.is_draining(*page))
+    /// The pages that are not full by their tags: those in between are passed over without a look at them.
+    fn roomy(&self) -> impl Iterator<Item = usize> {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let page = (from + memchr(0, self.image.tags().get(from..)?)?) / SLOTS;
+            from = (page + 1) * SLOTS;
+            Some(page)
+        })
     }
 
-    /// The same, and those that are being emptied.
-    fn usable(&self) -> impl Iterator<Item = usize> {
-        let is_usable = |head: &[u8]| head[0] == State::Active as u8 && head[3] != 1;
-        (0..self.pages()).filter(move |page| self.head(*page).is_some_and(is_usable))
+    /// May the addresses of a page be given to anybody?
+    fn is_open(&self, page: usize) -> bool {
+        self.is_usable(page) && !self.is_draining(page)
+    }
+
+    /// The same, also if it is being emptied.
+    fn is_usable(&self, page: usize) -> bool {
+        self.head(page).is_some_and(|head| head[0] == State::Active as u8 && head[3] != 1)
     }
 
     /// The slots of a page that its block has.
@@ -320,9 +329,7 @@ impl Ledger {
 
     /// Those of the slots of a page that are free by their tags.
     fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
-        // A page that is full is passed over without a look at its head.
-        let tags = if memchr(0, self.all_tags(page)).is_some() { self.tags(page) } else { &[] };
-        memchr_iter(0, tags)
+        memchr_iter(0, self.tags(page))
             .filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
     }
 
@@ -371,20 +378,19 @@ impl Ledger {
 
     /// The addresses that the owner with this mark holds.
     pub fn held_by(&self, mark: u64) -> impl Iterator<Item = Place> {
-        (0..self.pages()).flat_map(move |page| {
-            let tagged = memchr_iter(tag(mark), self.all_tags(page)).map(move |slot| Place { page, slot });
-            let is_own = move |place| matches!(self.slot(place), Slot::Held(_, known) if known == mark);
-            let own = tagged.filter(move |place| self.image.may_have(*place, mark) && is_own(*place));
-            own.filter(|place| self.address(*place).is_some())
-        })
+        let tagged = memchr_iter(tag(mark), self.image.tags());
+        let places = tagged.map(|at| Place { page: at / SLOTS, slot: at % SLOTS });
+        let is_own = move |place| matches!(self.slot(place), Slot::Held(_, known) if known == mark);
+        let own = places.filter(move |place| self.image.may_have(*place, mark) && is_own(*place));
+        own.filter(|place| self.address(*place).is_some())
     }
 
     /// The free address to give: of those that `accepts`, the one that has been free longest.
     pub fn choose(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Choice {
-        match self.choose_of(clock, &accepts, |page| self.untagged(page)) {
+        match self.choose_of(clock, &accepts, self.roomy(), |page| self.untagged(page)) {
             Choice::Free(place, ip) => Choice::Free(place, ip),
             // Some may have a tag that was left behind.
-            _ => self.choose_of(clock, &accepts, |page| self.slots(page)),
+            _ => self.choose_of(clock, &accepts, 0..self.pages(), |page| self.slots(page)),
         }
     }
 
@@ -392,11 +398,12 @@ impl Ledger {
         &self,
         clock: Clock,
         accepts: impl Fn(IpAddr) -> bool,
+        pages: impl Iterator<Item = usize>,
         slots: impl Fn(usize) -> I,
     ) -> Choice {
         let mut best: Option<(u64, Place, IpAddr)> = None;
         let mut wakes = u64::MAX;
-        for page in self.open_pages() {
+        for page in pages.filter(|page| self.is_open(*page)) {
             for (slot, what) in slots(page) {
                 let Slot::Free(since) = what else { continue };
                 if best.is_some_and(|(known, ..)| known <= since) {
@@ -455,8 +462,9 @@ impl Ledger {
         let tagged = |page| self.untagged(page).filter(move |(slot, what)| is_free(page, *slot, *what));
         let all = |page| self.slots(page).filter(move |(slot, what)| is_free(page, *slot, *what));
         // Some may have a tag that was left behind.
-        self.usable().flat_map(tagged).take(enough).count() == enough
-            || self.usable().flat_map(all).take(enough).count() == enough
+        let is_usable = |page: &usize| self.is_usable(*page);
+        self.roomy().filter(is_usable).flat_map(tagged).take(enough).count() == enough
+            || (0..self.pages()).filter(is_usable).flat_map(all).take(enough).count() == enough
     }
 
     /// Is nothing in a block held, and has everything rested?

@@ -101,7 +101,10 @@ fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Tu
     let accepts = |ip| filter.admits(ip);
     let mut edits = Vec::new();
     let mut choice = ledger.choose(clock, accepts);
-    let draining: Vec<usize> = ledger.draining().collect();
+    let draining: Vec<usize> = match choice {
+        Choice::Free(..) => Vec::new(),
+        _ => ledger.draining().collect(),
+    };
     for page in draining {
         if matches!(choice, Choice::Free(..)) {
             break;

@@ -2,14 +2,15 @@
 //! at few, and memory for all would cost more than to read them through.
 //!
 //! ```text
-//!   preface │ head, tags │ slots │ head, tags │ slots │ …
-//!   kept      kept         hints   kept         hints       the first pages: all of it
+//!   in the file   preface │ head, tags │ slots │ head, tags │ slots │ …
+//!   here          preface │ all heads │ all tags │ of each slot a byte of its mark: hints │ slots, as they are needed
 //! ```
 //!
 //! Rules:
 //! - what decides whether this is a ledger at all, the preface and every head, is read before anything is said;
-//! - of slots that were only passed by a byte of each mark is kept: with its tag it tells all but one of 65,000 others from
-//!   the mark that is looked for;
+//! - the tags of all pages lie together, and so do the hints: with both of them an owner is found among 65,000 in one pass,
+//!   and no slot is looked at but those that are meant;
+//! - a hint says what its slot says, also after a change;
 //! - slots are read while whoever asks has the turn: nobody changes them meanwhile but he himself, who has them here;
 //! - where slots cannot be read, that is remembered, and nothing that was said since holds: [`Image::fault`].
 
@@ -18,13 +19,15 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::{BODY, PAGE, PAGES_MAX, PREFACE, Place, SLOT, SLOTS};
+use super::{BODY, HEAD, PAGE, PAGES_MAX, PREFACE, Place, SLOT, SLOTS};
 
 /// Read at once: the whole ledger of a usual node.
 const AT_ONCE: usize = PREFACE + 2 * PAGE;
 /// Pages read at once of a larger one, of which heads and tags are kept: a call of the system costs as much as a quarter of a
 /// page, and memory that was never used much more.
 const PAGES_AT_ONCE: usize = 14;
+/// Which byte of a mark is its hint.
+const HINT: usize = 3;
 
 /// Where the bytes of a ledger are.
 pub trait Source: fmt::Debug + Send + Sync {
@@ -45,18 +48,13 @@ pub trait Source: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub(super) struct Image {
     preface: Vec<u8>,
-    pages: Vec<Page>,
+    heads: Vec<[u8; HEAD]>,
+    tags: Vec<u8>,
+    /// Of each slot a byte of its mark that is not in its tag.
+    hints: Vec<u8>,
+    slots: Vec<OnceCell<Box<[u8]>>>,
     source: Option<Arc<dyn Source>>,
     fault: OnceCell<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Page {
-    /// Head and tags.
-    top: [u8; BODY],
-    /// Of each slot a byte of its mark that is not in its tag, as long as the slots are not here.
-    hints: Option<[u8; SLOTS]>,
-    slots: OnceCell<Box<[u8]>>,
 }
 
 // === impl Image ===
@@ -64,14 +62,17 @@ struct Page {
 impl Image {
     /// A preface and no page.
     pub(super) fn new(preface: Vec<u8>) -> Image {
-        Image { preface, pages: Vec::new(), source: None, fault: OnceCell::new() }
+        let (heads, tags, hints, slots) = Default::default();
+        Image { preface, heads, tags, hints, slots, source: None, fault: OnceCell::new() }
     }
 
     /// All the bytes of a file; what comes after a whole page is ignored. Nothing if not even the preface is there.
     pub(super) fn of(bytes: &[u8]) -> Option<Image> {
         let (preface, rest) = bytes.split_at_checked(PREFACE)?;
         let mut image = Image::new(preface.to_vec());
-        image.pages.extend(rest.chunks_exact(PAGE).take(PAGES_MAX).map(Page::of));
+        for page in rest.chunks_exact(PAGE).take(PAGES_MAX) {
+            image.push(page, OnceCell::from(Box::from(&page[BODY..])));
+        }
         Some(image)
     }
 
@@ -83,16 +84,33 @@ impl Image {
         source.fetch(0, &mut bytes)?;
         let Some(mut image) = Image::of(&bytes) else { return Ok(None) };
         let count = (length - PREFACE) / PAGE;
-        image.pages.reserve_exact(count - image.pages.len());
-        let mut room = vec![0; (count - image.pages.len()).min(PAGES_AT_ONCE) * PAGE];
-        while image.pages.len() < count {
-            let pages = (count - image.pages.len()).min(PAGES_AT_ONCE);
+        image.reserve(count - image.pages());
+        let mut room = vec![0; (count - image.pages()).min(PAGES_AT_ONCE) * PAGE];
+        while image.pages() < count {
+            let pages = (count - image.pages()).min(PAGES_AT_ONCE);
             let Some(room) = room.get_mut(..pages * PAGE) else { break };
-            source.fetch(at(image.pages.len()), room)?;
-            image.pages.extend(room.chunks_exact(PAGE).map(Page::top_of));
+            source.fetch(at(image.pages()), room)?;
+            room.chunks_exact(PAGE).for_each(|page| image.push(page, OnceCell::new()));
         }
         image.source = Some(source);
         Ok(Some(image))
+    }
+
+    fn reserve(&mut self, pages: usize) {
+        self.heads.reserve_exact(pages);
+        self.slots.reserve_exact(pages);
+        self.tags.reserve_exact(pages * SLOTS);
+        self.hints.reserve_exact(pages * SLOTS);
+    }
+
+    /// Takes another page in: all of it, or not its slots.
+    fn push(&mut self, page: &[u8], slots: OnceCell<Box<[u8]>>) {
+        let mut head = [0; HEAD];
+        copy(&mut head, 0, page);
+        self.heads.push(head);
+        self.tags.extend_from_slice(&page[HEAD..BODY]);
+        self.hints.extend(page[BODY..].chunks_exact(SLOT).map(hint));
+        self.slots.push(slots);
     }
 
     pub(super) fn preface(&self) -> &[u8] {
@@ -100,29 +118,33 @@ impl Image {
     }
 
     pub(super) fn pages(&self) -> usize {
-        self.pages.len()
+        self.heads.len()
     }
 
-    /// Head and tags of a page.
-    pub(super) fn top(&self, page: usize) -> Option<&[u8]> {
-        self.pages.get(page).map(|page| page.top.as_slice())
+    /// The head of a page.
+    pub(super) fn head(&self, page: usize) -> Option<&[u8]> {
+        self.heads.get(page).map(<[u8; HEAD]>::as_slice)
+    }
+
+    /// The tags of all pages: [`SLOTS`] of each.
+    pub(super) fn tags(&self) -> &[u8] {
+        &self.tags
     }
 
     /// The slots of a page.
     pub(super) fn slots(&self, page: usize) -> Option<&[u8]> {
-        let found = self.pages.get(page)?;
-        if let Some(slots) = found.slots.get() {
+        let found = self.slots.get(page)?;
+        if let Some(slots) = found.get() {
             return Some(slots);
         }
         let mut room = vec![0; SLOTS * SLOT].into_boxed_slice();
         self.fetch(at(page) + BODY as u64, &mut room)?;
-        Some(found.slots.get_or_init(|| room))
+        Some(found.get_or_init(|| room))
     }
 
-    /// May this slot be held by the owner with this mark? What cannot be said may be.
+    /// May this slot be held by the owner with this mark?
     pub(super) fn may_have(&self, Place { page, slot }: Place, mark: u64) -> bool {
-        let hints = self.pages.get(page).and_then(|page| page.hints.as_ref());
-        hints.and_then(|hints| hints.get(slot)).is_none_or(|hint| *hint == hint_of(&mark.to_le_bytes()))
+        self.hints.get(page * SLOTS + slot).is_none_or(|hint| *hint == mark.to_le_bytes()[HINT])
     }
 
     /// One slot.
@@ -130,7 +152,7 @@ impl Image {
         let Place { page, slot } = place;
         let from = slot.checked_mul(SLOT).filter(|_| slot < SLOTS)?;
         let mut bytes = [0; SLOT];
-        match self.pages.get(page)?.slots.get() {
+        match self.slots.get(page)?.get() {
             Some(slots) => bytes.copy_from_slice(slots.get(from..from + SLOT)?),
             None => self.fetch(at(page) + (BODY + from) as u64, &mut bytes)?,
         }
@@ -154,7 +176,7 @@ impl Image {
 
     /// Adds a page that nothing is in.
     pub(super) fn grow(&mut self) {
-        self.pages.push(Page::of(&[0; PAGE]));
+        self.push(&[0; PAGE], OnceCell::from(Box::from([0; SLOTS * SLOT])));
     }
 
     /// Writes at this place, inside the preface or inside a page.
@@ -165,20 +187,27 @@ impl Image {
         if !below.is_empty() && self.slots(page).is_none() {
             return;
         }
-        let Some(page) = self.pages.get_mut(page) else { return };
-        page.hints = None;
-        copy(&mut page.top, from, above);
-        if let Some(slots) = page.slots.get_mut() {
-            copy(slots, from.saturating_sub(BODY), below);
+        let Some(head) = self.heads.get_mut(page) else { return };
+        let (to_head, to_tags) = above.split_at(above.len().min(HEAD.saturating_sub(from)));
+        copy(head, from, to_head);
+        copy(&mut self.tags, page * SLOTS + from.saturating_sub(HEAD), to_tags);
+        let Some(slots) = self.slots.get_mut(page).and_then(OnceCell::get_mut) else { return };
+        let from = from.saturating_sub(BODY);
+        copy(slots, from, below);
+        let changed = from / SLOT..(from + below.len()).div_ceil(SLOT);
+        for slot in changed.filter(|_| !below.is_empty()) {
+            let hint = slots.get(slot * SLOT..).map_or(0, hint);
+            copy(&mut self.hints, page * SLOTS + slot, &[hint]);
         }
     }
 
     /// All of them; what cannot be read is left out from there on.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.preface.clone();
-        for page in 0..self.pages() {
-            let Some((top, slots)) = self.top(page).zip(self.slots(page)) else { break };
-            bytes.extend_from_slice(top);
+        for (page, (head, tags)) in self.heads.iter().zip(self.tags.chunks_exact(SLOTS)).enumerate() {
+            let Some(slots) = self.slots(page) else { break };
+            bytes.extend_from_slice(head);
+            bytes.extend_from_slice(tags);
             bytes.extend_from_slice(slots);
         }
         bytes
@@ -193,31 +222,9 @@ impl PartialEq for Image {
 
 impl Eq for Image {}
 
-// === impl Page ===
-
-impl Page {
-    fn of(bytes: &[u8]) -> Page {
-        let (above, below) = bytes.split_at(BODY.min(bytes.len()));
-        let mut top = [0; BODY];
-        copy(&mut top, 0, above);
-        Page { top, hints: None, slots: OnceCell::from(Box::from(below)) }
-    }
-
-    /// The same without the slots.
-    fn top_of(bytes: &[u8]) -> Page {
-        let (above, below) = bytes.split_at(BODY.min(bytes.len()));
-        let (mut top, mut hints) = ([0; BODY], [0; SLOTS]);
-        copy(&mut top, 0, above);
-        for (hint, slot) in hints.iter_mut().zip(below.chunks_exact(SLOT)) {
-            *hint = hint_of(&slot[SLOT / 2..]);
-        }
-        Page { top, hints: Some(hints), slots: OnceCell::new() }
-    }
-}
-
-/// A byte of a mark.
-fn hint_of(mark: &[u8]) -> u8 {
-    mark.get(3).copied().unwrap_or_default()
+/// A byte of the mark in a slot.
+fn hint(slot: &[u8]) -> u8 {
+    slot.get(SLOT / 2 + HINT).copied().unwrap_or_default()
 }
 
 /// Where a page begins.
@@ -226,7 +233,8 @@ fn at(page: usize) -> u64 {
 }
 
 fn copy(room: &mut [u8], from: usize, bytes: &[u8]) {
-    if let Some(room) = room.get_mut(from..).and_then(|room| room.get_mut(..bytes.len())) {
-        room.copy_from_slice(bytes);
+    if let Some(room) = room.get_mut(from..) {
+        let length = room.len().min(bytes.len());
+        room[..length].copy_from_slice(&bytes[..length]);
     }
 }
