@@ -16,6 +16,7 @@
 mod agent;
 pub mod handover;
 mod released;
+mod rounds;
 pub mod settings;
 pub mod store;
 

@@ -43,6 +43,8 @@ const ADDRESS_MAX: u64 = 64;
 
 /// How long others may hold the lock.
 const LOCK_DEADLINE: Duration = Duration::from_secs(30);
+/// How often the lock is looked for before another thread waits for it.
+const LOOKS: usize = 20;
 
 /// The directory, locked as long as this value lives.
 #[derive(Debug)]
@@ -115,8 +117,9 @@ pub(in crate::ipam) fn wait(lock: File, name: &str) -> Result<File, Error> {
 
 /// Does the work once it has the lock; does nothing, and says so, if that takes too long.
 ///
-/// Who has to wait, waits in another thread, because nothing ends a wait for a lock; and that thread does the work: while
-/// the lock would be handed from one to the other, everybody else would wait for the scheduler.
+/// Who has it often gives it back before another thread would have been started. Who has to wait longer waits in another
+/// thread, because nothing ends a wait for a lock; and that thread does the work: while the lock would be handed from one
+/// to the other, everybody else would wait for the scheduler.
 pub(in crate::ipam) fn when_locked<T: Send + 'static>(
     lock: File,
     name: &str,
@@ -136,13 +139,15 @@ pub(in crate::ipam) fn when_locked<T: Send + 'static>(
 /// The same for whatever work: it is in the program once.
 fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Result<(), Error> {
     let failed = |error: &io::Error| io_error(&format!("lock {name}"), error);
-    match lock.try_lock() {
-        Ok(()) => {
-            work(lock);
-            return Ok(());
+    for _ in 0..LOOKS {
+        match lock.try_lock() {
+            Ok(()) => {
+                work(lock);
+                return Ok(());
+            }
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Err(TryLockError::Error(error)) => return Err(failed(&error)),
         }
-        Err(TryLockError::WouldBlock) => {}
-        Err(TryLockError::Error(error)) => return Err(failed(&error)),
     }
     let (send, receive) = mpsc::channel();
     // Whoever sets it first: the one who has the lock, or the one whose patience is over.

@@ -4,12 +4,13 @@
 //!   <dataDir>/<pool>/       0700
 //!     ledger                0600  see [`ipam::ledger`]; locked with flock(2) by whoever has the turn
 //!     owners                0600  who holds an address, for people and GC: a record for each place
+//!     synced                0600  how far the disk is: see [`super::rounds`]
 //!     released              0600  who gave an address back while the ledger could not be read; see [`super::released`]
 //! ```
 //!
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
-//!   many calls wait for it together; what can be done before a turn or after it is not done in it;
+//!   many calls wait for it together ([`super::rounds`]); what can be done before a turn or after it is not done in it;
 //! - of a large ledger only what is looked at is kept; if it cannot be read again, nothing is written;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
@@ -27,7 +28,7 @@ use ipam::{Ledger, turn};
 
 use super::super::host_local::boot;
 use super::super::host_local::store::when_locked;
-use super::released;
+use super::{released, rounds};
 use crate::fingerprint::hashed;
 
 /// Length of an owner's record.
@@ -235,10 +236,11 @@ impl Store {
         Ok(())
     }
 
-    /// Gives the lock back and waits for the disk.
+    /// Gives the lock back and waits for the disk, with others who do.
     pub fn settle(self) -> Result<(), Error> {
-        let Store { path, file, owners: _, ledger: _ } = self;
-        let settled = file.unlock().and_then(|()| file.sync_data());
+        let Store { path, file, owners, ledger: _ } = self;
+        let directory = path.parent().unwrap_or(&path);
+        let settled = file.unlock().and_then(|()| rounds::settle(&file, &owners, directory));
         settled.map_err(|cause| failed(&path, "write", &cause))
     }
 
