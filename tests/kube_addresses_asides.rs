@@ -48,6 +48,48 @@ fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() 
 }
 
 #[test]
+fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let conf = network(0, &json!({ "range": "10.22.0.0/22", "quarantine": 0 }));
+    let first = given(nodes.attachment(&sandbox, "c0").add(&conf))[0].clone();
+    let (around, _) = first.rsplit_once('.').unwrap();
+    let named = format!("{around}.{}", last_byte(&first) ^ 64);
+    // Two machines that were restored: one whose address is free, and one whose address a pod has meanwhile.
+    let restore = |name: &str, ip: &str| {
+        let spec = json!({ "network": "net", "interface": "eth0" });
+        let mut claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+            "metadata": { "name": name, "namespace": "blue" }, "spec": spec });
+        nodes.kube.apply(&claim.to_string());
+        claim = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
+        claim["status"] = json!({ "ips": [format!("{ip}/22")] });
+        let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
+        nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &claim.to_string()).success();
+    };
+    restore("free.net", &named);
+    restore("taken.net", &first);
+    let call = |verb: &str, container: &str, claim: &str| {
+        let mut conf = conf.clone();
+        conf["args"] = json!({ "cni": { "ipam-claim-reference": claim } });
+        nodes.attachment(&sandbox, container).call(verb, conf.to_string())
+    };
+    assert_eq!(given(call("ADD", "p1", "free.net")), [named.as_str()], "at the first try");
+    let words = [format!("{first} is held by"), "container c0, eth0 of".to_owned()];
+    assert_refused("taken", &call("ADD", "p2", "taken.net"), 11, &words.each_ref().map(String::as_str));
+    // Nobody else is given it out of the block, neither while it is held nor later.
+    let others = |from: u8| {
+        let add = |at: u8| given(nodes.attachment(&sandbox, &format!("d{at}")).add(&conf))[0].clone();
+        (from..from + 100).map(add).collect::<BTreeSet<String>>()
+    };
+    assert!(!others(0).contains(&named));
+    call("DEL", "p1", "free.net").success();
+    assert!(!others(100).contains(&named));
+    assert_eq!(given(call("ADD", "p3", "free.net")), [named.as_str()]);
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
 fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");

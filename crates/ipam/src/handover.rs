@@ -8,6 +8,9 @@
 //!                                 └──► held: who, in `refused`
 //! ```
 //!
+//! Where the block is in the very ledger that asks, that is locked as long as the agent is asked: the call lets go of it, and
+//! begins anew a moment later.
+//!
 //! Why nobody has it twice: the object of the address is one node's, by its name; the block is another's, and gives the
 //! address until its ledger has the hole, which is on the disk before the block's object has it; only with a hole there
 //! may whoever has the address's object use it. The mark `asks` is a notice and proves nothing.
@@ -53,8 +56,9 @@ impl<R: Registry> Counter<'_, R> {
         let holder =
             Holder { asks: block.holder.node.clone(), refused: String::new(), ..object.holder.clone() };
         let mut object = self.registry.replace(&Object { holder, ..object }).await?;
-        // Our own ledger is locked by whoever asks us; the next one finds what was given up after this turn.
-        let looks = if block.holder.node == self.holder.node { 0 } else { self.looks };
+        // Our own ledger is locked by whoever asks us: he lets go of it, and asks once more.
+        let is_own = (&block.holder.node, &block.holder.ledger) == (&self.holder.node, &self.holder.ledger);
+        let looks = if is_own { 0 } else { self.looks };
         for look in 0..looks {
             self.registry.pause(look).await;
             match self.look(&object).await? {
@@ -77,6 +81,9 @@ impl<R: Registry> Counter<'_, R> {
             return Ok(single(&object));
         }
         left?;
+        if is_own && by.is_empty() {
+            return Err(Refusal::Own { ip: object.net.addr(), net: block.net });
+        }
         Err(Refusal::Asked { net: block.net, node: block.holder.node, by })
     }
 

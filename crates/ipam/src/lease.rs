@@ -51,6 +51,13 @@ pub enum Refusal {
         /// Who holds it there; empty: it has not answered.
         by: String,
     },
+    /// This address lies in a block of the very ledger that asks: whoever asks must let go of that, so that it is given up.
+    Own {
+        /// The address.
+        ip: IpAddr,
+        /// The block.
+        net: IpNet,
+    },
     /// Others were always quicker.
     Contended,
     /// The registry did not answer.
@@ -416,6 +423,12 @@ impl fmt::Display for Refusal {
             ),
             Refusal::Asked { net, node, by } => {
                 write!(f, "{net}, in which it lies, is leased by node {node}, where {by} holds it")
+            }
+            Refusal::Own { net, .. } => {
+                write!(
+                    f,
+                    "{net}, in which it lies, is this node's, whose agent has not given it up yet: try again"
+                )
             }
             Refusal::Contended => f.write_str("other nodes are leasing, too: try again"),
             Refusal::Fault(why) => f.write_str(why),

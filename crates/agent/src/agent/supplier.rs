@@ -128,7 +128,8 @@ impl Supplier {
                  there is not given to this network"
             )
         };
-        Delivery { refusal: delivery.refusal.map(explain), ..delivery }
+        // No agent gives anything up there.
+        Delivery { refusal: delivery.refusal.map(explain), own: None, ..delivery }
     }
 
     fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<Shelf>> {
@@ -252,6 +253,8 @@ impl Supplier {
         let supply = self.serve(counter, pool, demand, wish, shelf).await?;
         let refusal = supply.refusal.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
+            // It is asked again.
+            _ if matches!(supply.refusal, Some(Refusal::Own { .. })) => {}
             (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
             (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
             // It is asked again.
@@ -352,11 +355,10 @@ fn delivery(supply: Supply) -> Delivery {
     let Supply { leases, gone, confirmed, lost, refusal } = supply;
     let leases =
         leases.into_iter().map(|Lease { net, uid, bound, holes }| Leased { net, lease: uid, bound, holes });
-    Delivery {
-        leases: leases.collect(),
-        gone,
-        confirmed,
-        lost,
-        refusal: refusal.map(|refusal: Refusal| refusal.to_string()),
-    }
+    let own = match refusal {
+        Some(Refusal::Own { ip, .. }) => Some(ip),
+        _ => None,
+    };
+    let refusal = refusal.map(|refusal| refusal.to_string());
+    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own }
 }

@@ -26,6 +26,8 @@ const IDLE: u64 = 600;
 const CALLS: usize = 3;
 /// How often it is looked whether an address was given up.
 const LOOKS: u32 = 4;
+/// How often a call lets go of the lock for what the agent needs the ledger for.
+const LET_GO: usize = 6;
 
 /// What is simulated.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +50,8 @@ type Answer = Arc<Mutex<Option<Supply>>>;
 struct Owner {
     name: String,
     claim: String,
+    /// The address that its claim was restored with: only the agent knows it.
+    restored: Option<IpAddr>,
 }
 
 enum Verb {
@@ -67,6 +71,9 @@ struct Call {
     /// What the agent will answer.
     answer: Option<Answer>,
     asked: u32,
+    /// How often the lock was let go of, for the agent to give up what is wanted.
+    let_go: usize,
+    begun_anew: usize,
     /// Blocks that were emptied and are given back with it.
     drained: u64,
     /// Was the ledger changed as far as it can be alone?
@@ -145,6 +152,14 @@ pub(crate) struct Cluster {
     pub(crate) kills: u64,
     /// Given up for another node.
     pub(crate) handed: u64,
+    /// Had in one call, though it lay in a block of the node itself.
+    pub(crate) had_own: u64,
+}
+
+impl Owner {
+    fn of(name: String) -> Owner {
+        Owner { name, claim: String::new(), restored: None }
+    }
 }
 
 impl Call {
@@ -155,6 +170,8 @@ impl Call {
             unwritten: Vec::new(),
             answer: None,
             asked: 0,
+            let_go: 0,
+            begun_anew: 0,
             drained: 0,
             begun: false,
             outcome: None,
@@ -164,7 +181,7 @@ impl Call {
     fn owner(&self) -> Owner {
         match &self.verb {
             Verb::Add(owner, _) | Verb::Del(owner) => owner.clone(),
-            Verb::Tidy(_) | Verb::GiveUp(..) => Owner { name: "nobody".into(), claim: String::new() },
+            Verb::Tidy(_) | Verb::GiveUp(..) => Owner::of("nobody".into()),
         }
     }
 
@@ -185,6 +202,12 @@ impl Call {
             let drained = ledger.blocks().filter(|block| block.draining && supply.gone.contains(&block.uid));
             self.drained += drained.count() as u64;
             self.unwritten = turn::receive(ledger, clock, mark(&owner), &supply);
+        }
+        if let (Some(Refusal::Own { .. }), true) = (&supply.refusal, self.let_go < LET_GO) {
+            // It begins anew when it has the lock again.
+            (self.ledger, self.asked) = (None, 0);
+            self.let_go += 1;
+            return;
         }
         if let (Some(refusal), true) = (supply.refusal, supply.leases.is_empty()) {
             self.outcome = Some(Err(refusal));
@@ -304,6 +327,7 @@ impl Cluster {
             drained: 0,
             kills: 0,
             handed: 0,
+            had_own: 0,
         }
     }
 
@@ -400,14 +424,17 @@ impl Cluster {
             (5, _) => Verb::Tidy(4),
             _ => {
                 self.next += 1;
-                let mut owner = Owner { name: format!("p{}/{index}", self.next), claim: String::new() };
+                let mut owner = Owner::of(format!("p{}/{index}", self.next));
                 let mut wish = Wish::Any;
                 if self.shape.kept {
                     let host = self.random.below(60) + 1;
                     match self.random.below(4) {
                         0 => wish = Wish::Address(ipam::grid::nth(self.grid.subnet(), u128::from(host))),
                         1 => {
-                            owner.claim = format!("c{}", self.random.below(6));
+                            let claim = self.random.below(6);
+                            owner.claim = format!("c{claim}");
+                            let ip = ipam::grid::nth(self.grid.subnet(), u128::from(claim * 8 + 5));
+                            owner.restored = (claim % 2 == 1).then_some(ip);
                             wish = Wish::Kept;
                         }
                         _ => {}
@@ -469,7 +496,13 @@ impl Cluster {
             node.synced.clone_from(&node.disk.0.lock().unwrap());
             let call = node.calls.remove(0);
             self.drained += call.drained;
+            self.had_own += u64::from(call.let_go > 0 && matches!(outcome, Ok(Some(_))));
             return self.end(index, &call.verb, outcome);
+        }
+        if call.ledger.is_none() && call.let_go > call.begun_anew {
+            call.begun_anew = call.let_go;
+            // Others have the lock meanwhile, as they came.
+            return node.calls.rotate_left(1);
         }
         if call.ledger.is_none() {
             let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
@@ -484,8 +517,11 @@ impl Cluster {
             return call.hear(clock, node.agent.is_empty());
         }
         let Some(wish) = call.turn(clock, &filter) else { return };
-        let Some(question) = call.question(wish) else { return };
+        let Some(mut question) = call.question(wish) else { return };
         let owner = call.owner();
+        if let (Wish::Kept, Some(ip)) = (wish, owner.restored) {
+            question.wish = Wish::Address(ip);
+        }
         let place = Answer::default();
         call.answer = Some(Arc::clone(&place));
         let holder = Holder {
@@ -495,7 +531,7 @@ impl Cluster {
             claim: owner.claim,
             ..Holder::default()
         };
-        let seed = mark(&Owner { name: node.name.clone(), claim: String::new() });
+        let seed = mark(&Owner::of(node.name.clone()));
         let task =
             agent(node.api.clone(), self.grid, filter, holder, clock, seed, question, node.seen.clone());
         node.agent.push((Box::pin(task), place));
@@ -542,6 +578,7 @@ impl Cluster {
         if let Wish::Address(wanted) = wish {
             assert_eq!(ip, wanted, "seed {seed}");
         }
+        assert!(owner.restored.is_none_or(|known| known == ip), "seed {seed}: {owner:?} is given {ip}");
         if let Some((freed, before)) = self.freed.remove(&ip)
             && wish == Wish::Any
             && before != *owner
@@ -665,7 +702,7 @@ impl Cluster {
             self.look(index);
             // What the node does not know of is adopted by the first who asks, and goes with what it has.
             self.next += 1;
-            let probe = Owner { name: format!("probe{}/{index}", self.next), claim: String::new() };
+            let probe = Owner::of(format!("probe{}/{index}", self.next));
             self.call(index, Verb::Add(probe.clone(), Wish::Address(ipam::grid::nth(self.grid.subnet(), 1))));
             self.forget(index, &probe);
             self.call(index, Verb::Del(probe));
@@ -692,7 +729,7 @@ impl Cluster {
         let mut given = BTreeSet::new();
         loop {
             self.next += 1;
-            let owner = Owner { name: format!("last{}", self.next), claim: String::new() };
+            let owner = Owner::of(format!("last{}", self.next));
             match self.call(0, Verb::Add(owner, Wish::Any)) {
                 Some(ip) => assert!(given.insert(ip), "seed {seed}: {ip} twice"),
                 None => break,

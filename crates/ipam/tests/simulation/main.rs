@@ -42,7 +42,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn run(shape: Shape) {
-    let (mut named, mut drained, mut handed) = (0, 0, 0);
+    let (mut named, mut drained, mut handed, mut own) = (0, 0, 0, 0);
     for seed in FAILED_ONCE.iter().copied().chain(seeds()) {
         let mut cluster = Cluster::new(seed, shape);
         cluster.trouble(shape.steps);
@@ -50,13 +50,20 @@ fn run(shape: Shape) {
         let steps = cluster.steps;
         assert!(cluster.given > 0, "seed {seed}: nothing was given in {steps} steps");
         println!(
-            "seed {seed}: {steps} steps, {} given, {} refused, {} by name, {} kills, {} blocks emptied, {} given up",
-            cluster.given, cluster.refused, cluster.named, cluster.kills, cluster.drained, cluster.handed
+            "seed {seed}: {steps} steps, {} given, {} refused, {} by name, {} kills, {} blocks emptied, {} given up, {} of an own block",
+            cluster.given,
+            cluster.refused,
+            cluster.named,
+            cluster.kills,
+            cluster.drained,
+            cluster.handed,
+            cluster.had_own
         );
         (named, drained) = (named + cluster.named, drained + cluster.drained);
-        handed += cluster.handed;
+        (handed, own) = (handed + cluster.handed, own + cluster.had_own);
     }
     assert!(!shape.kept || handed > 0, "no node ever gave up an address of its block");
+    assert!(!shape.kept || own > 0, "nobody had at once what lay in a block of his own node");
     assert!(!shape.kept || named > 0, "nobody asked for what another has");
     assert!(shape.bits == 0 || drained > 0, "no block was ever emptied");
 }

@@ -131,6 +131,8 @@ pub struct Delivery {
     pub lost: Vec<String>,
     /// Why what was wanted is not there: one sentence.
     pub refusal: Option<String>,
+    /// It is because this address lies in a block of the ledger itself: had soon, if nobody has the ledger locked meanwhile.
+    pub own: Option<IpAddr>,
 }
 
 /// A block that is leased.

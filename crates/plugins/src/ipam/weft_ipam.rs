@@ -24,17 +24,19 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
-use ipam::ledger::{Clock, Count, Place, State};
+use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
 use npwg::exchange::addresses::Want;
 
+use self::agent::Lack;
 use self::settings::{Pool, Set, Settings, Source};
 use self::store::{Owner, Refused, SETS_MAX, Store, mark, now};
 use crate::directory;
@@ -49,6 +51,8 @@ const LOW: usize = 4;
 const IDLE: u64 = 600_000;
 /// Questions of one ADD: one for what the node was leased before, one for something new, one for bad luck.
 const QUESTIONS: usize = 3;
+/// How long the ledger is let go of for its agent, each time, in milliseconds.
+const PAUSES: [u64; 6] = [50, 100, 200, 400, 800, 1600];
 
 // === impl Plugin ===
 
@@ -204,8 +208,13 @@ fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig,
             None => Wish::Kept,
         };
         let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
-        let turn = move |store| give_from(&own, &from, wish, &whom, store);
-        match Store::create(&settings.directory, &pool.name, turn) {
+        let turn = move || {
+            let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
+            Store::create(&settings.directory, &pool.name, move |store| {
+                give_from(&own, &from, wish, &whom, store)
+            })
+        };
+        match in_turns(turn) {
             Ok(ip) => {
                 let address = IpNet::new(ip, pool.range.prefix_len()).unwrap_or(IpNet::from(ip));
                 return Ok(IpConfig { interface: None, address, gateway: pool.gateway });
@@ -216,13 +225,33 @@ fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig,
     Err(last.unwrap_or_else(|| Error::config("ipam.ranges: none may give the address that is asked for")))
 }
 
+/// How a turn ended.
+enum Ended {
+    /// With this address.
+    Given(IpAddr),
+    /// The agent needs the ledger for what is wanted; why it is not there yet.
+    LetGo(Error),
+}
+
+/// As many turns as it takes until the agent has given up what is wanted, within a few seconds.
+fn in_turns(turn: impl Fn() -> Result<Ended, Error>) -> Result<IpAddr, Error> {
+    let mut pauses = PAUSES.iter();
+    loop {
+        match (turn()?, pauses.next()) {
+            (Ended::Given(ip), _) => return Ok(ip),
+            (Ended::LetGo(_), Some(pause)) => std::thread::sleep(Duration::from_millis(*pause)),
+            (Ended::LetGo(error), None) => return Err(error),
+        }
+    }
+}
+
 fn give_from(
     settings: &Settings,
     pool: &Pool,
     wish: Wish,
     who: &Who,
     mut store: Store,
-) -> Result<IpAddr, Error> {
+) -> Result<Ended, Error> {
     let refused = |why: &dyn std::fmt::Display| {
         let why = match wish {
             Wish::Address(ip) => format!("pool {}: {ip}: {why}", pool.name),
@@ -236,20 +265,14 @@ fn give_from(
         let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
         store.trusted()?;
         let wanted = match turn {
-            // A repeated ADD: it is on the disk already, and nobody else's.
-            Turn::Given(_, ip, edits) if edits.is_empty() => return Ok(ip),
+            // Written before: by a call that perhaps did not live until it was on the disk, or just now, for this owner alone.
+            Turn::Given(_, ip, edits) if edits.is_empty() => {
+                return store.settle().map(|()| Ended::Given(ip));
+            }
             Turn::Given(place, ip, edits) => {
                 store.sign(place, &who.owner)?;
                 store.write(&edits)?;
-                let low = settings.source == Source::Cluster
-                    && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), LOW);
-                let demand =
-                    low.then(|| agent::demand(settings, pool, &store.ledger, Want::Ahead, &who.name));
-                store.settle()?;
-                if let Some(demand) = demand {
-                    agent::hint(&settings.socket, &demand);
-                }
-                return Ok(ip);
+                return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
             }
             Turn::Refused(why) => return Err(refused(&why)),
             Turn::Ask(wanted, why) => {
@@ -260,20 +283,22 @@ fn give_from(
                 wanted
             }
         };
-        let (supply, said) = match settings.source {
-            Source::File => (agent::supply_alone(pool, &store.ledger, wanted), None),
-            Source::Cluster => {
-                let demand = agent::demand(settings, pool, &store.ledger, want(wanted), &who.name);
-                agent::ask(&settings.socket, &demand)
-                    .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?
-            }
-        };
+        let (supply, lack) = ask(settings, pool, &store, wanted, who)?;
         let edits = turn::receive(&mut store.ledger, clock, who.mark, &supply);
         // An address of our own is held as soon as it is written.
         if let Some(place) = store.ledger.held_by(who.mark).next() {
             store.sign(place, &who.owner)?;
         }
         store.write(&edits)?;
+        let said = match lack {
+            Some(Lack { why, own: Some(ip) }) => {
+                return match holder(&store, ip) {
+                    Some(owner) => Err(refused(&format!("{ip} is held by {owner}"))),
+                    None => Ok(Ended::LetGo(refused(&format!("{ip}: {why}")))),
+                };
+            }
+            lack => lack.map(|lack| lack.why),
+        };
         let got = !supply.leases.is_empty() || !supply.confirmed.is_empty();
         refusal = match got {
             true => None,
@@ -281,6 +306,40 @@ fn give_from(
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
+}
+
+/// Waits for the disk, and tells the agent if few addresses are left.
+fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Store) -> Result<(), Error> {
+    let low =
+        settings.source == Source::Cluster && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), LOW);
+    let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Want::Ahead, &who.name));
+    store.settle()?;
+    if let Some(demand) = demand {
+        agent::hint(&settings.socket, &demand);
+    }
+    Ok(())
+}
+
+/// Asks for what the ledger lacks.
+fn ask(
+    settings: &Settings,
+    pool: &Pool,
+    store: &Store,
+    wanted: Wish,
+    who: &Who,
+) -> Result<(turn::Supply, Option<Lack>), Error> {
+    if settings.source == Source::File {
+        return Ok((agent::supply_alone(pool, &store.ledger, wanted), None));
+    }
+    let demand = agent::demand(settings, pool, &store.ledger, want(wanted), &who.name);
+    agent::ask(&settings.socket, &demand)
+        .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
+}
+
+/// Who holds an address of the ledger.
+fn holder(store: &Store, ip: IpAddr) -> Option<Owner> {
+    let place = store.ledger.find(ip)?;
+    matches!(store.ledger.slot(place), Slot::Held(..) | Slot::Unknown).then(|| store.owner(place))
 }
 
 fn want(wish: Wish) -> Want {
@@ -426,7 +485,9 @@ fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
             // Nobody waits for the agent but we.
             drop(store);
             let asked = agent::ask(&settings.socket, &demand);
-            asked.map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?.1
+            let asked = asked
+                .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?;
+            asked.1.map(|lack| lack.why)
         }
     };
     let Some(why) = said else { return Ok(()) };

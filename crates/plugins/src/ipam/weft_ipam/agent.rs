@@ -1,6 +1,7 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -61,8 +62,16 @@ pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Wa
     }
 }
 
+/// Why there is not what was asked for.
+pub(super) struct Lack {
+    /// One sentence.
+    pub(super) why: String,
+    /// This address lies in a block of the ledger that was asked for: it is given up when nobody has that locked.
+    pub(super) own: Option<IpAddr>,
+}
+
 /// Asks the agent and waits for its answer.
-pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<String>), Error> {
+pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack>), Error> {
     let patience = if demand.wish == Want::Nothing { COURTESY } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -80,10 +89,11 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Stri
         .and_then(|()| stream.set_write_timeout(Some(COURTESY)))
         .map_err(failed)?;
     send(&mut stream, demand)?;
-    let Delivery { leases, gone, confirmed, lost, refusal } = receive(&mut stream)?;
+    let Delivery { leases, gone, confirmed, lost, refusal, own } = receive(&mut stream)?;
     let leases =
         leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
-    Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, refusal))
+    let lack = refusal.map(|why| Lack { why, own });
+    Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, lack))
 }
 
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
