@@ -75,7 +75,7 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
         nodes.attachment(&sandbox, container).call(verb, conf.to_string())
     };
     assert_eq!(given(call("ADD", "p1", "free.net")), [named.as_str()], "at the first try");
-    let words = [format!("{first} is held by"), "container c0, eth0 of".to_owned()];
+    let words = [format!("pod blue/c0, eth0 of net, holds {first}")];
     assert_refused("taken", &call("ADD", "p2", "taken.net"), 11, &words.each_ref().map(String::as_str));
     // Nobody else is given it out of the block, neither while it is held nor later.
     let others = |from: u8| {

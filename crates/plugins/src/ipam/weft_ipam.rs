@@ -293,7 +293,7 @@ fn give_from(
         let said = match lack {
             Some(Lack { why, own: Some(ip) }) => {
                 return match holder(&store, ip) {
-                    Some(owner) => Err(refused(&format!("{ip} is held by {owner}"))),
+                    Some(owner) => Err(refused(&format!("{owner} holds {ip}"))),
                     None => Ok(Ended::LetGo(refused(&format!("{ip}: {why}")))),
                 };
             }
