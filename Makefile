@@ -16,10 +16,12 @@ build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin
 # One cargo call each: what the agent needs of a shared crate must not end up in weft-cni.
 bin/weft-cni: PACKAGE := plugins
 bin/weft-cni: PROFILE := release
+# It ends where it panics: nobody looks for a frame to unwind.
+bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr
 bin/weft: PACKAGE := agent
 bin/weft: PROFILE := command
 bin/%: FORCE
-	cargo build --profile $(PROFILE) --locked --target $(TARGET) -p $(PACKAGE) --bin $*
+	cargo rustc --profile $(PROFILE) --locked --target $(TARGET) -p $(PACKAGE) --bin $* -- $(FLAGS)
 	@mkdir -p bin
 	@install -m 0755 $(CARGO_TARGET_DIR)/$(TARGET)/$(PROFILE)/$* $@
 FORCE:
