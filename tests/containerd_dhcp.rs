@@ -12,13 +12,11 @@
 #![cfg(test)]
 
 use rig::Containerd;
+use rig::dhcp::{self, LEASES, LOG};
 use rig::machine::until;
 use rig::peers::go_plugins;
 use serde_json::json;
 use testkit::{Feature, host};
-
-const LEASES: &str = "/run/leases";
-const LOG: &str = "/run/dnsmasq.log";
 
 /// A bridge with a server that wants to be asked every second.
 fn serve(node: &Containerd) {
@@ -27,26 +25,8 @@ fn serve(node: &Containerd) {
     node.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     node.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     node.run(["ip", "link", "set", "br0", "up"]);
-    node.start(
-        "dnsmasq",
-        [
-            "dnsmasq",
-            "--keep-in-foreground",
-            "--conf-file=/dev/null",
-            "--port=0",
-            "--interface=br0",
-            "--bind-interfaces",
-            "--dhcp-authoritative",
-            "--no-ping",
-            "--user=root",
-            "--pid-file",
-            "--dhcp-option=58,1",
-            "--dhcp-option=59,3",
-            "--dhcp-range=10.1.0.50,10.1.0.70,255.255.255.0,120",
-            "--dhcp-leasefile=/run/leases",
-            "--log-facility=/run/dnsmasq.log",
-        ],
-    );
+    let words = dhcp::words(50, &dhcp::IMPATIENT);
+    node.start("dnsmasq", std::iter::once("dnsmasq").chain(words.iter().map(String::as_str)));
     until("the server listens", || node.run(["ss", "-lun"]).contains(":67 ").then_some(()));
 }
 

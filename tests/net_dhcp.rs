@@ -13,12 +13,11 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rig::dhcp::{LEASES, LOG, serve};
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, in_version, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, Running, host};
 
-const LEASES: &str = "/run/leases";
-const LOG: &str = "/run/dnsmasq.log";
 const STATE: &str = "/run/cni/dhcp.leases";
 
 /// A host whose bridge is there already.
@@ -35,28 +34,6 @@ fn world(host: &Host) {
     }
     host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
-}
-
-/// A server for the bridge, with so many addresses from this one on.
-fn serve(host: &Host, first: u8, more: &[&str]) -> Running {
-    let range = format!("--dhcp-range=10.1.0.{first},10.1.0.{},255.255.255.0,120", first + 20);
-    let fixed = [
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--port=0",
-        "--interface=br0",
-        "--bind-interfaces",
-        "--dhcp-authoritative",
-        "--no-ping",
-        "--log-dhcp",
-        "--user=root",
-        "--pid-file",
-    ];
-    let files = [format!("--dhcp-leasefile={LEASES}"), format!("--log-facility={LOG}")];
-    let command = host.command("dnsmasq").args(fixed).args(files).args([range]).args(more.iter().copied());
-    let server = command.start();
-    wait("the server listens", || host.run(["ss", "-lun"]).contains(":67 "));
-    server
 }
 
 /// The daemon, impatient.

@@ -11,13 +11,12 @@
 
 use std::time::{Duration, Instant};
 
+use rig::dhcp::{IMPATIENT, LEASES, LOG, serve};
 use rig::peers::go_plugins;
 use rig::{addresses_on, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, Running, host};
 
-const LEASES: &str = "/run/leases";
-const SERVER_LOG: &str = "/run/dnsmasq.log";
 const DAEMON_LOG: &str = "/run/daemon.log";
 const STATE: &str = "/run/cni/dhcp.leases";
 const SOCKET: &str = "/run/cni/dhcp.sock";
@@ -30,29 +29,6 @@ fn world(host: &Host) {
     host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     host.run(["ip", "link", "set", "br0", "up"]);
     host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
-}
-
-/// A server that wants to be asked every second, with so many addresses from this one on.
-fn serve(host: &Host, first: u8) -> Running {
-    let range = format!("--dhcp-range=10.1.0.{first},10.1.0.{},255.255.255.0,120", first + 20);
-    let fixed = [
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--port=0",
-        "--interface=br0",
-        "--bind-interfaces",
-        "--dhcp-authoritative",
-        "--no-ping",
-        "--log-dhcp",
-        "--user=root",
-        "--pid-file",
-        "--dhcp-option=58,1",
-        "--dhcp-option=59,3",
-    ];
-    let files = [format!("--dhcp-leasefile={LEASES}"), format!("--log-facility={SERVER_LOG}")];
-    let server = host.command("dnsmasq").args(fixed).args(files).args([range]).start();
-    wait("the server listens", || host.run(["ss", "-lun"]).contains(":67 "));
-    server
 }
 
 fn start(host: &Host, program: &str, flags: &str) -> Running {
@@ -128,7 +104,7 @@ fn given(host: &Host) -> Vec<(String, String, String)> {
 }
 
 fn said(host: &Host, word: &str) -> usize {
-    host.read(SERVER_LOG).unwrap_or_default().matches(word).count()
+    host.read(LOG).unwrap_or_default().matches(word).count()
 }
 
 fn logged(host: &Host, words: &[&str]) -> bool {
@@ -145,7 +121,7 @@ fn address(result: &Value) -> String {
 fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50);
+    let _server = serve(&host, 50, &IMPATIENT);
     let first = theirs(&host);
     let pods = [(host.pod("a"), RUNTIME, false), (host.pod("b"), MULTUS, true)];
     let results = [0, 1].map(|at| attach(&host, &pods[at].0, pods[at].1, pods[at].2));
@@ -177,7 +153,7 @@ fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
 fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50);
+    let _server = serve(&host, 50, &IMPATIENT);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
@@ -201,14 +177,14 @@ fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
 fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50);
+    let server = serve(&host, 50, &IMPATIENT);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
     server.kill();
     host.run(["rm", LEASES]);
-    let _other = serve(&host, 150);
+    let _other = serve(&host, 150, &IMPATIENT);
     let inside = pod.snapshot();
     let _second = ours(&host);
     wait("it is told", || logged(&host, &["net/eth0", &address(&result), "DHCPNAK"]));
@@ -226,7 +202,7 @@ fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
 fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50);
+    let server = serve(&host, 50, &IMPATIENT);
     let first = theirs(&host);
     let pods = [host.pod("a"), host.pod("b"), host.pod("c")];
     let results = [0, 1, 2].map(|at| attach(&host, &pods[at], RUNTIME, true));
@@ -247,7 +223,7 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let (gone, left) = (third.container_id(), second.container_id());
     third.remove();
     wait("it is forgotten", || logged(&host, &[&format!("{gone}/net/eth0"), "its container is gone"]));
-    let _again = serve(&host, 50);
+    let _again = serve(&host, 50, &IMPATIENT);
     let eth0 = by(&host, &first, "/opt/cni/bin");
     wait("it is taken over", || eth0.check(&known(0)).code == Some(0));
     let kept = host.read(STATE).unwrap();
@@ -258,7 +234,7 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
 fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50);
+    let _server = serve(&host, 50, &IMPATIENT);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);

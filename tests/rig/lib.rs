@@ -16,6 +16,7 @@ pub mod agent;
 pub mod cluster;
 pub mod containerd;
 pub mod cri;
+pub mod dhcp;
 pub mod installation;
 pub mod kube;
 pub mod machine;
