@@ -97,13 +97,12 @@ impl Events {
 
     /// A plan was refused.
     pub(crate) fn refused(&self, pod: &Pod, refusal: &Refusal) {
-        let Pod { namespace, name, uid, .. } = pod.clone();
         let reason = match refusal.fault().requirement.as_str() {
             NO_SUCH_NETWORK => "NoNetworkFound",
             _ => "NetworkRefused",
         };
         let told = Told::new(EventType::Warning, reason, "Plan", &refusal.to_string());
-        self.tell(&PodIdentity { namespace, name, uid }, told);
+        self.tell(&identity(pod), told);
     }
 
     /// A sandbox is not as it was attached, or is again.
@@ -141,26 +140,29 @@ impl Events {
 
     /// A pod runs without the networks it selects.
     pub(crate) fn unattached(&self, pod: &Pod) {
-        let Pod { namespace, name, uid, node_name, .. } = pod.clone();
         let why = format!(
             "runs without the networks it selects: its runtime made it without weft. Make the pod anew; if that does not \
-             help, `weft doctor` on {node_name} says why"
+             help, `weft doctor` on {} says why",
+            pod.node_name
         );
         let told = Told::new(EventType::Warning, "NetworksMissing", "Look", &why);
-        self.tell(&PodIdentity { namespace, name, uid }, told);
+        self.tell(&identity(pod), told);
     }
 
     /// A pod cannot have what it wants of Neutron.
     pub(crate) fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
-        let Pod { namespace, name, uid, .. } = pod.clone();
         let told = Told::new(EventType::Warning, reason, "AllocatePorts", why);
-        self.tell(&PodIdentity { namespace, name, uid }, told);
+        self.tell(&identity(pod), told);
     }
 
     /// A sandbox was attached.
     pub(crate) fn attached(&self, entry: &Entry) {
         of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));
     }
+}
+
+fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
+    PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
 impl Told {

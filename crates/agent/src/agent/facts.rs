@@ -56,7 +56,11 @@ pub(crate) async fn devices(
             None => unknown = Some(device),
         }
     }
-    // It may be no network's business; where one lacks a device it may be the one.
+    decide(devices, &wanted, unknown)
+}
+
+/// A device that is in no slice may be no network's business; where a network lacks one it may be that.
+fn decide(devices: Devices, wanted: &BTreeSet<&str>, unknown: Option<Allocated>) -> Result<Devices, Error> {
     match (unknown, wanted.iter().find(|resource| !devices.contains_key(**resource))) {
         (Some(device), Some(resource)) => {
             let why =
@@ -113,5 +117,17 @@ mod tests {
         assert_eq!(error.code, code::INVALID_CONFIG);
         assert!(error.to_string().contains("device vf-0 of pool w of driver d.example"), "{error}");
         assert!(devices.is_empty());
+    }
+
+    #[test]
+    fn a_device_in_no_slice_is_an_error_where_a_network_lacks_one() {
+        let given = Devices::from([("r".to_owned(), Vec::new())]);
+        let (lacking, complete) = (BTreeSet::from(["r", "s"]), BTreeSet::from(["r"]));
+        let error = decide(given.clone(), &lacking, Some(device("a"))).unwrap_err();
+        assert_eq!(error.code, code::TRY_AGAIN_LATER);
+        assert!(error.msg.contains("is in no ResourceSlice") && error.msg.ends_with("is s"), "{error}");
+        assert_eq!(decide(given.clone(), &complete, Some(device("a"))), Ok(given.clone()));
+        // The planner says who lacks what.
+        assert_eq!(decide(given.clone(), &lacking, None), Ok(given));
     }
 }

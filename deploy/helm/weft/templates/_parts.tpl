@@ -13,6 +13,15 @@ app.kubernetes.io/name: weft
 app.kubernetes.io/component: {{ . }}
 {{- end -}}
 
+{{/* Where things are, as words for `weft install`: a list, as JSON. */}}
+{{- define "weft.places" -}}
+{{- $words := list -}}
+{{- if ne .Values.paths.configurations "/etc/cni/net.d" }}{{ $words = append $words (printf "--conf-dir=%s" .Values.paths.configurations) }}{{ end -}}
+{{- if ne .Values.paths.plugins "/opt/cni/bin" }}{{ $words = append $words (printf "--bin-dir=%s" .Values.paths.plugins) }}{{ end -}}
+{{- if ne .Values.install.fileName "00-weft.conflist" }}{{ $words = append $words (printf "--file-name=%s" .Values.install.fileName) }}{{ end -}}
+{{ toJson $words }}
+{{- end -}}
+
 {{/* What every container but the hands' is held to. */}}
 {{- define "weft.bare" -}}
 readOnlyRootFilesystem: true

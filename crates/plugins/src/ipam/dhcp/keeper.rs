@@ -11,7 +11,6 @@
 mod adoption;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,6 +22,7 @@ use cni::result::Success;
 use cni::{Error, code};
 use linux::Netns;
 use linux::link::{Change, Link};
+use linux::netns::Identity;
 
 use self::adoption::Adoption;
 use super::exchange::{Client, Extension, Timing};
@@ -432,10 +432,7 @@ fn set_up(netns: &Netns, link: &Link, up: bool) -> Result<(), Error> {
 }
 
 fn inode(netns: &Netns) -> Result<u64, Error> {
-    use std::os::fd::AsFd;
-    let file = netns.as_fd().try_clone_to_owned().map(std::fs::File::from);
-    let meta = file.and_then(|file| file.metadata());
-    meta.map(|meta| meta.ino()).map_err(|cause| Error::io("look at the network namespace", cause))
+    netns.identity().map(Identity::inode).or_refused()
 }
 
 /// The names are a stranger's until here.
