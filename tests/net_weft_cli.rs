@@ -9,6 +9,7 @@
 
 #![cfg(test)]
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rig::{assert_nothing_left, cluster, links};
@@ -495,16 +496,18 @@ fn whenever_an_attach_is_killed_a_detach_leaves_nothing() {
     for delay in (0..200).step_by(20) {
         let running = weft(&host).args(words.split(' ')).start();
         std::thread::sleep(Duration::from_millis(delay));
+        // The hands finish what they have begun; none is called between the look at them and the kill.
+        let pid = running.id().to_string();
+        host.run(["kill", "-STOP", &pid]);
+        let hands = host.command("ps").args(["-o", "pid=", "--ppid", &pid]).finish().stdout;
         running.kill();
-        // The hands finish what they have begun: wait until nobody holds the sandbox's lock.
-        let lock = format!("{JOURNAL}/my-namespace_my-pod.lock");
-        host.command("flock").args([&lock, "true"]).finish().success();
-        std::thread::sleep(Duration::from_millis(30));
+        for hand in hands.split_whitespace() {
+            wait_for("the end of the hands", || !Path::new("/proc").join(hand).exists());
+        }
         run(&host, &format!("detach --pod {POD}")).success();
         // The next attach clears the private directory of the one that was killed.
         attach(&host, POD).success();
         run(&host, &format!("detach --pod {POD}")).success();
-        host.run(["rm", "-f", &lock]);
         assert_nothing_left(&format!("killed after {delay} ms"), &host, &before);
     }
 }

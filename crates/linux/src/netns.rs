@@ -6,6 +6,7 @@
 //! Source: network_namespaces(7), setns(2); ip-netns(8) for the named ones.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -26,6 +27,9 @@ const OWN: &str = "/proc/thread-self/ns/net";
 
 /// The file system that namespaces live in (`include/uapi/linux/magic.h`).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
+
+/// How often a namespace is removed that is mounted again meanwhile.
+const REMOVALS_MAX: usize = 10;
 
 /// An open network namespace; it stays alive as long as this value does.
 #[derive(Debug)]
@@ -184,20 +188,26 @@ impl Netns {
 
     /// Unmounts and removes the namespace at `path`. `ip netns delete`
     ///
-    /// What is gone is success.
+    /// What is gone is success. Who makes it at the same moment has made the file and not yet mounted anything on it, or
+    /// has it taken away under his hands and fails.
     pub fn destroy(path: &Path) -> Result<(), Error> {
         let name = path.display().to_string();
-        match rustix::mount::unmount(path, UnmountFlags::DETACH) {
-            // EINVAL: there is a file, but nothing is mounted on it.
-            Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
-            Err(errno) => return Err(Error::kernel(format!("unmount network namespace {name}"), errno)),
-        }
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(format!("remove network namespace {name}"), &error))
+        for _ in 0..REMOVALS_MAX {
+            match rustix::mount::unmount(path, UnmountFlags::DETACH) {
+                // EINVAL: there is a file, but nothing is mounted on it.
+                Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
+                Err(errno) => return Err(Error::kernel(format!("unmount network namespace {name}"), errno)),
             }
-            _ => Ok(()),
+            match fs::remove_file(path) {
+                // Mounted in between.
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io(format!("remove network namespace {name}"), &error));
+                }
+                _ => return Ok(()),
+            }
         }
+        Err(Error::kernel(format!("remove network namespace {name}"), Errno::BUSY))
     }
 }
 
