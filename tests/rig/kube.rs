@@ -85,10 +85,14 @@ impl Kube {
     /// Waits until the server is ready.
     #[track_caller]
     pub fn wait(&self) {
+        let (ca, certificate, key) = (self.pki("ca.crt"), self.pki("admin.crt"), self.pki("admin.key"));
+        let words = ["curl", "-sf", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+        let address = format!("{SERVER}/readyz");
         self.machine.wait("kube-apiserver", "is ready", || {
             // Asking is work, too.
             sleep(Duration::from_millis(100));
-            self.attempt(["get", "--raw", "/readyz"], "").code.filter(|code| *code == 0)
+            let asked = self.machine.attempt(words.into_iter().chain([address.as_str()]));
+            asked.code.filter(|code| *code == 0)
         });
     }
 
@@ -233,8 +237,8 @@ impl Kube {
         stdin: &str,
     ) -> Finished {
         let kubectl = self.machine.command(&self.program("kubectl"));
-        // Its cache of what the server offers.
-        let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration);
+        // Its cache of what the server offers; it ends before its garbage matters.
+        let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration).env("GOGC", "off");
         kubectl.args(words).stdin(stdin).deadline(crate::machine::PATIENCE).finish()
     }
 

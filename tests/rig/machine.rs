@@ -26,8 +26,9 @@ use testkit::{Command, Finished, Host, Running};
 
 /// How long anything may take to come up or to go.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked.
+/// How long nobody looks after a look that took no time, and after one that took long.
 const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Process ids and output of services.
 const SERVICES: &str = "/run/services";
 /// Names of our control groups begin with it; the test's process id and a number follow.
@@ -163,7 +164,9 @@ impl Machine {
         let file = format!("{SERVICES}/{service}");
         let script = "setsid sh -c 'echo $$ >\"$0.pid.new\"; mv \"$0.pid.new\" \"$0.pid\"; exec \"$@\"' \"$0\" \"$@\" \
                       >>\"$0.log\" 2>&1 </dev/null &";
-        self.command("sh").args(["-c", script, &file]).args(line).finish().success();
+        // To look for garbage as often as usual is a sixth of what a server in Go does that lives for seconds.
+        let shell = self.command("sh").env("GOGC", "400");
+        shell.args(["-c", script, &file]).args(line).finish().success();
         until(&format!("{service} is started"), || self.host.read(format!("{file}.pid")));
     }
 
@@ -177,15 +180,15 @@ impl Machine {
         self.host.run(["rm", &file]);
     }
 
-    /// Whether a program that was started runs.
+    /// Whether a program that was started runs: a thread of it that is left has its sockets still.
     #[must_use]
     pub fn lives(&self, service: &str) -> bool {
-        let id = self.host.read(format!("{SERVICES}/{service}.pid"));
-        let state = |id: String| {
-            fs::read_to_string(self.reach(&format!("/proc/{}/stat", id.trim())))
-                .is_ok_and(|stat| !stat.contains(") Z "))
+        let Some(id) = self.host.read(format!("{SERVICES}/{service}.pid")) else { return false };
+        let threads = fs::read_dir(self.reach(&format!("/proc/{}/task", id.trim())));
+        let runs = |thread: fs::DirEntry| {
+            fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| !stat.contains(") Z "))
         };
-        id.is_some_and(state)
+        threads.into_iter().flatten().flatten().any(runs)
     }
 
     /// What a program printed so far.
@@ -202,6 +205,7 @@ impl Machine {
     pub fn wait<T>(&self, service: &str, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
+            let started = Instant::now();
             if let Some(found) = look() {
                 return found;
             }
@@ -213,7 +217,7 @@ impl Machine {
                 let why = if ended { "it has ended" } else { "it takes too long" };
                 panic!("{service}: {what}: {why}; its log ends with\n{tail}");
             }
-            thread::sleep(PAUSE);
+            pause(started);
         }
     }
 }
@@ -270,12 +274,18 @@ impl Boot {
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
+        let started = Instant::now();
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
-        thread::sleep(PAUSE);
+        pause(started);
     }
+}
+
+/// Waits before the next look: whoever waits for work must not be most of it.
+fn pause(started: Instant) {
+    thread::sleep(started.elapsed().clamp(PAUSE, PAUSE_MAX));
 }
 
 /// Control groups that tests left which were killed.
