@@ -343,9 +343,9 @@ fn a_failed_add_of_two_addresses_keeps_neither() {
     assert_eq!(held(&host, "/var/lib/weft/ipam/10.5.0.0-24"), 2);
 }
 
-/// How many addresses are held, by the bytes of the ledger: the state of a slot is its eighth byte.
+/// How many addresses are held, by the bytes of the ledger: behind 12,288 are slots, whose eighth byte is their state.
 fn held(host: &Host, place: &str) -> usize {
-    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j256 {place}/ledger")]);
+    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/ledger")]);
     hex.lines().filter(|line| line.split_whitespace().nth(7) == Some("01")).count()
 }
 
@@ -516,14 +516,14 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
     let spoilt = [
         ("echo nonsense > LEDGER", "not a ledger of this release"),
         (
-            "printf '\\143' | dd of=LEDGER bs=1 seek=128 conv=notrunc status=none",
+            "printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none",
             "block 0 in it makes no sense",
         ),
         (
-            "printf '\\144' | dd of=LEDGER bs=1 seek=130 conv=notrunc status=none",
+            "printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none",
             "block 0 in it makes no sense",
         ),
-        ("truncate -s 128 LEDGER", "cut off: 0 of 1 blocks are there"),
+        ("truncate -s 128 LEDGER", "cut off: 0 of 1 groups of 16 blocks are there"),
         ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
         ("rm LEDGER; mkdir LEDGER", "is a directory"),
     ];

@@ -4,27 +4,26 @@
 //! that is killed between two of them leaves a ledger that is right.
 //!
 //! ```text
-//!   0    preface  magic, boot, number of pages                           128 bytes
-//!   128  page 0   state, block, uid │ 256 tags │ 256 slots of 16 bytes   4,480 bytes each
-//!        page 1   …
-//!        tag      0, or a hash of the mark below: 1 to 255
-//!        slot     state, since (ms) │ mark of its owner
+//!   0       preface   magic, boot, number of groups                  128 bytes
+//!   2,048   16 pages' heads: state, block, uid                       128 bytes each
+//!   4,096   their tags: 0, or a hash of the mark below               256 × 2 bytes each
+//!   12,288  their slots: state, since (ms) │ mark of its owner       256 × 16 bytes each
+//!   77,824  the next group, which has no preface
 //! ```
 //!
-//! The tags of a page fit into four lines of a processor's cache: with them an owner is found, and a full page passed
-//! over, without a look at its slots.
-//!
-//! Rules:
+//! By tags an owner is found and a full page passed over. No head and no page's slots lie in two blocks of a disk. Rules:
 //! - a tag is written before its address is held and erased after it is free: what is held has its tag, always. A tag
 //!   that was left behind hides a free address until nothing else is free;
+//! - a block is there from the write of its head on, which comes after its tags and slots: one write;
 //! - an address is given if its slot is free, has rested, and its block is active; of those the one that has been
 //!   free longest;
 //! - a block that is being emptied is active, and nobody new comes into it;
-//! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer pages than
+//! - a slot in a state that is not known is never given; a file with a page that makes no sense, or with fewer groups than
 //!   it had, is no ledger: what was held in them would be given again;
-//! - numbers are little-endian; what comes after a whole page is ignored; slots are kept when looked at: [`Source`].
+//! - numbers are little-endian; what comes after a whole group is ignored; slots are kept when looked at: [`Source`].
 
 mod image;
+mod tags;
 
 use std::fmt;
 use std::io;
@@ -32,29 +31,37 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use memchr::{memchr, memchr_iter};
 
-use self::image::Image;
 pub use self::image::Source;
+use self::image::{Image, at, head_at, tag_at};
+use self::tags::TAG;
 use crate::grid::{addresses_of, nth, offset_of};
 use crate::number::{Family, number};
 
-/// Length of the preface.
-pub const PREFACE: usize = 128;
-/// Length of a page.
-pub const PAGE: usize = BODY + SLOTS * SLOT;
 /// Slots of a page.
 pub const SLOTS: usize = 256;
 /// Pages of a ledger at most.
-pub const PAGES_MAX: usize = 4096;
+pub const PAGES_MAX: usize = GROUPS_MAX * PAGES;
 
+/// Length of the preface.
+const PREFACE: usize = 128;
+/// Pages of a group.
+const PAGES: usize = 16;
+const GROUPS_MAX: usize = 256;
 const HEAD: usize = 128;
-/// Where the slots of a page begin.
-const BODY: usize = HEAD + SLOTS;
 const SLOT: usize = 16;
-const MAGIC: &[u8; 16] = b"weft-ipam 2\n\0\0\0\0";
+/// Length of the tags of a page.
+const TAGS_OF: usize = SLOTS * TAG;
+/// Length of the slots of a page.
+const BODY: usize = SLOTS * SLOT;
+/// Where the heads of a group begin, its tags, its slots, and where it ends.
+const HEADS: usize = 2048;
+const TAGS: usize = HEADS + PAGES * HEAD;
+const INDEX: usize = TAGS + PAGES * TAGS_OF;
+const GROUP: usize = INDEX + PAGES * BODY;
+const MAGIC: &[u8; 16] = b"weft-ipam 3\n\0\0\0\0";
 const BOOT: std::ops::Range<usize> = 16..80;
-/// Written after each new page: a file with fewer was cut off.
+/// Written after each new group: a file with fewer was cut off.
 const COUNT: std::ops::Range<usize> = 80..84;
 const UID: std::ops::Range<usize> = 32..96;
 /// In a page's head: is its block being emptied? A release that does not know this gives from it like from any other.
@@ -76,6 +83,17 @@ pub struct Edit {
     pub offset: u64,
     /// What.
     pub bytes: Vec<u8>,
+    /// When.
+    pub order: Order,
+}
+
+/// When a change is written; after those before it, always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// At once.
+    AtOnce,
+    /// When those before it are on the disk: if this one alone outlived a loss of power, the ledger would not be right.
+    Settled,
 }
 
 /// What a block is to its node.
@@ -215,13 +233,13 @@ impl Ledger {
             return Err(Spoilt::Foreign);
         };
         let ledger = Ledger { image };
-        let (there, written) = (ledger.pages(), ledger.written());
+        let (there, written) = (ledger.image.groups(), ledger.written());
         if there < written {
             return Err(Spoilt::Short { there, written });
         }
         let makes_sense =
             |page: &usize| ledger.head(*page).is_some_and(|head| head[0] == 0 || net(head).is_some_and(fits));
-        match (0..there).find(|page| !makes_sense(page)) {
+        match (0..ledger.pages()).find(|page| !makes_sense(page)) {
             Some(page) => Err(Spoilt::Page(page)),
             None => Ok(ledger),
         }
@@ -232,7 +250,7 @@ impl Ledger {
         self.image.fault()
     }
 
-    /// How many pages were written once.
+    /// How many groups were written once.
     fn written(&self) -> usize {
         let mut count = [0; 4];
         count.copy_from_slice(&self.image.preface()[COUNT]);
@@ -271,15 +289,10 @@ impl Ledger {
         self.image.head(page)
     }
 
-    /// The tags of all slots of a page.
-    fn all_tags(&self, page: usize) -> &[u8] {
-        self.image.tags().chunks_exact(SLOTS).nth(page).unwrap_or_default()
-    }
-
-    /// The tags of those that its block has.
+    /// The tags of the slots that a page's block has.
     fn tags(&self, page: usize) -> &[u8] {
         let size = self.net(page).map_or(0, size);
-        &self.all_tags(page)[..size]
+        self.image.tags(page).map_or(&[], |tags| &tags[..size * TAG])
     }
 
     fn net(&self, page: usize) -> Option<IpNet> {
@@ -295,14 +308,9 @@ impl Ledger {
         self.head(page).is_some_and(|head| head[DRAINING] == 1)
     }
 
-    /// The pages that are not full by their tags: those in between are passed over without a look at them.
+    /// The pages of blocks that are not full by their tags.
     fn roomy(&self) -> impl Iterator<Item = usize> {
-        let mut from = 0;
-        std::iter::from_fn(move || {
-            let page = (from + memchr(0, self.image.tags().get(from..)?)?) / SLOTS;
-            from = (page + 1) * SLOTS;
-            Some(page)
-        })
+        (0..self.pages()).filter(|page| self.net(*page).is_some() && self.image.is_roomy(*page))
     }
 
     /// May the addresses of a page be given to anybody?
@@ -317,9 +325,9 @@ impl Ledger {
 
     /// The slots of a page that its block has.
     fn slots(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
-        let size = self.net(page).map_or(0, size);
-        let slots = self.image.slots(page).unwrap_or_default();
-        slots.chunks_exact(SLOT).take(size).map(slot).enumerate()
+        let slots = self.net(page).map(|net| (size(net), self.image.slots(page).unwrap_or_default()));
+        let own = slots.into_iter().flat_map(|(size, slots)| slots.chunks_exact(SLOT).take(size));
+        own.map(slot).enumerate()
     }
 
     /// What each address of a block is, in order.
@@ -329,13 +337,16 @@ impl Ledger {
 
     /// Those of the slots of a page that are free by their tags.
     fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
-        memchr_iter(0, self.tags(page))
+        tags::places(self.tags(page), tags::FREE)
             .filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
     }
 
-    /// Is the first address with a tag held? One look tells it of a block that is in use.
+    /// Is the first address with a tag held, or can it not be said? One look tells it of a block that is in use.
     fn seems_held(&self, page: usize) -> bool {
-        let tagged = self.tags(page).iter().position(|tag| *tag != 0);
+        if self.image.tags(page).is_none() {
+            return true;
+        }
+        let tagged = self.tags(page).as_chunks().0.iter().position(|tag| *tag != tags::FREE);
         tagged.is_some_and(|slot| matches!(self.slot(Place { page, slot }), Slot::Held(..) | Slot::Unknown))
     }
 
@@ -378,11 +389,14 @@ impl Ledger {
 
     /// The addresses that the owner with this mark holds.
     pub fn held_by(&self, mark: u64) -> impl Iterator<Item = Place> {
-        let tagged = memchr_iter(tag(mark), self.image.tags());
-        let places = tagged.map(|at| Place { page: at / SLOTS, slot: at % SLOTS });
-        let is_own = move |place| matches!(self.slot(place), Slot::Held(_, known) if known == mark);
-        let own = places.filter(move |place| self.image.may_have(*place, mark) && is_own(*place));
-        own.filter(|place| self.address(*place).is_some())
+        let (tag, mut places) = (tags::of(mark), Vec::new());
+        self.image.pass(|page, tags| {
+            if tags::has(tags, tag) {
+                places.extend(tags::places(tags, tag).map(|slot| Place { page, slot }));
+            }
+        });
+        let is_own = move |place: &Place| matches!(self.slot(*place), Slot::Held(_, known) if known == mark);
+        places.into_iter().filter(|place| self.address(*place).is_some()).filter(is_own)
     }
 
     /// The free address to give: of those that `accepts`, the one that has been free longest.
@@ -480,12 +494,12 @@ impl Ledger {
     /// How many addresses of a block are somebody's of this node, or look like it.
     pub fn held_in(&self, block: &Block) -> u64 {
         let tags = self.tags(block.page);
-        (tags.len() - memchr_iter(0, tags).count()) as u64
+        (tags.len() / TAG - tags::places(tags, tags::FREE).count()) as u64
     }
 
     /// How many addresses of a block are nobody's, and have rested; none if all look like somebody's.
     pub fn free_in(&self, block: &Block, clock: Clock) -> u64 {
-        if !self.tags(block.page).contains(&0) {
+        if !tags::has(self.tags(block.page), tags::FREE) {
             return 0;
         }
         let rested = |what: &Slot| matches!(what, Slot::Free(since) if clock.rests_until(*since).is_none());
@@ -513,12 +527,12 @@ impl Ledger {
 impl Ledger {
     /// Gives an address.
     pub fn hold(&mut self, place: Place, now: u64, mark: u64) -> [Edit; 2] {
-        [self.tag(place, tag(mark)), self.put(place, 1, now, mark)]
+        [self.tag(place, tags::of(mark)), self.put(place, 1, now, mark)]
     }
 
     /// Takes an address back.
     pub fn free(&mut self, place: Place, now: u64) -> [Edit; 2] {
-        [self.put(place, 0, now, 0), self.tag(place, 0)]
+        [self.put(place, 0, now, 0), self.tag(place, tags::FREE)]
     }
 
     /// Makes a free address somebody else's.
@@ -528,12 +542,12 @@ impl Ledger {
 
     /// Changes what a block is to the node.
     pub fn set(&mut self, page: usize, state: State) -> Edit {
-        self.edit(PREFACE + page * PAGE, &[state as u8])
+        self.edit(head_at(page), &[state as u8])
     }
 
     /// Lets nobody new into a block, or lets them in again.
     pub fn drain(&mut self, page: usize, draining: bool) -> Edit {
-        self.edit(PREFACE + page * PAGE + DRAINING, &[u8::from(draining)])
+        self.edit(head_at(page) + DRAINING, &[u8::from(draining)])
     }
 
     /// Makes a block active that is still the node's, under a new lease: one write.
@@ -545,49 +559,42 @@ impl Ledger {
             head[UID].fill(0);
             put_text(&mut head[UID], uid);
         }
-        self.edit(PREFACE + page * PAGE, &head)
+        self.edit(head_at(page), &head)
     }
 
     /// Forgets a block.
     pub fn drop_block(&mut self, page: usize) -> Edit {
-        self.edit(PREFACE + page * PAGE, &[0])
+        self.edit(head_at(page), &[0])
     }
 
     /// Writes a block down; no edit if there are too many. A hole is an address that is not this node's.
     ///
-    /// The first edit is one write, of a page that was nobody's.
+    /// It is there from the last edit on, which is one write: slots and tags of whoever had the page before are erased by then.
     pub fn add(&mut self, lease: &Lease, now: u64) -> Vec<Edit> {
         let known = self.blocks().find(|block| block.net == lease.net && block.uid == lease.uid);
         if let Some(known) = known {
             return vec![self.set(known.page, State::Active)];
         }
-        let page = (0..self.pages()).find(|page| self.head(*page).is_some_and(|head| head[0] == 0));
-        let page = page.unwrap_or(self.pages());
+        let free = (0..self.pages()).find(|page| self.head(*page).is_some_and(|head| head[0] == 0));
+        let page = free.unwrap_or(self.pages());
         if page >= PAGES_MAX || !fits(lease.net) {
             return Vec::new();
         }
-        let mut bytes = vec![0; PAGE];
-        bytes[0] = State::Active as u8;
-        bytes[1] = if lease.net.addr().is_ipv4() { 4 } else { 6 };
-        bytes[2] = lease.net.prefix_len();
-        bytes[3] = u8::from(lease.bound);
-        bytes[8..16].copy_from_slice(&now.to_le_bytes());
-        bytes[16..32].copy_from_slice(&number(lease.net.network()).to_le_bytes());
-        put_text(&mut bytes[UID], &lease.uid);
-        for hole in &lease.holes {
-            if let Some(slot) = offset_of(lease.net, *hole).and_then(|slot| usize::try_from(slot).ok()) {
-                bytes[BODY + slot.min(SLOTS - 1) * SLOT + 7] = 2;
-            }
+        let mut edits = Vec::new();
+        if free.is_none() {
+            let new = self.image.grow();
+            edits.push(Edit { offset: new.start as u64, bytes: vec![0; new.len()], order: Order::AtOnce });
         }
-        let from = PREFACE + page * PAGE;
-        if page == self.pages() {
-            self.image.grow();
+        let groups = self.image.groups();
+        if groups > self.written() {
+            let count = u32::try_from(groups).unwrap_or(u32::MAX).to_le_bytes();
+            // Were the count on the disk without them, they would have been cut off.
+            edits.push(Edit { order: Order::Settled, ..self.edit(COUNT.start, &count) });
         }
-        let mut edits = vec![self.edit(from, &bytes)];
-        let pages = self.pages();
-        if pages > self.written() {
-            edits.push(self.edit(COUNT.start, &u32::try_from(pages).unwrap_or(u32::MAX).to_le_bytes()));
-        }
+        edits.push(self.edit(at(Place { page, slot: 0 }), &slots_of(lease)));
+        edits.push(self.edit(tag_at(Place { page, slot: 0 }), &[0; TAGS_OF]));
+        // A block without its holes would give what is another node's, one with those of whoever had the page not all it has.
+        edits.push(Edit { order: Order::Settled, ..self.edit(head_at(page), &head_of(lease, now)) });
         edits
     }
 
@@ -613,16 +620,16 @@ impl Ledger {
         bytes[..8].copy_from_slice(&(now & TIME).to_le_bytes());
         bytes[7] = state;
         bytes[8..].copy_from_slice(&mark.to_le_bytes());
-        self.edit(PREFACE + place.page * PAGE + BODY + place.slot * SLOT, &bytes)
+        self.edit(at(place), &bytes)
     }
 
-    fn tag(&mut self, place: Place, tag: u8) -> Edit {
-        self.edit(PREFACE + place.page * PAGE + HEAD + place.slot, &[tag])
+    fn tag(&mut self, place: Place, tag: tags::Tag) -> Edit {
+        self.edit(tag_at(place), &tag)
     }
 
     fn edit(&mut self, offset: usize, bytes: &[u8]) -> Edit {
         self.image.put(offset, bytes);
-        Edit { offset: offset as u64, bytes: bytes.to_vec() }
+        Edit { offset: offset as u64, bytes: bytes.to_vec(), order: Order::AtOnce }
     }
 }
 
@@ -633,9 +640,9 @@ pub enum Spoilt {
     Foreign,
     /// It was cut off.
     Short {
-        /// Pages that are there.
+        /// Groups that are there.
         there: usize,
-        /// Pages that were written.
+        /// Groups that were written.
         written: usize,
     },
     /// This page makes no sense.
@@ -646,7 +653,9 @@ impl fmt::Display for Spoilt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Spoilt::Foreign => f.write_str("not a ledger of this release"),
-            Spoilt::Short { there, written } => write!(f, "cut off: {there} of {written} blocks are there"),
+            Spoilt::Short { there, written } => {
+                write!(f, "cut off: {there} of {written} groups of {PAGES} blocks are there")
+            }
             Spoilt::Page(page) => write!(f, "block {page} in it makes no sense"),
         }
     }
@@ -671,10 +680,28 @@ fn state(head: &[u8]) -> Option<State> {
     [State::Active, State::Returning, State::Unconfirmed].into_iter().find(|state| *state as u8 == head[0])
 }
 
-/// What an owner's mark leaves beside its slot.
-fn tag(mark: u64) -> u8 {
-    // The remainder of 255 is below 255.
-    1 + u8::try_from(mark % 255).unwrap_or_default()
+/// The head of an active block.
+fn head_of(lease: &Lease, now: u64) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[0] = State::Active as u8;
+    head[1] = if lease.net.addr().is_ipv4() { 4 } else { 6 };
+    head[2] = lease.net.prefix_len();
+    head[3] = u8::from(lease.bound);
+    head[8..16].copy_from_slice(&now.to_le_bytes());
+    head[16..32].copy_from_slice(&number(lease.net.network()).to_le_bytes());
+    put_text(&mut head[UID], &lease.uid);
+    head
+}
+
+/// Its slots, before anybody holds any.
+fn slots_of(lease: &Lease) -> [u8; BODY] {
+    let mut slots = [0; BODY];
+    for hole in &lease.holes {
+        if let Some(slot) = offset_of(lease.net, *hole).and_then(|slot| usize::try_from(slot).ok()) {
+            slots[slot.min(SLOTS - 1) * SLOT + 7] = 2;
+        }
+    }
+    slots
 }
 
 /// How many slots a block of this network has.

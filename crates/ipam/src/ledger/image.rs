@@ -1,33 +1,29 @@
-//! The bytes of a ledger, as far as they are needed: a node that holds 50,000 addresses has 0.9 MB of them, one call looks
-//! at few, and memory for all would cost more than to read them through.
+//! The bytes of a ledger, as far as they are needed: a node that holds 50,000 addresses has 1 MB of them, and one call looks
+//! at few.
 //!
 //! ```text
-//!   in the file   preface │ head, tags │ slots │ head, tags │ slots │ …
-//!   here          preface │ all heads │ all tags │ of each slot a byte of its mark: hints │ slots, as they are needed
+//!   in the file   preface, heads │ tags │ slots of 16 pages │ heads │ tags │ slots of 16 pages │ …
+//!   here          preface, all heads │ tags of a group and slots of a page, as they are needed
 //! ```
 //!
 //! Rules:
 //! - what decides whether this is a ledger at all, the preface and every head, is read before anything is said;
-//! - the tags of all pages lie together, and so do the hints: with both of them an owner is found among 65,000 in one pass,
-//!   and no slot is looked at but those that are meant;
-//! - a hint says what its slot says, also after a change;
-//! - slots are read while whoever asks has the turn: nobody changes them meanwhile but he himself, who has them here;
-//! - where slots cannot be read, that is remembered, and nothing that was said since holds: [`Image::fault`].
+//! - memory that was never used costs more than reading: the tags of all groups are passed in one room, one after the
+//!   other, and kept are those of the first, which is the only one of a usual node, of those that are looked at closely, and
+//!   all when they are passed a second time;
+//! - tags and slots are read while whoever asks has the turn: nobody changes them meanwhile but he himself, who has them
+//!   here;
+//! - where they cannot be read, that is remembered, and nothing that was said since holds: [`Image::fault`].
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::{BODY, HEAD, PAGE, PAGES_MAX, PREFACE, Place, SLOT, SLOTS};
-
-/// Read at once: the whole ledger of a usual node.
-const AT_ONCE: usize = PREFACE + 2 * PAGE;
-/// Pages read at once of a larger one, of which heads and tags are kept: a call of the system costs as much as a quarter of a
-/// page, and memory that was never used much more.
-const PAGES_AT_ONCE: usize = 14;
-/// Which byte of a mark is its hint.
-const HINT: usize = 3;
+use super::tags::{FREE, has};
+use super::{
+    BODY, GROUP, GROUPS_MAX, HEAD, HEADS, INDEX, PAGES, PREFACE, Place, SLOT, SLOTS, TAG, TAGS, TAGS_OF,
+};
 
 /// Where the bytes of a ledger are.
 pub trait Source: fmt::Debug + Send + Sync {
@@ -47,104 +43,133 @@ pub trait Source: fmt::Debug + Send + Sync {
 /// The bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
-    preface: Vec<u8>,
-    heads: Vec<[u8; HEAD]>,
-    tags: Vec<u8>,
-    /// Of each slot a byte of its mark that is not in its tag.
-    hints: Vec<u8>,
-    slots: Vec<OnceCell<Box<[u8]>>>,
+    /// What comes before the heads of the first group, and the heads of all.
+    heads: Vec<u8>,
+    /// Of each group.
+    tags: Vec<Part>,
+    /// Of each page.
+    slots: Vec<Part>,
+    /// Is a tag of the page free? Known once its tags were passed, until one is changed.
+    roomy: Vec<Cell<Option<bool>>>,
+    /// Were the tags passed?
+    passed: Cell<bool>,
     source: Option<Arc<dyn Source>>,
     fault: OnceCell<String>,
 }
 
+/// What is read when it is needed.
+type Part = OnceCell<Box<[u8]>>;
+
 // === impl Image ===
 
 impl Image {
-    /// A preface and no page.
-    pub(super) fn new(preface: Vec<u8>) -> Image {
-        let (heads, tags, hints, slots) = Default::default();
-        Image { preface, heads, tags, hints, slots, source: None, fault: OnceCell::new() }
+    /// A preface and no group.
+    pub(super) fn new(mut preface: Vec<u8>) -> Image {
+        preface.resize(HEADS, 0);
+        let (tags, slots, roomy, passed, fault) = Default::default();
+        Image { heads: preface, tags, slots, roomy, passed, source: None, fault }
     }
 
-    /// All the bytes of a file; what comes after a whole page is ignored. Nothing if not even the preface is there.
+    /// All the bytes of a file; what comes after a whole group is ignored. Nothing if not even the preface is there.
     pub(super) fn of(bytes: &[u8]) -> Option<Image> {
-        let (preface, rest) = bytes.split_at_checked(PREFACE)?;
-        let mut image = Image::new(preface.to_vec());
-        for page in rest.chunks_exact(PAGE).take(PAGES_MAX) {
-            image.push(page, OnceCell::from(Box::from(&page[BODY..])));
+        let mut image = Image::new(bytes.get(..PREFACE)?.to_vec());
+        for group in bytes.chunks_exact(GROUP).take(GROUPS_MAX) {
+            let (index, slots) = group.split_at(INDEX);
+            image.heads.extend_from_slice(&index[HEADS..TAGS]);
+            image.tags.push(Part::from(Box::from(&index[TAGS..])));
+            image.slots.extend(slots.chunks_exact(BODY).map(|slots| Part::from(Box::from(slots))));
         }
+        image.roomy.resize(image.slots.len(), Cell::new(None));
         Some(image)
     }
 
-    /// The same, of which the slots are read when they are looked at.
+    /// The same, of which tags and slots are read when they are looked at.
     pub(super) fn open(source: Arc<dyn Source>) -> io::Result<Option<Image>> {
-        let most = PREFACE + PAGES_MAX * PAGE;
+        let most = GROUPS_MAX * GROUP;
         let length = usize::try_from(source.length()?).unwrap_or(most).min(most);
-        let mut bytes = vec![0; length.min(AT_ONCE)];
-        source.fetch(0, &mut bytes)?;
-        let Some(mut image) = Image::of(&bytes) else { return Ok(None) };
-        let count = (length - PREFACE) / PAGE;
-        image.reserve(count - image.pages());
-        let mut room = vec![0; (count - image.pages()).min(PAGES_AT_ONCE) * PAGE];
-        while image.pages() < count {
-            let pages = (count - image.pages()).min(PAGES_AT_ONCE);
-            let Some(room) = room.get_mut(..pages * PAGE) else { break };
-            source.fetch(at(image.pages()), room)?;
-            room.chunks_exact(PAGE).for_each(|page| image.push(page, OnceCell::new()));
+        if length < PREFACE {
+            return Ok(None);
         }
-        image.source = Some(source);
-        Ok(Some(image))
-    }
-
-    fn reserve(&mut self, pages: usize) {
-        self.heads.reserve_exact(pages);
-        self.slots.reserve_exact(pages);
-        self.tags.reserve_exact(pages * SLOTS);
-        self.hints.reserve_exact(pages * SLOTS);
-    }
-
-    /// Takes another page in: all of it, or not its slots.
-    fn push(&mut self, page: &[u8], slots: OnceCell<Box<[u8]>>) {
-        let mut head = [0; HEAD];
-        copy(&mut head, 0, page);
-        self.heads.push(head);
-        self.tags.extend_from_slice(&page[HEAD..BODY]);
-        self.hints.extend(page[BODY..].chunks_exact(SLOT).map(hint));
-        self.slots.push(slots);
+        let groups = length / GROUP;
+        let mut heads = vec![0; HEADS + groups * PAGES * HEAD];
+        let first = if groups == 0 { PREFACE } else { TAGS };
+        source.fetch(0, &mut heads[..first])?;
+        for (group, room) in heads.chunks_exact_mut(HEADS).skip(1).enumerate().skip(1) {
+            source.fetch((group * GROUP + HEADS) as u64, room)?;
+        }
+        let (tags, slots) = (vec![Part::new(); groups], vec![Part::new(); groups * PAGES]);
+        let roomy = vec![Cell::new(None); groups * PAGES];
+        Ok(Some(Image { heads, tags, slots, roomy, source: Some(source), ..Image::new(Vec::new()) }))
     }
 
     pub(super) fn preface(&self) -> &[u8] {
-        &self.preface
+        &self.heads[..PREFACE]
+    }
+
+    pub(super) fn groups(&self) -> usize {
+        self.tags.len()
     }
 
     pub(super) fn pages(&self) -> usize {
-        self.heads.len()
+        self.slots.len()
     }
 
     /// The head of a page.
     pub(super) fn head(&self, page: usize) -> Option<&[u8]> {
-        self.heads.get(page).map(<[u8; HEAD]>::as_slice)
+        let from = HEADS + page * HEAD;
+        self.heads.get(from..from + HEAD)
     }
 
-    /// The tags of all pages: [`SLOTS`] of each.
-    pub(super) fn tags(&self) -> &[u8] {
-        &self.tags
+    /// The tags of a page's slots.
+    pub(super) fn tags(&self, page: usize) -> Option<&[u8]> {
+        let from = page % PAGES * TAGS_OF;
+        self.all_tags(page / PAGES)?.get(from..from + TAGS_OF)
+    }
+
+    fn all_tags(&self, group: usize) -> Option<&[u8]> {
+        self.part(self.tags.get(group)?, tag_at(first_of(group)), PAGES * TAGS_OF)
+    }
+
+    /// Looks at the tags of every page that has a block, in order, as far as they can be read.
+    pub(super) fn pass(&self, mut look: impl FnMut(usize, &[u8])) {
+        let (mut room, keeps) = (Vec::new(), self.passed.replace(true));
+        for group in 0..self.groups() {
+            let pages = group * PAGES..(group + 1) * PAGES;
+            let is_block = |page: &usize| self.head(*page).is_some_and(|head| head[0] != 0);
+            let Some(last) = pages.clone().rfind(is_block) else { continue };
+            let known = match self.tags.get(group).and_then(Part::get) {
+                None if keeps || group == 0 => self.all_tags(group),
+                Some(known) => Some(&**known),
+                None => {
+                    room.resize((last + 1 - pages.start) * TAGS_OF, 0);
+                    self.fetch(tag_at(first_of(group)), &mut room).map(|()| room.as_slice())
+                }
+            };
+            let Some(known) = known else { return };
+            for (page, tags) in pages.zip(known.chunks_exact(TAGS_OF)).filter(|(page, _)| is_block(page)) {
+                if let Some(roomy) = self.roomy.get(page).filter(|roomy| roomy.get().is_none()) {
+                    roomy.set(Some(has(tags, FREE)));
+                }
+                look(page, tags);
+            }
+        }
+    }
+
+    /// Is a tag of this page, which has a block, free?
+    pub(super) fn is_roomy(&self, page: usize) -> bool {
+        let Some(roomy) = self.roomy.get(page) else { return false };
+        match (roomy.get(), self.tags.get(page / PAGES).and_then(Part::get)) {
+            (Some(_), _) => {}
+            (None, Some(_)) => roomy.set(self.tags(page).map(|tags| has(tags, FREE))),
+            (None, None) if self.fault().is_none() => self.pass(|_, _| ()),
+            (None, None) => {}
+        }
+        roomy.get() == Some(true)
     }
 
     /// The slots of a page.
     pub(super) fn slots(&self, page: usize) -> Option<&[u8]> {
-        let found = self.slots.get(page)?;
-        if let Some(slots) = found.get() {
-            return Some(slots);
-        }
-        let mut room = vec![0; SLOTS * SLOT].into_boxed_slice();
-        self.fetch(at(page) + BODY as u64, &mut room)?;
-        Some(found.get_or_init(|| room))
-    }
-
-    /// May this slot be held by the owner with this mark?
-    pub(super) fn may_have(&self, Place { page, slot }: Place, mark: u64) -> bool {
-        self.hints.get(page * SLOTS + slot).is_none_or(|hint| *hint == mark.to_le_bytes()[HINT])
+        self.part(self.slots.get(page)?, at(Place { page, slot: 0 }), BODY)
     }
 
     /// One slot.
@@ -154,13 +179,22 @@ impl Image {
         let mut bytes = [0; SLOT];
         match self.slots.get(page)?.get() {
             Some(slots) => bytes.copy_from_slice(slots.get(from..from + SLOT)?),
-            None => self.fetch(at(page) + (BODY + from) as u64, &mut bytes)?,
+            None => self.fetch(at(place), &mut bytes)?,
         }
         Some(bytes)
     }
 
-    fn fetch(&self, offset: u64, room: &mut [u8]) -> Option<()> {
-        match self.source.as_ref()?.fetch(offset, room) {
+    fn part<'a>(&self, part: &'a Part, offset: usize, length: usize) -> Option<&'a [u8]> {
+        if let Some(known) = part.get() {
+            return Some(known);
+        }
+        let mut room = vec![0; length].into_boxed_slice();
+        self.fetch(offset, &mut room)?;
+        Some(part.get_or_init(|| room))
+    }
+
+    fn fetch(&self, offset: usize, room: &mut [u8]) -> Option<()> {
+        match self.source.as_ref()?.fetch(offset as u64, room) {
             Ok(()) => Some(()),
             Err(error) => {
                 let _ = self.fault.set(error.to_string());
@@ -169,46 +203,62 @@ impl Image {
         }
     }
 
-    /// Why slots could not be read.
+    /// Why tags or slots could not be read.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.get().map(String::as_str)
     }
 
-    /// Adds a page that nothing is in.
-    pub(super) fn grow(&mut self) {
-        self.push(&[0; PAGE], OnceCell::from(Box::from([0; SLOTS * SLOT])));
+    /// Adds a group that nothing is in; where its bytes begin and end that are to be zero.
+    pub(super) fn grow(&mut self) -> std::ops::Range<usize> {
+        let from = (self.groups() * GROUP).max(PREFACE);
+        self.heads.resize(self.heads.len() + PAGES * HEAD, 0);
+        self.tags.push(Part::from(Box::from([0; PAGES * TAGS_OF])));
+        let pages = self.groups() * PAGES;
+        self.slots.resize_with(pages, || Part::from(Box::from([0; BODY])));
+        self.roomy.resize(pages, Cell::new(None));
+        from..self.groups() * GROUP
     }
 
-    /// Writes at this place, inside the preface or inside a page.
+    /// Writes at this place, inside the preface or the head, tags or slots of a page.
     pub(super) fn put(&mut self, offset: usize, bytes: &[u8]) {
-        let Some(inside) = offset.checked_sub(PREFACE) else { return copy(&mut self.preface, offset, bytes) };
-        let (page, from) = (inside / PAGE, inside % PAGE);
-        let (above, below) = bytes.split_at(bytes.len().min(BODY.saturating_sub(from)));
-        if !below.is_empty() && self.slots(page).is_none() {
-            return;
-        }
-        let Some(head) = self.heads.get_mut(page) else { return };
-        let (to_head, to_tags) = above.split_at(above.len().min(HEAD.saturating_sub(from)));
-        copy(head, from, to_head);
-        copy(&mut self.tags, page * SLOTS + from.saturating_sub(HEAD), to_tags);
-        let Some(slots) = self.slots.get_mut(page).and_then(OnceCell::get_mut) else { return };
-        let from = from.saturating_sub(BODY);
-        copy(slots, from, below);
-        let changed = from / SLOT..(from + below.len()).div_ceil(SLOT);
-        for slot in changed.filter(|_| !below.is_empty()) {
-            let hint = slots.get(slot * SLOT..).map_or(0, hint);
-            copy(&mut self.hints, page * SLOTS + slot, &[hint]);
+        let (group, inside) = (offset / GROUP, offset % GROUP);
+        if inside < TAGS {
+            copy(&mut self.heads, group * PAGES * HEAD + inside, bytes);
+        } else if inside < INDEX {
+            if self.all_tags(group).is_none() {
+                return;
+            }
+            if let Some(tags) = self.tags.get_mut(group).and_then(Part::get_mut) {
+                copy(tags, inside - TAGS, bytes);
+            }
+            if let Some(roomy) = self.roomy.get(group * PAGES + (inside - TAGS) / TAGS_OF) {
+                roomy.set(None);
+            }
+        } else {
+            let (page, from) = (group * PAGES + (inside - INDEX) / BODY, (inside - INDEX) % BODY);
+            // Of what is written anew nothing need be read.
+            if bytes.len() < BODY && self.slots(page).is_none() {
+                return;
+            }
+            match self.slots.get_mut(page) {
+                Some(slots) if bytes.len() == BODY => *slots = Part::from(Box::from(bytes)),
+                Some(slots) => slots.get_mut().into_iter().for_each(|slots| copy(slots, from, bytes)),
+                None => {}
+            }
         }
     }
 
     /// All of them; what cannot be read is left out from there on.
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.preface.clone();
-        for (page, (head, tags)) in self.heads.iter().zip(self.tags.chunks_exact(SLOTS)).enumerate() {
-            let Some(slots) = self.slots(page) else { break };
-            bytes.extend_from_slice(head);
-            bytes.extend_from_slice(tags);
-            bytes.extend_from_slice(slots);
+        let mut bytes = self.preface().to_vec();
+        for group in 0..self.groups() {
+            bytes.resize(group * GROUP + HEADS, 0);
+            bytes.extend_from_slice(&self.heads[HEADS + group * PAGES * HEAD..][..PAGES * HEAD]);
+            let slots = (group * PAGES..(group + 1) * PAGES).map(|page| self.slots(page));
+            for part in std::iter::once(self.all_tags(group)).chain(slots) {
+                let Some(part) = part else { return bytes };
+                bytes.extend_from_slice(part);
+            }
         }
         bytes
     }
@@ -222,14 +272,23 @@ impl PartialEq for Image {
 
 impl Eq for Image {}
 
-/// A byte of the mark in a slot.
-fn hint(slot: &[u8]) -> u8 {
-    slot.get(SLOT / 2 + HINT).copied().unwrap_or_default()
+fn first_of(group: usize) -> Place {
+    Place { page: group * PAGES, slot: 0 }
 }
 
-/// Where a page begins.
-fn at(page: usize) -> u64 {
-    (PREFACE + page * PAGE) as u64
+/// Where the head of a page is in the file.
+pub(super) fn head_at(page: usize) -> usize {
+    page / PAGES * GROUP + HEADS + page % PAGES * HEAD
+}
+
+/// Where the tag of a slot is.
+pub(super) fn tag_at(Place { page, slot }: Place) -> usize {
+    page / PAGES * GROUP + TAGS + (page % PAGES * SLOTS + slot) * TAG
+}
+
+/// Where a slot is.
+pub(super) fn at(Place { page, slot }: Place) -> usize {
+    page / PAGES * GROUP + INDEX + page % PAGES * BODY + slot * SLOT
 }
 
 fn copy(room: &mut [u8], from: usize, bytes: &[u8]) {

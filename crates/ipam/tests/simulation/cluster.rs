@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::lease::{Counter, Refusal};
-use ipam::ledger::{Clock, Edit, Ledger, Source, State};
+use ipam::ledger::{Clock, Edit, Ledger, Order, Source, State};
 use ipam::registry::{Holder, Object, Registry};
 use ipam::turn::{self, Ask, GiveUp, Supply, Turn, Wish};
 use ipam::{Filter, Grid, Range};
@@ -484,9 +484,12 @@ impl Cluster {
         let node = &mut self.nodes[index];
         let call = &mut node.calls[0];
         if !call.unwritten.is_empty() {
-            let Edit { offset, bytes } = call.unwritten.remove(0);
+            let Edit { offset, bytes, order } = call.unwritten.remove(0);
             let offset = usize::try_from(offset).unwrap();
             let mut disk = node.disk.0.lock().unwrap();
+            if order == Order::Settled {
+                node.synced.clone_from(&disk);
+            }
             let length = disk.len().max(offset + bytes.len());
             disk.resize(length, 0);
             disk[offset..offset + bytes.len()].copy_from_slice(&bytes);

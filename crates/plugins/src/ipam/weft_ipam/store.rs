@@ -10,7 +10,8 @@
 //!
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
-//!   many calls wait for it together ([`super::rounds`]); what can be done before a turn or after it is not done in it;
+//!   many calls wait for it together ([`super::rounds`]); what can be done before a turn or after it is not done in it.
+//!   Where the ledger grows, or a block comes, it is waited for in between ([`Order`]);
 //! - of a large ledger only what is looked at is kept; if it cannot be read again, nothing is written;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::ledger::{Edit, Place, SLOTS, Source};
+use ipam::ledger::{Edit, Order, Place, SLOTS, Source};
 use ipam::{Ledger, turn};
 
 use super::super::host_local::boot;
@@ -80,9 +81,9 @@ struct Files {
     owners: File,
 }
 
-/// What a ledger is read from; the lock goes with it.
+/// What a ledger is read from, and how long that was; the lock goes with it.
 #[derive(Debug)]
-struct Bytes(Arc<File>);
+struct Bytes(Arc<File>, u64);
 
 /// Why a ledger was not opened.
 #[derive(Debug)]
@@ -157,7 +158,8 @@ impl Store {
         let unreadable = |cause: &io::Error| Refused::Unreadable(failed(&path, "read", cause), None);
         let file = Arc::new(file);
         let current = boot::id().unwrap_or("unknown");
-        let is_empty = file.metadata().map_err(|cause| unreadable(&cause))?.len() == 0;
+        let length = file.metadata().map_err(|cause| unreadable(&cause))?.len();
+        let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let ledger = Ledger::new(current);
             begin(&file, directory, &ledger)
@@ -166,7 +168,7 @@ impl Store {
         }
         let read = match is_empty {
             true => Err("empty, though addresses were given from it".to_owned()),
-            false => Ledger::open(Arc::new(Bytes(Arc::clone(&file))))
+            false => Ledger::open(Arc::new(Bytes(Arc::clone(&file), length)))
                 .map_err(|cause| unreadable(&cause))?
                 .map_err(|spoilt| spoilt.to_string()),
         };
@@ -229,8 +231,12 @@ impl Store {
     /// Writes edits, in their order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
         self.trusted()?;
-        for Edit { offset, bytes } in edits {
-            let written = self.file.write_all_at(bytes, *offset);
+        for Edit { offset, bytes, order } in edits {
+            let settled = match order {
+                Order::AtOnce => Ok(()),
+                Order::Settled => self.file.sync_data(),
+            };
+            let written = settled.and_then(|()| self.file.write_all_at(bytes, *offset));
             written.map_err(|cause| failed(&self.path, "write", &cause))?;
         }
         Ok(())
@@ -301,7 +307,7 @@ impl Files {
 
 impl Source for Bytes {
     fn length(&self) -> io::Result<u64> {
-        self.0.metadata().map(|file| file.len())
+        Ok(self.1)
     }
 
     fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
