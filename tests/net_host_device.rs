@@ -88,6 +88,33 @@ fn records(host: &Host) -> Vec<String> {
 }
 
 #[test]
+fn of_two_that_want_one_device_at_the_same_moment_one_has_it_and_gives_it_back_as_it_was() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    host.run(["ip", "link", "set", "dev0", "alias", "uplink"]);
+    let pods = [host.pod("a"), host.pod("b")];
+    let before = host.snapshot();
+    let both = pods.each_ref().map(|pod| host.attachment("host-device", pod, "net1"));
+    let config = config(&json!({}));
+    for round in 0..10 {
+        let added = std::thread::scope(|scope| {
+            let adds = both.each_ref().map(|one| scope.spawn(|| one.add(&config).code == Some(0)));
+            adds.map(|add| add.join().expect("an ADD ends"))
+        });
+        assert_ne!(added, [true, true], "round {round}");
+        let has = added.iter().position(|added| *added);
+        let names = records(&host);
+        let own = |at: usize| names.contains(&format!("600 dev0:{}:net1.json", pods[at].container_id()));
+        assert!(has.is_none_or(own), "round {round}: {has:?} has it, and these are known: {names:?}");
+        for one in &both {
+            one.del(&config).success();
+        }
+        assert_returned(&format!("round {round}"), &host, &before);
+        assert_eq!(records(&host), [""; 0], "round {round}");
+    }
+}
+
+#[test]
 fn it_comes_back_with_its_name_state_and_alias() {
     for (state, alias) in [("up", ""), ("down", ""), ("up", "uplink to  rack 7"), ("down", "weft")] {
         let host = host!(Feature::Veth, Feature::Ping);

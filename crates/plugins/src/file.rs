@@ -1,6 +1,6 @@
 //! Writing a file that others read at any moment: they see the old one or the new one.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,15 @@ use std::path::{Path, PathBuf};
 ///
 /// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_after(path, bytes, |_| Ok(())).map(drop)
+}
+
+/// The same; the new file is locked (flock(2)) from before it has its name until the returned value goes.
+pub(crate) fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    replace_after(path, bytes, File::lock)
+}
+
+fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<()>) -> io::Result<File> {
     let temporary = temporary(path)?;
     let written = OpenOptions::new()
         .write(true)
@@ -16,8 +25,9 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .truncate(true)
         .mode(0o600)
         .open(&temporary)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| fs::rename(&temporary, path));
+        .and_then(|mut file| file.write_all(bytes).map(|()| file))
+        .and_then(|file| last(&file).map(|()| file))
+        .and_then(|file| fs::rename(&temporary, path).map(|()| file));
     if written.is_err() {
         // Half a file helps nobody; on a full disk its room does.
         let _ = fs::remove_file(&temporary);

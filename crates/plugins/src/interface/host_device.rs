@@ -198,7 +198,7 @@ fn sweep(request: &Sweep) -> Result<(), Error> {
     }
     for kept in store::all()? {
         let own = kept.record.mark().filter(|mark| mark.plugin == NAME && mark.network == network);
-        if own.is_none_or(|mark| keep.contains(&mark)) {
+        if kept.is_leaving || own.is_none_or(|mark| keep.contains(&mark)) {
             continue;
         }
         match journey::settle(&mut host, &links, &kept.record) {

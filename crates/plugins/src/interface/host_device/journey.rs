@@ -7,6 +7,7 @@
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
 //! (`do_setlink`: first the namespace, then name, alias, and up).
 
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -88,6 +89,9 @@ pub(super) fn settle(host: &mut Rtnl, links: &[Link], record: &Record) -> Result
 }
 
 /// A device that is to be moved: if it was away before, it gets its name back first, and its record goes.
+///
+/// # Errors
+/// Code 11 if another ADD is about to move it: that one's record must stay.
 pub(super) fn settled(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
     let mut changed = false;
     if let Some(former) = Former::read(&link.alias) {
@@ -95,6 +99,10 @@ pub(super) fn settled(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
         changed = true;
     }
     for kept in store::of_devices(&[&link.name, &link.alias])? {
+        if kept.is_leaving && kept.record.is_home(&link) {
+            let whose = format!("{}: another ADD is moving it: {}", link.name, kept.record.mark);
+            return Err(Error::new(code::TRY_AGAIN_LATER, whose));
+        }
         if settle(host, std::slice::from_ref(&link), &kept.record)? {
             kept.remove()?;
             changed = true;
@@ -150,6 +158,7 @@ pub(super) struct Departure {
     mark: Mark,
     record: Record,
     standing: Standing,
+    _leaving: File,
 }
 
 impl Departure {
@@ -162,13 +171,13 @@ impl Departure {
     ) -> Result<Departure, Error> {
         let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
         let record = Record::of(link, mark, (path, netns.identity().or_refused()?.inode()));
-        store::keep(&record)?;
-        Ok(Departure { mark: mark.clone(), record, standing })
+        let leaving = store::keep(&record)?;
+        Ok(Departure { mark: mark.clone(), record, standing, _leaving: leaving })
     }
 
     /// It comes back as it was, with its addresses and routes. The error that matters is another one.
     pub(super) fn undo(&self, container: &Netns) {
-        let Departure { mark, record, standing } = self;
+        let Departure { mark, record, standing, _leaving } = self;
         let Ok(mut host) = Rtnl::open() else { return };
         let Ok(mut inside) = container.rtnl() else { return };
         if matches!(host.find_link(&record.was.name), Ok(None)) {

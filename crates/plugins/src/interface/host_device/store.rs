@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Rules: files are 0600 and replaced whole; no name of the three can hold a colon; they end with the machine's
-//! running, as what they are about does.
+//! running, as what they are about does; whoever is about to move a device has its record locked.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -29,18 +29,20 @@ const FILE_MAX: u64 = 16 << 10;
 pub(super) struct Kept {
     /// What it says.
     pub record: Record,
+    /// Is an ADD at work that moves the device?
+    pub is_leaving: bool,
     path: PathBuf,
 }
 
-/// Writes a record down.
-pub(super) fn keep(record: &Record) -> Result<(), Error> {
+/// Writes a record down, which is that of a device that is leaving as long as the returned value lives.
+pub(super) fn keep(record: &Record) -> Result<File, Error> {
     let mark = record.mark().ok_or_else(|| Error::internal("a record without a mark"))?;
     let path = Path::new(DIRECTORY).join(file_name(&record.was.name, &mark));
     let written = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(DIRECTORY)
-        .and_then(|()| file::replace(&path, &record.text()));
+        .and_then(|()| file::replace_locked(&path, &record.text()));
     written.map_err(|cause| failed("write", &path, &cause))
 }
 
@@ -87,8 +89,8 @@ fn list(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Kept>, Error> {
     let whole = |name: &str| !name.starts_with('.') && is_wanted(name);
     let mut kept = Vec::new();
     for path in paths(&whole)? {
-        if let Some(record) = read(&path)? {
-            kept.push(Kept { record, path });
+        if let Some((record, is_leaving)) = read(&path)? {
+            kept.push(Kept { record, is_leaving, path });
         }
     }
     Ok(kept)
@@ -112,15 +114,16 @@ fn paths(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// `None` if it is gone or cannot be understood: then the alias alone says what the device was.
-fn read(path: &Path) -> Result<Option<Record>, Error> {
+fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     let failed = |cause: io::Error| failed("read", path, &cause);
     let file = match File::open(path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.map_err(failed)?,
     };
     let mut bytes = Vec::new();
-    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(Record::read(&bytes))
+    (&file).take(FILE_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    let is_leaving = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+    Ok(Record::read(&bytes).map(|record| (record, is_leaving)))
 }
 
 fn file_name(device: &str, mark: &Mark) -> String {
