@@ -101,11 +101,11 @@ fn of_two_that_want_one_device_at_the_same_moment_one_has_it_and_gives_it_back_a
             let adds = both.each_ref().map(|one| scope.spawn(|| one.add(&config).code == Some(0)));
             adds.map(|add| add.join().expect("an ADD ends"))
         });
-        assert_ne!(added, [true, true], "round {round}");
-        let has = added.iter().position(|added| *added);
+        assert_ne!(added[0], added[1], "round {round}: one has it");
+        let has = usize::from(added[1]);
         let names = records(&host);
         let own = |at: usize| names.contains(&format!("600 dev0:{}:net1.json", pods[at].container_id()));
-        assert!(has.is_none_or(own), "round {round}: {has:?} has it, and these are known: {names:?}");
+        assert!(own(has), "round {round}: {has} has it, and these are known: {names:?}");
         for one in &both {
             one.del(&config).success();
         }

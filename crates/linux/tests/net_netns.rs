@@ -17,6 +17,7 @@ const ROUNDS: usize = 300;
 fn one_that_is_made_meanwhile_is_removed_or_cannot_be_made_and_is_never_busy() {
     let (host, is_over) = (host!(), AtomicBool::new(false));
     let remove = || Netns::destroy(Path::new(PATH)).unwrap_or_else(|error| panic!("{error}"));
+    host.within(|| Netns::create(Path::new(PATH)).map(drop)).expect("one can be made");
     thread::scope(|scope| {
         scope.spawn(|| {
             // Whether one could be made is chance.
