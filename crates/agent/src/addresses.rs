@@ -10,6 +10,7 @@
 pub(crate) mod census;
 pub(crate) mod claims;
 pub(crate) mod command;
+mod dead;
 pub(crate) mod keeper;
 pub(crate) mod objects;
 pub(crate) mod pools;

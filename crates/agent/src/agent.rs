@@ -20,6 +20,7 @@ pub(crate) mod events;
 mod facts;
 mod giver;
 pub(crate) mod health;
+mod leases;
 mod local_service;
 pub(crate) mod metrics;
 pub(crate) mod once;
@@ -208,6 +209,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
     tokio::spawn(giver::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
+    tokio::spawn(leases::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
     tokio::spawn(unattached::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
     let publisher = tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {

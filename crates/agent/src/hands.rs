@@ -212,6 +212,18 @@ impl Hands {
         }
     }
 
+    /// Has nothing new given of a lease in a ledger below a directory, until it was asked whose it is; is it in there?
+    pub(crate) fn doubt(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("give-up").arg(ledgers).args([ledger, lease]);
+        let output = self.output(command)?;
+        match output.status.code() {
+            Some(0) => Ok(true),
+            Some(UNKNOWN) => Ok(false),
+            _ => Err(self.failure(&output)),
+        }
+    }
+
     /// Runs a command that reads `stdin`.
     fn feed(&self, mut command: Command, stdin: &[u8]) -> Result<(), Failure> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

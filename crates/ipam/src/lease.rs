@@ -146,7 +146,7 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// Finds the single addresses inside a block of ours and writes them down before it is used.
-    async fn with_holes(&self, mut object: Object) -> Result<Lease, Refusal> {
+    pub(crate) async fn with_holes(&self, mut object: Object) -> Result<Lease, Refusal> {
         let inside = self.registry.inside(object.net).await?;
         let known = object.holes.len();
         for single in inside {

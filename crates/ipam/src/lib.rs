@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod confirm;
 mod filter;
 pub mod grid;
 pub mod handover;

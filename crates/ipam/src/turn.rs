@@ -17,11 +17,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::confirm::{confirm, held_in_doubt, held_otherwise};
 use crate::filter::Filter;
 use crate::grid::addresses_of;
 use crate::lease::{Counter, Refusal, give_back};
 use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
-use crate::registry::{Fault, Object, Registry};
+use crate::registry::{Object, Registry};
 
 /// A block that holds at most this part of its addresses may be emptied.
 const SPARSE: u64 = 4;
@@ -55,10 +56,23 @@ pub enum Turn {
 /// What a ledger tells about its blocks, and what is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The blocks: addresses, lease, state.
-    pub known: Vec<(IpNet, String, State)>,
+    /// The blocks.
+    pub known: Vec<Known>,
     /// What is wanted.
     pub wish: Wish,
+}
+
+/// A block of a ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Its addresses.
+    pub net: IpNet,
+    /// Which lease of it.
+    pub lease: String,
+    /// What it is to the node.
+    pub state: State,
+    /// Is something in it held, though it must be asked whose it is?
+    pub held: bool,
 }
 
 /// The answer.
@@ -237,9 +251,18 @@ fn drain_the_emptiest(ledger: &mut Ledger, clock: Clock, keep: u64) -> Option<Ed
     None
 }
 
+/// Is something in a block held, though it must be asked whose it is? After a boot nothing is.
+pub fn is_held_in_doubt(ledger: &Ledger, block: &Block) -> bool {
+    block.state == State::Unconfirmed && ledger.is_held(block)
+}
+
 /// The question for the agent.
 pub fn ask(ledger: &Ledger, wish: Wish) -> Ask {
-    Ask { known: ledger.blocks().map(|block| (block.net, block.uid, block.state)).collect(), wish }
+    let known = |block: Block| {
+        let held = is_held_in_doubt(ledger, &block);
+        Known { net: block.net, lease: block.uid, state: block.state, held }
+    };
+    Ask { known: ledger.blocks().map(known).collect(), wish }
 }
 
 /// Writes the answer down; what was leased for one owner is held by it at once.
@@ -250,8 +273,10 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
         let among = |leases: &[String]| leases.contains(&block.uid);
         match block.state {
             State::Returning if among(&supply.gone) => edits.push(ledger.drop_block(block.page)),
-            // Nothing in it is held: that was freed when the boot began.
-            State::Unconfirmed if among(&supply.lost) => edits.push(ledger.drop_block(block.page)),
+            // What is held stays to be known; nobody new comes into it.
+            State::Unconfirmed if among(&supply.lost) && !ledger.is_held(&block) => {
+                edits.push(ledger.drop_block(block.page));
+            }
             State::Unconfirmed => {
                 let confirmed = supply.confirmed.iter().find(|(old, _)| *old == block.uid);
                 edits.extend(confirmed.map(|(_, new)| ledger.confirm(block.page, new)));
@@ -260,7 +285,9 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
         }
     }
     for lease in &supply.leases {
-        edits.extend(ledger.add(lease, clock.now));
+        let mut lease = lease.clone();
+        lease.holes.extend(held_otherwise(ledger, &lease));
+        edits.extend(ledger.add(&lease, clock.now));
         let of_lease = |block: &Block| block.uid == lease.uid && block.net == lease.net;
         let page = ledger.blocks().find(of_lease).map(|block| block.page);
         if let (true, Some(page)) = (lease.bound, page) {
@@ -275,33 +302,36 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 /// `seen` is what is believed to be this ledger's; it may be old.
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = Supply::default();
-    for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Returning) {
+    for Known { net, lease, .. } in ask.known.iter().filter(|known| known.state == State::Returning) {
         match give_back(counter.registry, *net, lease, counter.clock.now).await {
             Ok(()) => supply.gone.push(lease.clone()),
             Err(fault) => supply.refusal = Some(fault.into()),
         }
     }
-    if ask.known.iter().any(|(_, _, state)| *state == State::Unconfirmed)
-        && let Err(fault) = confirm(counter, ask, &mut supply).await
+    if ask.known.iter().any(|known| known.state == State::Unconfirmed)
+        && let Err(refusal) = confirm(counter, ask, &mut supply).await
     {
-        supply.refusal = Some(fault.into());
+        supply.refusal = Some(refusal);
     }
-    let known: HashSet<String> = ask.known.iter().map(|(_, lease, _)| lease.clone()).collect();
+    let known: HashSet<String> = ask.known.iter().map(|known| known.lease.clone()).collect();
     if ask.wish == Wish::Nothing {
-        if let Err(refusal) = counter.give_back_unknown(seen, &known).await {
+        let mut seen = seen.to_vec();
+        // It was taken again, and nobody heard of it.
+        seen.retain(|object| held_in_doubt(ask).all(|net| net != object.net));
+        if let Err(refusal) = counter.give_back_unknown(&seen, &known).await {
             supply.refusal = Some(refusal);
         }
         return supply;
     }
     // It may be free in what is confirmed.
     match ask.wish {
-        Wish::Any if !supply.confirmed.is_empty() => return supply,
+        Wish::Any if !supply.confirmed.is_empty() || !supply.leases.is_empty() => return supply,
         Wish::Address(ip) if is_confirmed(ask, &supply, ip) => return supply,
         _ => {}
     }
     let leased = match counter.adopt(seen, &known).await {
         Ok(adopted) if !adopted.is_empty() => {
-            supply.leases = adopted;
+            supply.leases.extend(adopted);
             match ask.wish {
                 Wish::Any => return supply,
                 // It may lie in what was adopted.
@@ -323,33 +353,8 @@ pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Obj
 
 /// Does an address lie in a block that was just confirmed?
 fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
-    let mut around = ask.known.iter().filter(|(net, ..)| net.contains(&ip));
-    around.any(|(_, lease, _)| supply.confirmed.iter().any(|(old, _)| old == lease))
-}
-
-/// Asks which of the blocks are still this node's.
-async fn confirm<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, supply: &mut Supply) -> Result<(), Fault> {
-    let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
-    for (net, lease, _) in ask.known.iter().filter(|(_, _, state)| *state == State::Unconfirmed) {
-        let is_it = |object: &Object| object.net == *net && object.lease_id() == *lease;
-        let found = match own.iter().find(|object| is_it(object)) {
-            Some(object) => Some(object.clone()),
-            // The ledger may have had another name when it was leased.
-            None => {
-                let object = counter.registry.read(*net).await?;
-                object.filter(|object| is_it(object) && object.holder.node == counter.holder.node)
-            }
-        };
-        let Some(object) = found else {
-            supply.lost.push(lease.clone());
-            continue;
-        };
-        // If somebody has changed it since, the next question shows who.
-        if let Some(new) = counter.confirm(&object).await? {
-            supply.confirmed.push((lease.clone(), new));
-        }
-    }
-    Ok(())
+    let mut around = ask.known.iter().filter(|known| known.net.contains(&ip));
+    around.any(|known| supply.confirmed.iter().any(|(old, _)| *old == known.lease))
 }
 
 async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish) -> Result<Lease, Refusal> {

@@ -35,7 +35,8 @@ weft-cni: every weft plugin in one file. A container runtime calls it by a plugi
   weft-cni sandbox run PATH COMMAND…        run a command inside
   weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
   weft-cni give-up DIR POOL LEASE ADDRESS   make an address of the pool's ledger below DIR another node's; exit code 3
-      if it is held, by whom is said; 4 if the ledger has no such lease
+      if it is held, by whom is said; 4 if the ledger has no such lease. Without ADDRESS: give nothing new of the
+      lease until the agent was asked whose it is
   weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
   weft-cni --version
 
@@ -63,6 +64,9 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
         [adoption::COMMAND, directory] => adoption::adopt(Path::new(directory)).map(|()| ExitCode::SUCCESS),
         [orders::COMMAND] => orders::obey().map(|()| ExitCode::SUCCESS),
+        [handover::COMMAND, directory, ledger, lease] => {
+            handover::doubt(Path::new(directory), ledger, lease).map(|said| given_up(&said))
+        }
         [handover::COMMAND, directory, ledger, lease, ip] => give_up(directory, ledger, lease, ip),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
         ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
@@ -166,13 +170,17 @@ fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
 
 /// For an address of a block that another node asks for.
 fn give_up(directory: &str, ledger: &str, lease: &str, ip: &str) -> Result<ExitCode, Error> {
-    match handover::give_up(Path::new(directory), ledger, lease, address(ip)?)? {
-        Said::Hole => Ok(ExitCode::SUCCESS),
+    handover::give_up(Path::new(directory), ledger, lease, address(ip)?).map(|said| given_up(&said))
+}
+
+fn given_up(said: &Said) -> ExitCode {
+    match said {
+        Said::Hole => ExitCode::SUCCESS,
         Said::Held(owner) => {
             say(&format!("{owner}\n"));
-            Ok(ExitCode::from(3))
+            ExitCode::from(3)
         }
-        Said::Unknown => Ok(ExitCode::from(4)),
+        Said::Unknown => ExitCode::from(4),
     }
 }
 

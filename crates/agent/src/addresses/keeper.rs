@@ -3,17 +3,16 @@
 //!
 //! ```text
 //!   census ──► status of pools · Events about what is wrong
-//!          ──► node gone for a while ──► looked at again ──► its blocks, if they are as they were ──► nobody's
+//!          ──► node gone for a while ──► [`Dead`] ──► its blocks nobody's
 //!          ──► claim gone ──► its address nobody's
 //! ```
 //!
 //! Rules: a living node's blocks are its own, idle or not: nobody sees what it has given of them. A node is gone when its
-//! object is, or when somebody has marked it out of service, and no pod is bound to it any more.
+//! object is, or when somebody has marked it out of service, no pod is bound to it any more, and its agent does not answer.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
-use ipam::lease::reclaim;
 use ipam::registry::{Object, Registry};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as EventObject;
@@ -29,6 +28,7 @@ use tracing::{info, warn};
 
 use super::census::{Census, Finding};
 use super::claims::OF_CLAIM;
+use super::dead::Dead;
 use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;
@@ -50,11 +50,9 @@ pub(crate) struct Keeper {
     recorder: Recorder,
     /// Who tells.
     identity: String,
-    /// How long a node must have been gone.
-    grace: Duration,
+    dead: Dead,
     /// How long the address of a pod that was deleted is kept for its successor.
     retention: Duration,
-    gone: BTreeMap<String, Instant>,
     told: BTreeSet<(String, String)>,
     requests: Counter,
 }
@@ -80,8 +78,9 @@ impl Keeper {
         let identity = identity.to_owned();
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        let (gone, told) = (BTreeMap::new(), BTreeSet::new());
-        Keeper { client, recorder, identity, grace, retention, gone, told, requests: Counter::default() }
+        let (told, requests) = (BTreeSet::new(), Counter::default());
+        let dead = Dead::new(client.clone(), grace, requests.clone());
+        Keeper { client, recorder, identity, dead, retention, told, requests }
     }
 
     /// Looks at everything once and does what is to be done.
@@ -92,7 +91,7 @@ impl Keeper {
             round.pools += 1;
             round.leased += self.tell_status(&census, pool).await?;
         }
-        round.reclaimed = self.take_from_the_dead(&census).await?;
+        round.reclaimed = self.dead.take(&census).await?;
         round.ended = self.end_claims(&census).await?;
         self.tell(&census, &round.findings).await;
         Ok(round)
@@ -113,51 +112,6 @@ impl Keeper {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(leased),
             Err(error) => Err(format!("status of pool {name}: {error}")),
         }
-    }
-
-    /// Takes back what nodes have that have been gone for a while.
-    ///
-    /// What they have was read first; that they are gone is made sure of now; a node that came back in between has
-    /// changed what it has, and keeps it.
-    async fn take_from_the_dead(&mut self, census: &Census) -> Result<u64, String> {
-        let holding: BTreeSet<&str> = census.blocks.iter().map(|block| block.spec.node.as_str()).collect();
-        let bound: BTreeSet<&str> = census.pods.values().map(|pod| pod.node.as_str()).collect();
-        let off = |node: &str| !node.is_empty() && census.is_off(node) && !bound.contains(node);
-        let off: BTreeSet<&str> = holding.into_iter().filter(|node| off(node)).collect();
-        self.gone.retain(|node, _| off.contains(node.as_str()));
-        let mut taken = 0;
-        for node in off {
-            let since = *self.gone.entry(node.to_owned()).or_insert_with(Instant::now);
-            if since.elapsed() < self.grace || !self.is_off_now(node).await? {
-                continue;
-            }
-            for pool in &census.pools {
-                let name = pool.metadata.name.as_deref().unwrap_or_default();
-                let Some(registry) = self.registry(pool) else { continue };
-                for object in census.objects_of(name).filter(|object| object.holder.node == node) {
-                    let net = object.net;
-                    match reclaim(&registry, object, now()).await {
-                        Ok(()) => {
-                            info!(pool = name, block = %net, node, "taken back from a node that is gone");
-                            taken += 1;
-                        }
-                        Err(fault) => warn!(pool = name, block = %net, node, %fault, "not taken back"),
-                    }
-                }
-            }
-        }
-        Ok(taken)
-    }
-
-    /// The node's object and its pods, as they are at this moment.
-    async fn is_off_now(&self, node: &str) -> Result<bool, String> {
-        let failed = |error: kube::Error| format!("node {node}: {error}");
-        let nodes: Api<crate::agent::cluster::NodeObject> = Api::all(self.client.clone());
-        let found = nodes.get_opt(node).await.map_err(failed)?;
-        let off = found.is_none_or(|node| node.is_out_of_service());
-        let pods: Api<crate::agent::cluster::PodObject> = Api::all(self.client.clone());
-        let own = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(1);
-        Ok(off && pods.list_metadata(&own).await.map_err(failed)?.items.is_empty())
     }
 
     fn registry(&self, pool: &PoolObject) -> Option<Cluster> {

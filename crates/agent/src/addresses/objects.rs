@@ -32,6 +32,10 @@ pub(crate) const CLAIM_LABEL: &str = "weft.dev/claim";
 /// The node that is asked to give a single address up.
 pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
 
+/// Annotation: its node is taken for gone, and asked whether it is; the node's agent takes it away. Whatever else changes the
+/// object does so, too.
+pub(crate) const NOTICE: &str = "weft.dev/is-your-node-gone";
+
 /// Longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
 

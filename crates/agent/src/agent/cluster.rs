@@ -80,9 +80,18 @@ pub(crate) struct PodObject {
 #[serde(default, rename_all = "camelCase")]
 struct PodSpec {
     host_network: bool,
+    tolerations: Vec<Toleration>,
     service_account_name: String,
     node_name: String,
     resource_claims: Vec<PodClaim>,
+}
+
+/// Of a pod: which taints do not keep it from a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Toleration {
+    key: String,
+    effect: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -174,6 +183,17 @@ pub(crate) trait Reduced: Resource<DynamicType = ()> {
     fn reduce(self) -> Self::Form;
 }
 
+impl PodObject {
+    /// Does it stay bound to a node that is out of service, and is no sign that anything of it runs? It tolerates the taint, for
+    /// ever as far as we look, or uses the node's own network.
+    pub(crate) fn stays_out_of_service(&self) -> bool {
+        let tolerates = |Toleration { key, effect }: &Toleration| {
+            (key.is_empty() || key == OUT_OF_SERVICE) && (effect.is_empty() || effect == "NoExecute")
+        };
+        self.spec.host_network || self.spec.tolerations.iter().any(tolerates)
+    }
+}
+
 /// Namespace and name; the namespace is empty where there is none.
 pub(crate) type Key = (String, String);
 
@@ -192,7 +212,7 @@ impl Reduced for PodObject {
 
     fn reduce(self) -> Pod {
         let PodObject { metadata, spec, status } = self;
-        let PodSpec { host_network, service_account_name, node_name, resource_claims } = spec;
+        let PodSpec { host_network, tolerations: _, service_account_name, node_name, resource_claims } = spec;
         let PodStatus { phase, pod_ips, resource_claim_statuses, extended_resource_claim_status } = status;
         let runs = phase == "Running" && metadata.deletion_timestamp.is_none();
         let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
@@ -330,6 +350,24 @@ mod tests {
             (pod.uid.as_str(), pod.service_account_name.as_str(), pod.node_name.as_str()),
             ("u", "s", "w")
         );
+    }
+
+    #[test]
+    fn what_tolerates_the_taint_or_has_the_nodes_network_stays_where_a_node_is_out_of_service() {
+        let stays = |spec: Value| {
+            let object = json!({ "metadata": { "name": "p" }, "spec": spec });
+            serde_json::from_value::<PodObject>(object).unwrap().stays_out_of_service()
+        };
+        assert!(stays(json!({ "hostNetwork": true })));
+        assert!(stays(json!({ "tolerations": [{ "operator": "Exists" }] })));
+        assert!(stays(
+            json!({ "tolerations": [{ "key": OUT_OF_SERVICE, "operator": "Exists", "effect": "NoExecute" }] })
+        ));
+        assert!(!stays(
+            json!({ "tolerations": [{ "key": "node.kubernetes.io/not-ready", "operator": "Exists" }] })
+        ));
+        assert!(!stays(json!({ "tolerations": [{ "key": OUT_OF_SERVICE, "effect": "NoSchedule" }] })));
+        assert!(!stays(json!({})));
     }
 
     #[test]

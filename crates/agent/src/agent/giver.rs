@@ -63,7 +63,7 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
 }
 
 /// Is there a ledger on this node?
-fn has_any(ledgers: &Path) -> bool {
+pub(super) fn has_any(ledgers: &Path) -> bool {
     std::fs::read_dir(ledgers).is_ok_and(|mut entries| entries.next().is_some())
 }
 
@@ -85,7 +85,7 @@ impl Giver {
     }
 
     async fn give_up(&self, owned: &Owned) -> Result<Outcome, String> {
-        let Owned { pool, object } = owned;
+        let Owned { pool, object, is_doubted: _ } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(PAUSE, pools.get_opt(pool))
             .await

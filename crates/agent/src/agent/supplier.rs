@@ -34,7 +34,7 @@ use super::cache::{Cache, follow};
 use super::cluster::Reduced;
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
-use crate::addresses::objects::BlockObject;
+use crate::addresses::objects::{BlockObject, NOTICE};
 use crate::addresses::pools::{self, Pool};
 use crate::addresses::registry::{Cluster, LOOKS, of_node};
 use crate::addresses::{elsewhere, now, placed};
@@ -64,6 +64,8 @@ pub(crate) struct Owned {
     pub(crate) pool: String,
     /// The block, or the single address.
     pub(crate) object: Object,
+    /// Is it asked whether this node is still there?
+    pub(crate) is_doubted: bool,
 }
 
 /// What there is for one ledger.
@@ -77,7 +79,8 @@ impl Reduced for BlockObject {
     type Form = Option<Owned>;
 
     fn reduce(self) -> Option<Owned> {
-        Some(Owned { pool: self.spec.pool.clone(), object: self.object()? })
+        let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
+        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted })
     }
 }
 
@@ -278,25 +281,22 @@ impl Supplier {
                 given.await.map_err(|fault| fault.to_string())?;
             }
         }
-        let suits = |lease: &Lease| match wish {
-            Wish::Any if demand.wish == Want::Any && !unconfirmed => {
-                counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip))
-            }
-            // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
-            Wish::Address(ip) if demand.wish == Want::Address(ip) => {
-                lease.net.contains(&ip) && !lease.holes.contains(&ip)
-            }
-            _ => false,
-        };
-        if let Some(at) = shelf.ready.iter().position(|(_, lease)| suits(lease)) {
-            let (_, lease) = shelf.ready.remove(at);
+        if (!unconfirmed || demand.wish != Want::Any)
+            && let Some(lease) = ready(counter, demand.wish, shelf)
+        {
             return Ok(Supply { leases: vec![lease], ..Supply::default() });
         }
-        let ready: HashSet<&str> = shelf.ready.iter().map(|(_, lease)| lease.uid.as_str()).collect();
+        let ahead: HashSet<&str> = shelf.ready.iter().map(|(_, lease)| lease.uid.as_str()).collect();
         let mut seen = self.seen(pool, &demand.ledger).await;
-        seen.retain(|object| !ready.contains(object.lease_id().as_str()));
+        seen.retain(|object| !ahead.contains(object.lease_id().as_str()));
         let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
-        let supply = turn::serve(counter, &ask, &seen).await;
+        let mut supply = turn::serve(counter, &ask, &seen).await;
+        if supply.leases.is_empty()
+            && supply.confirmed.is_empty()
+            && let Some(lease) = ready(counter, demand.wish, shelf)
+        {
+            supply = Supply { leases: vec![lease], refusal: None, ..supply };
+        }
         for lease in &supply.leases {
             info!(pool, block = %lease.net, "leased");
         }
@@ -306,18 +306,36 @@ impl Supplier {
         Ok(supply)
     }
 
-    /// What the watch knows to be this ledger's. It is begun when it is first needed.
-    async fn seen(&self, pool: &str, ledger: &str) -> Vec<Object> {
+    /// What the cluster knows to be this node's. It is watched from when it is first needed on.
+    pub(super) fn own(&self) -> Arc<Cache<Option<Owned>>> {
         self.wanted.call_once(|| {
             let all = Api::<BlockObject>::all(self.client.clone());
             let own = Config::default().labels(&of_node(&self.node));
             tokio::spawn(follow(all, own, Arc::clone(&self.own)));
         });
-        let _ = timeout(SYNC_MAX, self.own.synced()).await;
-        let own = self.own.all().into_iter().filter_map(|owned| Option::clone(&owned));
+        Arc::clone(&self.own)
+    }
+
+    /// What of it is this ledger's.
+    async fn seen(&self, pool: &str, ledger: &str) -> Vec<Object> {
+        let own = self.own();
+        let _ = timeout(SYNC_MAX, own.synced()).await;
+        let own = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
         own.map(|owned| owned.object).filter(|object| object.holder.ledger == ledger).collect()
     }
+}
+
+/// Takes what was leased ahead, if it is what is wanted.
+fn ready(counter: &Counter<'_, Cluster>, want: Want, shelf: &mut Shelf) -> Option<Lease> {
+    let suits = |lease: &Lease| match want {
+        Want::Any => counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip)),
+        // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
+        Want::Address(ip) => lease.net.contains(&ip) && !lease.holes.contains(&ip),
+        _ => false,
+    };
+    let at = shelf.ready.iter().position(|(_, lease)| suits(lease))?;
+    Some(shelf.ready.remove(at).1)
 }
 
 /// The network's addresses, less what the pool excludes.
@@ -333,13 +351,13 @@ fn filter(demand: &Demand, pool: &Pool) -> Result<Filter, String> {
     Ok(Filter { range, exclude })
 }
 
-fn known(known: &Known) -> (ipnet::IpNet, String, State) {
+fn known(known: &Known) -> turn::Known {
     let state = match known.state {
         KnownState::Active => State::Active,
         KnownState::Returning => State::Returning,
         KnownState::Unconfirmed => State::Unconfirmed,
     };
-    (known.net, known.lease.clone(), state)
+    turn::Known { net: known.net, lease: known.lease.clone(), state, held: known.held }
 }
 
 fn wish(want: Want) -> Wish {

@@ -268,7 +268,7 @@ impl Call {
     fn question(&mut self, wish: Wish) -> Option<Ask> {
         self.asked += 1;
         let question = turn::ask(self.ledger.as_ref()?, wish);
-        let idle = question.known.iter().all(|(_, _, state)| *state == State::Active);
+        let idle = question.known.iter().all(|known| known.state == State::Active);
         if matches!(self.verb, Verb::Del(_)) && idle {
             self.outcome = Some(Ok(None));
             return None;

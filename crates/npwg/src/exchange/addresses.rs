@@ -85,6 +85,9 @@ pub struct Known {
     pub lease: String,
     /// What it is to the node.
     pub state: KnownState,
+    /// Is something in it held, though it is unconfirmed? Never after a boot.
+    #[serde(default)]
+    pub held: bool,
 }
 
 /// What a block is to its node.

@@ -10,7 +10,7 @@ use cni::{Error, code};
 use ipam::Grid;
 use ipam::grid::BITS_MAX;
 use ipam::ledger::{Lease, Ledger, State};
-use ipam::turn::{Supply, Wish};
+use ipam::turn::{self, Supply, Wish};
 use npwg::exchange::addresses::{
     Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
 };
@@ -27,6 +27,7 @@ const COURTESY: Duration = Duration::from_secs(2);
 pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Want, owner: &str) -> Demand {
     let known = ledger.blocks().map(|block| Known {
         net: block.net,
+        held: turn::is_held_in_doubt(ledger, &block),
         lease: block.uid,
         state: match block.state {
             State::Active => KnownState::Active,

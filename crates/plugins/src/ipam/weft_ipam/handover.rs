@@ -1,12 +1,14 @@
-//! `weft-cni give-up`: makes an address of a block another node's, for the agent that was asked for it.
+//! `weft-cni give-up`: makes an address of a block another node's, for the agent that was asked for it; or lets nobody new into a
+//! block that the cluster says is not this node's any more.
 //!
 //! Rules: what is held stays, and it is said whose it is; what is said to be given up is on the disk; the same once more changes
-//! nothing. Why two nodes never have it: [`ipam::handover`].
+//! nothing. Why two nodes never have it: [`ipam::handover`], [`ipam::confirm`].
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use cni::Error;
+use ipam::confirm;
 use ipam::turn::{self, GiveUp};
 
 use super::settings;
@@ -18,7 +20,7 @@ pub const COMMAND: &str = "give-up";
 /// What the ledger said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// It is a hole.
+    /// It is a hole; of a block, nobody new comes into it.
     Hole,
     /// It is held.
     Held(Owner),
@@ -31,12 +33,7 @@ pub enum Said {
 /// # Errors
 /// 4 the name is none · 5, 7, 11 the ledger cannot be read, written or locked.
 pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Result<Said, Error> {
-    // It comes from the cluster and becomes part of a path.
-    if ledger.is_empty() {
-        return Err(Error::key("ledger", "\"\"", "not a name"));
-    }
-    settings::name("ledger", ledger)?;
-    let Some(mut store) = Store::find(directory, ledger)? else { return Ok(Said::Unknown) };
+    let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
     let given = turn::give_up(&mut store.ledger, lease, ip);
     store.trusted()?;
     Ok(match given {
@@ -49,4 +46,25 @@ pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Resul
         GiveUp::Held(place) => Said::Held(store.owner(place)),
         GiveUp::Unknown => Said::Unknown,
     })
+}
+
+/// Lets nobody new into a lease until the agent was asked whose it is, in the ledger of this name below `directory`.
+///
+/// # Errors
+/// As of [`give_up`].
+pub fn doubt(directory: &Path, ledger: &str, lease: &str) -> Result<Said, Error> {
+    let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
+    let Some(edit) = confirm::doubt(&mut store.ledger, lease) else { return Ok(Said::Unknown) };
+    store.write(&[edit])?;
+    store.settle()?;
+    Ok(Said::Hole)
+}
+
+fn find(directory: &Path, ledger: &str) -> Result<Option<Store>, Error> {
+    // It comes from the cluster and becomes part of a path.
+    if ledger.is_empty() {
+        return Err(Error::key("ledger", "\"\"", "not a name"));
+    }
+    settings::name("ledger", ledger)?;
+    Ok(Store::find(directory, ledger)?)
 }

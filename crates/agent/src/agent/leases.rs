@@ -1,0 +1,166 @@
+//! What the agent does so that its node gives only what is its node's: says that the node is there where somebody believes it is
+//! gone, and finds in the ledgers what is not the node's any more.
+//!
+//! ```text
+//!   IPBlock of this node, with a notice ──watch──► the notice is taken away: the node is alive
+//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni give-up: nothing new of it
+//! ```
+//!
+//! A boot is not needed for a node to lose what it has: its object is deleted while its agent is away, or a hand deletes an
+//! IPBlock. What becomes of a lease in doubt: [`ipam::confirm`].
+//!
+//! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
+//! ledger was read, so that a lease that is missing is not one that is about to be told. Nothing is watched before the node has a
+//! ledger. A ledger in another directory nobody sees.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam::Ledger;
+use ipam::ledger::{Block, State};
+use ipnet::IpNet;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::brain::Brain;
+use super::cluster::ASK_MAX;
+use crate::addresses::objects::{BlockObject, NOTICE, block_name};
+use crate::addresses::registry::of_node;
+use crate::hands::Hands;
+
+/// How long changes are gathered.
+const GATHER: Duration = Duration::from_millis(500);
+/// How long until what could not be done is tried again.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long where nothing changes.
+const LONG: Duration = Duration::from_secs(300);
+
+/// A lease: its addresses and its name.
+type Lease = (IpNet, String);
+
+struct Leases {
+    client: Client,
+    node: String,
+    ledgers: PathBuf,
+}
+
+/// Does so for ever.
+pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
+    if !super::giver::has_any(&ledgers) {
+        brain.supplier.was_asked().await;
+    }
+    let own = brain.supplier.own();
+    let leases = Leases { client, node, ledgers };
+    let mut changes = own.changes();
+    own.synced().await;
+    loop {
+        changes.mark_unchanged();
+        let all: Vec<_> = own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect();
+        let mut done = Ok(());
+        for owned in all.iter().filter(|owned| owned.is_doubted) {
+            done = done.and(leases.answer(&block_name(&owned.pool, owned.object.net)).await);
+        }
+        let known = all.iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect();
+        done = done.and(leases.compare(&known).await);
+        if let Err(why) = &done {
+            warn!(why, "whose the leases of this node's ledgers are could not be asked");
+        }
+        let wait = if done.is_ok() { LONG } else { PAUSE };
+        let _ = timeout(wait, changes.changed()).await;
+        sleep(GATHER).await;
+    }
+}
+
+impl Leases {
+    /// Says that this node is there.
+    async fn answer(&self, name: &str) -> Result<(), String> {
+        let blocks = Api::<BlockObject>::all(self.client.clone());
+        let work = async {
+            let Some(mut object) = blocks.get_opt(name).await? else { return Ok(()) };
+            let notice = object.metadata.annotations.as_mut().and_then(|all| all.remove(NOTICE));
+            if notice.is_none() || object.spec.node != self.node {
+                return Ok(());
+            }
+            match blocks.replace(name, &PostParams::default(), &object).await {
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+                other => other.map(drop),
+            }
+        };
+        let done = timeout(ASK_MAX, work).await.map_err(|_| "the API server does not answer".to_owned())?;
+        done.map_err(|error| format!("ipblock {name}: {error}"))?;
+        info!(block = name, "the cluster took this node for gone: it was told otherwise");
+        Ok(())
+    }
+
+    /// Looks for leases that the ledgers have and the cluster does not.
+    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<(), String> {
+        let mut missing = in_ledgers(&self.ledgers);
+        missing.retain(|(_, lease)| !known.contains(lease));
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let blocks = Api::<BlockObject>::all(self.client.clone());
+        let own = ListParams::default().labels(&of_node(&self.node));
+        let found = timeout(ASK_MAX, blocks.list(&own)).await;
+        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
+        let found = found.map_err(|error| format!("list ipblocks: {error}"))?.items;
+        let of_node = found.iter().filter(|block| block.spec.node == self.node);
+        let leased: BTreeSet<Lease> =
+            of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
+        missing.retain(|(_, lease)| !leased.contains(lease));
+        for (ledger, (net, lease)) in missing {
+            let ledgers = self.ledgers.clone();
+            let name = ledger.clone();
+            let doubted = tokio::task::spawn_blocking(move || {
+                Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease))
+            });
+            let doubted = doubted.await.map_err(|error| error.to_string())?;
+            if doubted.map_err(|failure| failure.to_string())? {
+                warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The leases from which the ledgers below a directory give, each with the name of its ledger.
+fn in_ledgers(directory: &Path) -> Vec<(String, Lease)> {
+    let mut leases = Vec::new();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // What cannot be read now gives nothing.
+        let Ok(bytes) = std::fs::read(entry.path().join("ledger")) else { continue };
+        let Ok(ledger) = Ledger::read(&bytes) else { continue };
+        // Without a cluster a block's lease is its network.
+        let counts = |block: &Block| block.state == State::Active && block.uid != block.net.to_string();
+        let own = ledger.blocks().filter(counts);
+        leases.extend(own.map(|block| (name.clone(), (block.net, block.uid))));
+    }
+    leases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_cluster_leased_and_may_be_given_is_compared() {
+        let directory = std::env::temp_dir().join(format!("weft-leases-{}", std::process::id()));
+        std::fs::create_dir_all(directory.join("p")).unwrap();
+        let mut ledger = Ledger::new("b");
+        for (net, uid) in [("10.0.0.0/24", "u.0"), ("10.0.1.0/24", "10.0.1.0/24"), ("10.0.2.0/24", "v.1")] {
+            let net: IpNet = net.parse().unwrap();
+            let lease = ipam::ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
+            let _ = ledger.add(&lease, 1);
+        }
+        let _ = ipam::confirm::doubt(&mut ledger, "v.1").unwrap();
+        std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
+        let found = in_ledgers(&directory);
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(found, [("p".to_owned(), ("10.0.0.0/24".parse().unwrap(), "u.0".to_owned()))]);
+    }
+}

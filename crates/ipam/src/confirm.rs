@@ -1,0 +1,117 @@
+//! Whether what a ledger has is still its node's: after a boot, and when the registry says otherwise although there was none.
+//!
+//! ```text
+//!   active ──boot; [`doubt`]──► unconfirmed ──asked──► its object is the node's ──► active, under a new lease
+//!                                              ├──► nobody's, and something in it is held ──► taken again
+//!                                              └──► else: lost; its page stays as long as something in it is held
+//! ```
+//!
+//! A node may be taken for dead and live: its blocks are given to others, or to nobody, while its ledger goes on. So its agent
+//! compares, and has the ledger doubt what is not its node's any more.
+//!
+//! Rules: nobody new comes into a block in doubt; what is held in one that is nobody's must not become another's, so it is leased
+//! anew, and what is held in the page before is a hole in the new one: nothing is held twice.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::lease::{Counter, Refusal, give_back};
+use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
+use crate::registry::{Fault, Holder, Object, Registry};
+use crate::turn::{Ask, Known, Supply};
+
+/// Lets nobody new into a lease until it was asked whose it is; no edit where there is nothing to doubt.
+pub fn doubt(ledger: &mut Ledger, lease: &str) -> Option<Edit> {
+    let block = ledger.blocks().find(|block| block.uid == lease && block.state == State::Active)?;
+    Some(ledger.set(block.page, State::Unconfirmed))
+}
+
+/// What of a network is held in pages of other leases of it.
+pub(crate) fn held_otherwise(ledger: &Ledger, lease: &Lease) -> Vec<IpAddr> {
+    let meets = |block: &Block| block.net == lease.net && block.uid != lease.uid && !lease.bound;
+    let held = |block: Block| {
+        let slots = ledger.slots_of(&block).enumerate();
+        let held = slots.filter(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown));
+        held.map(|(slot, _)| crate::grid::nth(block.net, slot as u128)).collect::<Vec<_>>()
+    };
+    ledger.blocks().filter(meets).flat_map(held).collect()
+}
+
+/// Asks which of the blocks are still this node's.
+pub(crate) async fn confirm<R: Registry>(
+    counter: &Counter<'_, R>,
+    ask: &Ask,
+    supply: &mut Supply,
+) -> Result<(), Refusal> {
+    let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
+    for known in ask.known.iter().filter(|known| known.state == State::Unconfirmed) {
+        let Known { net, lease, .. } = known;
+        let is_it = |object: &Object| object.net == *net && object.lease_id() == *lease;
+        let found = match own.iter().find(|object| is_it(object)) {
+            Some(object) => Some(object.clone()),
+            // The ledger may have had another name when it was leased.
+            None => {
+                let object = counter.registry.read(*net).await?;
+                object.filter(|object| is_it(object) && object.holder.node == counter.holder.node)
+            }
+        };
+        let Some(object) = found else {
+            supply.lost.push(lease.clone());
+            let is_elsewhere = |other: &Known| other.net == *net && other.lease != *lease;
+            if known.held && !ask.known.iter().any(is_elsewhere) {
+                take_again(counter, known, supply).await?;
+            }
+            continue;
+        };
+        // If somebody has changed it since, the next question shows who.
+        if let Some(new) = counter.confirm(&object).await? {
+            supply.confirmed.push((lease.clone(), new));
+        }
+    }
+    Ok(())
+}
+
+/// Leases what is nobody's although something in it is held here.
+async fn take_again<R: Registry>(
+    counter: &Counter<'_, R>,
+    known: &Known,
+    supply: &mut Supply,
+) -> Result<(), Refusal> {
+    let Holder { node, ledger, .. } = counter.holder.clone();
+    let holder = Holder { node, ledger, ..Holder::default() };
+    let made = match counter.registry.create(known.net, &holder).await {
+        Ok(object) => object,
+        Err(Fault::Conflict) => {
+            let found = counter.registry.read(known.net).await?;
+            let Some(object) = found.filter(|object| object.is_single() && object.holder.node.is_empty())
+            else {
+                return Ok(());
+            };
+            // The object of a single address outlives its lease, and says what keeps it.
+            let Holder { claim, turn, .. } = object.holder.clone();
+            let holder = Holder { claim, turn: turn + 1, ..holder };
+            match counter.registry.replace(&Object { holder, ..object }).await {
+                Ok(object) => object,
+                Err(Fault::Conflict) => return Ok(()),
+                Err(fault) => return Err(fault.into()),
+            }
+        }
+        Err(fault) => return Err(fault.into()),
+    };
+    if !made.is_single() {
+        supply.leases.push(counter.with_holes(made).await?);
+    } else if counter.block_around(made.net.addr()).await?.is_some() {
+        give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
+    } else {
+        supply.lost.retain(|lease| *lease != known.lease);
+        supply.confirmed.push((known.lease.clone(), made.lease_id()));
+    }
+    Ok(())
+}
+
+/// The networks in which something is held though the lease is in doubt.
+pub(crate) fn held_in_doubt(ask: &Ask) -> impl Iterator<Item = IpNet> {
+    let in_doubt = |known: &&Known| known.held && known.state == State::Unconfirmed;
+    ask.known.iter().filter(in_doubt).map(|known| known.net)
+}

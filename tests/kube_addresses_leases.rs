@@ -1,0 +1,129 @@
+//! Whose a lease is when something was done to it that nobody should do: nodes deleted that live, pools edited, holes left.
+//!
+//! ```text
+//!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, in the place of the runtimes
+//!                  ◄── weft controller --ipam      ◄── kubectl, by somebody who is wrong
+//! ```
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use rig::addresses::{Nodes, control, given, network, pool, weft};
+use rig::machine::until;
+use rig::{assert_refused, nodes};
+use serde_json::{Value, json};
+use testkit::Pod;
+
+/// How many objects a node has.
+fn of_node(nodes: &Nodes, node: &str) -> usize {
+    nodes.blocks().iter().filter(|block| block["spec"]["node"] == node).count()
+}
+
+/// Every address that a node is given, until it is refused.
+fn all_of(nodes: &Nodes, pod: &Pod, node: &str, conf: &Value) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for at in 0.. {
+        let added = nodes.attachment(pod, &format!("{node}-{at}")).add(conf);
+        if added.code != Some(0) {
+            break;
+        }
+        assert!(all.insert(given(added)[0].clone()));
+    }
+    all
+}
+
+#[test]
+fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.70.0.0/27", 3);
+    let conf = |node| network(node, &json!({ "range": "10.70.0.0/27", "quarantine": 0 }));
+    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    control(&nodes, &[("one", 9601)]);
+    // Its object is deleted, and its agent is there: it says so.
+    nodes.kube.kubectl(["delete", "node", "worker-0"]);
+    nodes
+        .machine
+        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(of_node(&nodes, "worker-0") > 0, "{}", nodes.machine.log("one"));
+    // Without an agent nobody says so: what it had is nobody's.
+    nodes.stop(0, "KILL");
+    until("its blocks to be nobody's", || (of_node(&nodes, "worker-0") == 0).then_some(()));
+    let theirs = all_of(&nodes, &sandbox, "theirs", &conf(1));
+    assert!(theirs.len() == 30, "{theirs:?}");
+    // It comes back, and its kernel has run all the time.
+    nodes.make_node(0);
+    nodes.start(0);
+    nodes.wait(0);
+    nodes.machine.wait("agent-0", "finds what it lost", || {
+        nodes.log(0).contains("not this node's any more").then_some(())
+    });
+    let refused = nodes.attachment(&sandbox, "late").add(&conf(0));
+    assert_refused("all is theirs", &refused, 11, &["pool 10.70.0.0-27", "no address is free"]);
+    // What was held is known until it goes.
+    nodes.attachment(&sandbox, "held").check(&conf(0)).success();
+    assert!(theirs.contains(&held));
+    nodes.attachment(&sandbox, "held").del(&conf(0)).success();
+    for at in 0..30 {
+        nodes.attachment(&sandbox, &format!("theirs-{at}")).check(&conf(1)).success();
+    }
+}
+
+#[test]
+fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_given_to_nobody() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.71.0.0/27", 3);
+    let conf = |node| network(node, &json!({ "range": "10.71.0.0/27", "quarantine": 0 }));
+    let mut all: BTreeSet<String> = (0..3)
+        .map(|at| given(nodes.attachment(&sandbox, &format!("held-{at}")).add(&conf(0)))[0].clone())
+        .collect();
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
+    nodes.machine.wait("agent-0", "finds what it lost", || {
+        nodes.log(0).contains("not this node's any more").then_some(())
+    });
+    // Whoever gives the rest of the pool, all of them are others.
+    for (node, name) in [(0, "mine"), (1, "theirs")] {
+        for ip in all_of(&nodes, &sandbox, name, &conf(node)) {
+            assert!(all.insert(ip.clone()), "{ip} twice");
+        }
+    }
+    assert_eq!(all.len(), 30);
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
+fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_pod_does() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.72.0.0/27", 3);
+    let conf = network(1, &json!({ "range": "10.72.0.0/27", "quarantine": 0 }));
+    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf));
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let bind = |name: &str, spec: Value| {
+        let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "blue" },
+            "spec": { "nodeName": "worker-1", "containers": [{ "name": "c", "image": "c" }] } });
+        for (key, value) in spec.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        nodes.kube.apply(&pod.to_string());
+    };
+    bind("daemon", json!({ "tolerations": [{ "operator": "Exists" }] }));
+    bind("agent", json!({ "hostNetwork": true }));
+    bind("work", json!({}));
+    nodes.stop(1, "KILL");
+    nodes.kube.kubectl([
+        "taint",
+        "node",
+        "worker-1",
+        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ]);
+    control(&nodes, &[("one", 9601)]);
+    std::thread::sleep(Duration::from_secs(7));
+    assert!(of_node(&nodes, "worker-1") > 0, "a pod may run there");
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "work", "--grace-period=0", "--force"]);
+    until("what it had", || (of_node(&nodes, "worker-1") == 0).then_some(()));
+}
