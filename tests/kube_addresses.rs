@@ -6,11 +6,11 @@
 
 #![cfg(test)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, control, given, last_byte, ledgers, network, pool, rounds, weft};
+use rig::addresses::{Nodes, assert_right, control, given, last_byte, ledgers, network, pool, rounds, weft};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
@@ -198,7 +198,7 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
     let who = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
     assert_eq!((&who[0]["pool"], &who[0]["node"]), (&json!("10.7.0.0-29"), &json!("worker-1")), "{who}");
     assert!(weft(&nodes, &["ipam", "show"]).success().stdout.contains("10.7.0.0-29"));
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes);
 }
 
 #[test]
@@ -230,21 +230,20 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
     until("the pool's status", full);
 }
 
-/// What one node does, until the time is over: ADD and DEL of its own pods, some of them killed on the way.
-fn work(
-    nodes: &Nodes,
-    pod: &Pod,
-    node: usize,
-    worker: usize,
-    end: Instant,
-    told: &Mutex<BTreeMap<String, String>>,
-) {
+/// Containers by the address that each was told.
+type Told = Mutex<BTreeMap<String, String>>;
+/// Addresses that one who works has at a time.
+const KEPT: usize = 4;
+
+/// What one node does, until the time is over: ADD and DEL of its own pods, some of them killed on the way. Whoever works
+/// has some addresses at any time, and those that it has when the time is over it keeps.
+fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told: &Told) {
     let conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+    let mut kept: VecDeque<(String, String)> = VecDeque::new();
     for round in 0_u32.. {
         let container = format!("n{node}w{worker}r{round}");
-        let killed = (round as usize + worker).is_multiple_of(7);
         let mut attachment = nodes.attachment(pod, &container);
-        if killed {
+        if (round as usize + worker).is_multiple_of(7) {
             let delay = format!("0.{:03}", (round * 37 + 5) % 60);
             attachment.through = vec!["timeout".into(), "-s".into(), "KILL".into(), delay];
         }
@@ -253,21 +252,51 @@ fn work(
             let ip = given(added)[0].clone();
             let before = told.lock().unwrap().insert(ip.clone(), container.clone());
             assert_eq!(before, None, "{ip} is {container}'s, too");
-            // It is nobody's from the moment on that its DEL begins.
-            told.lock().unwrap().remove(&ip);
+            kept.push_back((ip, container));
+        } else {
+            nodes.attachment(pod, &container).del(&conf).success();
         }
-        nodes.attachment(pod, &container).del(&conf).success();
         if Instant::now() > end {
             return;
         }
+        if kept.len() > KEPT {
+            let (ip, container) = kept.pop_front().unwrap();
+            // It is nobody's from the moment on that its DEL begins.
+            told.lock().unwrap().remove(&ip);
+            nodes.attachment(pod, &container).del(&conf).success();
+        }
     }
+}
+
+/// Ends every container on every node but those of `valid`.
+fn sweep(nodes: &Nodes, pod: &Pod, valid: &BTreeMap<String, String>) {
+    for node in 0..nodes.count() {
+        let mut conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+        let entry = |container: &String| json!({ "containerID": container, "ifname": "eth0" });
+        conf["cni.dev/valid-attachments"] = valid.values().map(entry).collect();
+        nodes.attachment(pod, "none").call("GC", conf.to_string()).success();
+    }
+}
+
+/// What a node's ledger has: ranges, and how many addresses are held.
+fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
+    let place = format!("/var/lib/weft/ipam-{node}");
+    let shown = weft(nodes, &["ipam", "-o", "json", "show", "--data-dir", &place]).success().json();
+    let blocks: Vec<Value> = shown
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|pool| pool["ledger"].as_array().cloned().unwrap_or_default())
+        .collect();
+    let ranges = blocks.iter().map(|block| block["range"].as_str().unwrap().to_owned()).collect();
+    (ranges, blocks.iter().map(|block| block["held"].as_u64().unwrap()).sum())
 }
 
 #[test]
 fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
     let nodes = nodes!(4);
     let pod = nodes.machine.pod("a");
-    let told = Mutex::new(BTreeMap::new());
+    let told = Told::default();
     // On a quiet machine of more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (seconds, calls) = (number("WEFT_TEST_SECONDS").unwrap_or(8), number("WEFT_TEST_CALLS").unwrap_or(6));
@@ -290,11 +319,23 @@ fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
     nodes.kube.wait();
     for node in 0..nodes.count() {
         nodes.wait(node);
-        let mut sweep = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
-        sweep["cni.dev/valid-attachments"] = json!([]);
-        nodes.attachment(&pod, "none").call("GC", sweep.to_string()).success();
     }
-    // Nothing is held, on no node; what is leased is what the nodes' ledgers have.
+    let told = told.into_inner().unwrap();
+    sweep(&nodes, &pod, &told);
+    // What is held is what somebody was told of, and what is leased is what the nodes' ledgers have.
+    let ledgers: Vec<_> = (0..nodes.count()).map(|node| in_ledger(&nodes, node)).collect();
+    assert_eq!(ledgers.iter().map(|(_, held)| *held).sum::<u64>(), told.len() as u64);
+    assert!(told.len() > nodes.count(), "{told:?}");
+    for (node, (ranges, _)) in ledgers.iter().enumerate() {
+        let name = format!("worker-{node}");
+        let blocks = nodes.blocks();
+        let own = blocks.iter().filter(|block| block["spec"]["node"].as_str() == Some(&name));
+        let leased: BTreeSet<_> =
+            own.map(|block| block["spec"]["range"].as_str().unwrap().to_owned()).collect();
+        assert!(!leased.is_empty() && leased == *ranges, "{name}: {leased:?} {ranges:?}");
+    }
+    sweep(&nodes, &pod, &BTreeMap::new());
+    // Nothing is held, on no node.
     for node in 0..nodes.count() {
         let place = format!("/var/lib/weft/ipam-{node}/10.16.0.0-20/ledger");
         let slots = nodes.machine.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}")]);
@@ -302,10 +343,7 @@ fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
         // Of what comes before the slots of a second group nothing looks like one that is held: tags are erased, too.
         assert_eq!(held.count(), 0, "node {node}");
     }
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
-    let leased: BTreeSet<String> =
-        nodes.blocks().iter().filter_map(|block| block["spec"]["node"].as_str().map(str::to_owned)).collect();
-    assert_eq!(leased.len(), 4, "{leased:?}");
+    assert_right(&nodes);
 }
 
 #[test]
@@ -383,7 +421,8 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     assert_eq!((&object(&at(20))["node"], &object(&at(20))["asks"]), (&json!("worker-1"), &Value::Null));
     assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    // There is no such pod.
+    assert!(assert_right(&nodes).contains("uid-r1/r1/eth0, whose pod is gone"));
     // Held: who has it is said, it stays where it is, and nothing is left of the question.
     let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
     assert_refused("held", &asking(1, "r3", &own), 11, &words);
@@ -420,7 +459,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     }
     assert!([at(20), at(40)].iter().all(|gone| !rest.contains(gone)), "{rest:?}");
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes);
 }
 
 #[test]
@@ -550,7 +589,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         Some(())
     });
     patch(&json!(null));
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes);
     let mine = given(add(0, "a2"))[0].clone();
     assert!(!theirs.contains(&mine), "{mine} {theirs:?}");
     // Of a node that is gone it is removed.
@@ -611,7 +650,7 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
         let ended = nodes.attachment(&pod, "c0").add(&other);
         (ended.code == Some(0)).then_some(())
     });
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes);
 }
 
 #[test]
@@ -645,22 +684,35 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
         "spec": { "range": "10.6.0.0/29", "allocations": {
             "1": { "id": "a", "podref": "blue/old-a", "ifname": "net1" },
             "2": { "id": "b", "podref": "blue/old-b", "ifname": "net1" },
+            "5": { "id": "b", "podref": "blue/old-b", "ifname": "net2" },
             "3": { "id": "c", "podref": "blue/long-gone" } } } });
     nodes.kube.apply(&pool.to_string());
     let dry = weft(&nodes, &["import", "whereabouts"]).success().stdout;
     assert!(dry.contains("10.6.0.2") && dry.contains("nothing was changed"), "{dry}");
     assert_eq!(nodes.blocks().len(), 0);
-    for _ in 0..2 {
-        weft(&nodes, &["import", "whereabouts", "--apply"]).success();
-    }
     let conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
     let mut conf = conf;
     conf["ipam"]["type"] = json!("whereabouts");
+    let mut early = nodes.attachment(&sandbox, "early");
+    early.args = format!("{};IP=10.6.0.5", early.args);
+    assert_eq!(given(early.add(&conf)), ["10.6.0.5"]);
+    for _ in 0..2 {
+        let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
+        assert_eq!(told.code, Some(1), "one address is another pod's: {}", told.stdout);
+        assert!(told.stderr.contains("1 of 4 addresses were not kept"), "{}", told.stderr);
+        assert!(told.stdout.contains("not kept: it is node worker-0's"), "{}", told.stdout);
+    }
+    let told = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let kept = |row: &Value| (row["address"].clone(), row["kept"].clone());
+    let kept: Vec<_> = told.as_array().unwrap().iter().map(kept).collect();
+    let expected = [("10.6.0.1", true), ("10.6.0.2", true), ("10.6.0.3", false), ("10.6.0.5", false)];
+    assert_eq!(kept, expected.map(|(address, kept)| (json!(address), json!(kept))));
     let mut taken = BTreeSet::new();
-    for at in 0..4 {
+    for at in 0..3 {
         taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
     }
-    let expected: Vec<String> = (3..7).map(|last| format!("10.6.0.{last}")).collect();
+    let expected = ["10.6.0.3", "10.6.0.4", "10.6.0.6"];
     assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "but for those of pods that are there");
     assert_refused("full", &nodes.attachment(&sandbox, "n9").add(&conf), 11, &["no address is free"]);
 }

@@ -150,6 +150,15 @@ fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
             json!({ "ipRanges": [{ "range": "192.168.10.0/24" }, { "range": "abcd::/64" }] }),
             "192.168.10.1 abcd::1",
         ),
+        // One gateway for all of its family: none of them is given.
+        (
+            json!({ "gateway": "192.168.11.1", "ipRanges": [{ "range": "192.168.11.0/24" }, { "range": "abce::/64" }] }),
+            "192.168.11.2 abce::1",
+        ),
+        (
+            json!({ "range": "192.168.12.0/24", "gateway": "abcd::1", "exclude": ["abcd::/64"] }),
+            "192.168.12.1",
+        ),
     ];
     for (at, (ipam, expected)) in cases.into_iter().enumerate() {
         let mut conf = config(&ipam);
@@ -352,6 +361,36 @@ fn held(host: &Host, place: &str) -> usize {
 // === GC, boot ===
 
 #[test]
+fn a_repeated_add_that_fails_leaves_what_the_container_holds() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let first = add(&host, &pod, "c1", &small());
+    let mut both = small();
+    both["ipam"]["ipRanges"] = json!([{ "range": "10.5.0.0/30" }]);
+    assert_eq!(add(&host, &pod, "other", &both).split(' ').count(), 2);
+    // The second range has two addresses, and this takes the other.
+    add(&host, &pod, "another", &both);
+    let refused = container(&host, &pod, "c1").add(&both);
+    assert_refused("full", &refused, 11, &["pool 10.5.0.0-30"]);
+    container(&host, &pod, "c1").check(&small()).success();
+    assert_eq!(add(&host, &pod, "c1", &small()), first);
+}
+
+#[test]
+fn a_repeated_add_finds_its_address_in_whichever_range_it_is() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = config(&json!({
+        "quarantine": 0, "ranges": [[{ "subnet": "10.5.0.0/30" }, { "subnet": "10.6.0.0/30" }]],
+    }));
+    assert_eq!(add(&host, &pod, "c1", &conf), "10.5.0.2");
+    assert_eq!(add(&host, &pod, "c2", &conf), "10.6.0.2");
+    container(&host, &pod, "c1").del(&conf).success();
+    assert_eq!(add(&host, &pod, "c2", &conf), "10.6.0.2");
+    assert_eq!(add(&host, &pod, "c3", &conf), "10.5.0.2");
+}
+
+#[test]
 fn gc_frees_what_is_not_valid_any_more_of_this_network() {
     require!(Feature::Root);
     let (host, pod) = world();
@@ -442,7 +481,7 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
             json!({ "range": "10.1.2.0/24", "range_start": "10.1.3.1" }),
             &["ipam.range_start", "10.1.3.1", "not in subnet"],
         ),
-        (json!({ "range": "10.1.2.9-10.1.2.3/24" }), &["10.1.2.3", "before the first"]),
+        (json!({ "range": "10.1.2.9-10.1.2.3/24" }), &["ipam.range: 10.1.2.3", "before the first"]),
         (
             json!({ "range": "10.1.2.0/24", "range_start": "10.1.2.9", "range_end": "10.1.2.3" }),
             &["ipam.range_end", "10.1.2.3", "before"],
@@ -485,6 +524,35 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
         assert_refused(&ipam.to_string(), &container(&host, &pod, "c1").add(&conf), 7, words);
     }
     assert_ne!(host.attempt(["ls", "/var/lib/weft/ipam"]).code, Some(0));
+}
+
+#[test]
+fn ranges_gateways_and_exclusions_that_serve_nobody_are_refused() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let cases: &[(Value, &[&str])] = &[
+        (json!({ "range": "0.0.0.0/0" }), &["ipam.range", "0.0.0.0/0", "of no host"]),
+        (json!({ "range": "224.1.0.0/16" }), &["ipam.range", "224.1.0.0/16", "multicast"]),
+        (
+            json!({ "ipRanges": [{ "range": "ff02::/64" }] }),
+            &["ipam.ipRanges[0].range", "ff02::/64", "multicast"],
+        ),
+        (
+            json!({ "range": "10.1.2.0/24", "gateway": "fd00::1" }),
+            &["ipam.gateway", "fd00::1", "not in 10.1.2.0/24"],
+        ),
+        (
+            json!({ "ipRanges": [{ "range": "10.1.2.0/24" }, { "range": "fd00::/64" }], "gateway": "10.1.3.1" }),
+            &["ipam.gateway", "10.1.3.1", "in none of the ranges"],
+        ),
+        (
+            json!({ "range": "10.1.2.0/24", "exclude": ["fd00::/64"] }),
+            &["ipam.exclude", "fd00::/64", "not of the family"],
+        ),
+    ];
+    for (ipam, words) in cases {
+        assert_refused(&ipam.to_string(), &container(&host, &pod, "c1").add(&config(ipam)), 7, words);
+    }
 }
 
 #[test]

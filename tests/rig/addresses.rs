@@ -205,6 +205,17 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
+/// Nothing is wrong with the addresses of the cluster but that pods are gone: those of most tests are a name alone. What
+/// is said of these.
+#[track_caller]
+pub fn assert_right(nodes: &Nodes) -> String {
+    let found = weft(nodes, &["ipam", "-o", "json", "check"]).json();
+    let (leaked, wrong): (Vec<&Value>, Vec<&Value>) =
+        found.as_array().expect("a list").iter().partition(|finding| finding["what"] == "leaked");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    leaked.iter().map(|finding| format!("{}\n", finding["why"])).collect()
+}
+
 /// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
 #[track_caller]
 pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {

@@ -11,11 +11,13 @@ pub(crate) mod census;
 pub(crate) mod claims;
 pub(crate) mod command;
 mod dead;
+pub(crate) mod findings;
 pub(crate) mod keeper;
 pub(crate) mod objects;
 pub(crate) mod pools;
 pub(crate) mod registry;
 mod show;
+mod sighting;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -33,6 +35,11 @@ pub(crate) fn placed(ledger: &str, directory: &str) -> String {
 /// The directory of such a one.
 pub(crate) fn elsewhere(ledger: &str) -> Option<&str> {
     ledger.split_once(AT).map(|(_, directory)| directory)
+}
+
+/// The name alone.
+pub(crate) fn ledger_name(ledger: &str) -> &str {
+    ledger.split_once(AT).map_or(ledger, |(name, _)| name)
 }
 
 /// Milliseconds since 1970.

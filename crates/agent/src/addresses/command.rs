@@ -1,20 +1,22 @@
 //! `weft ipam`: how full pools are, who has an address, what is wrong, and giving back what nobody has.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use ipam::ledger::SLOTS;
+use ipam::ledger::{Place, SLOTS};
 use ipam::registry::Registry;
 use kube::Client;
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
 
-use super::LEDGERS;
 use super::census::Census;
+use super::findings::Finding;
 use super::registry::Cluster;
 use super::show::{ledger, show};
+use super::{LEDGERS, ledger_name};
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
@@ -61,8 +63,12 @@ enum What {
         #[arg(long, default_value = LEDGERS, value_name = "DIR")]
         data_dir: PathBuf,
     },
-    /// What is wrong: addresses that are doubled, held by dead nodes, or by nobody
-    Check,
+    /// What is wrong: addresses that are doubled, held by dead nodes, by pods that are gone, or by nobody
+    Check {
+        /// Ledgers of this node, which know what its pods have
+        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+        data_dir: PathBuf,
+    },
     /// Remove the object of a block or a single address that nobody has any more; what a living node has stays
     Free {
         /// The object, as `kubectl get ipblocks` names it
@@ -82,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         match what {
             What::Show { blocks, data_dir } => show(&census, *blocks, data_dir, *format),
             What::Who { address, data_dir } => who(&census, *address, data_dir, *format),
-            What::Check => check(&census, *format),
+            What::Check { data_dir } => check(&census, data_dir, *format),
             What::Free { block, force } => free(&client, &census, block, *force).await,
         }
     })
@@ -97,6 +103,8 @@ struct Answer {
     block: String,
     node: String,
     claim: String,
+    /// Of a single address: pod uid, container and interface.
+    owner: String,
     pods: Vec<String>,
     container: Option<String>,
 }
@@ -112,8 +120,12 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
             census.objects_of(&pool).filter(|object| object.net.contains(&address)).collect();
         // A single address before the block in which it is a hole.
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
-        let container = owner(&ledgers.join(&pool), address);
         let first = found.into_iter().next();
+        // A network may have a part of the pool; its ledger is called after that part.
+        let named =
+            first.as_ref().map(|object| ledger_name(&object.holder.ledger)).filter(|name| !name.is_empty());
+        let container =
+            recorded(&ledgers.join(named.unwrap_or(&pool)), address).map(|owner| owner.to_string());
         let (block, holder) = first.map(|object| (object.net.to_string(), object.holder)).unwrap_or_default();
         answers.push(Answer {
             address,
@@ -121,6 +133,7 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
             block,
             node: holder.node,
             claim: holder.claim,
+            owner: holder.owner,
             pods: pods.clone(),
             container,
         });
@@ -134,8 +147,9 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
     let or =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
     let row = |answer: &Answer| {
-        let Answer { address, pool, block, node, claim, pods, container } = answer;
-        let holder = container.clone().unwrap_or_else(|| or(&pods.join(", "), "nobody that is known"));
+        let Answer { address, pool, block, node, claim, owner, pods, container } = answer;
+        let holder =
+            container.clone().unwrap_or_else(|| or(&pods.join(", "), &or(owner, "nobody that is known")));
         vec![
             address.to_string(),
             pool.clone(),
@@ -150,22 +164,68 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
 }
 
 /// What this node's ledger says about an address, if it has one and may be read.
-fn owner(place: &Path, address: IpAddr) -> Option<String> {
+fn recorded(place: &Path, address: IpAddr) -> Option<Owner> {
     let ledger = ledger(place)?;
     let at = ledger.find(address)?;
     ledger.held().find(|(place, ..)| *place == at)?;
-    let owners = std::fs::read(place.join("owners")).ok()?;
-    let from = (at.page * SLOTS + at.slot) * RECORD;
-    let record = owners.get(from..)?;
-    let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
-    let mut lines = text.trim_end_matches('\0').lines();
-    let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
-    let pod = [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
-    Some(format!("{}/{} {ifname} of {network}, container {container}", pod[1], pod[2]))
+    Owner::read(&std::fs::read(place.join("owners")).ok()?, at)
 }
 
-fn check(census: &Census, format: Format) -> Result<(), Failure> {
-    let findings = census.findings();
+/// Addresses that this node's ledgers hold for pods that are gone.
+fn leaked(census: &Census, ledgers: &Path) -> Vec<Finding> {
+    let uids = census.uids();
+    let mut findings = Vec::new();
+    for entry in std::fs::read_dir(ledgers).into_iter().flatten().flatten() {
+        let place = entry.path();
+        let (Some(ledger), Ok(owners)) = (ledger(&place), std::fs::read(place.join("owners"))) else {
+            continue;
+        };
+        for (at, ..) in ledger.held() {
+            let (Some(ip), Some(owner)) = (ledger.address(at), Owner::read(&owners, at)) else { continue };
+            if owner.uid.is_empty() || uids.contains(owner.uid.as_str()) {
+                continue;
+            }
+            let object = format!("ledger {}", entry.file_name().to_string_lossy());
+            let why = format!(
+                "{ip} is held for {owner}, whose pod is gone: its DEL or the runtime's GC gives it back"
+            );
+            findings.push(Finding { what: "leaked", object, why });
+        }
+    }
+    findings
+}
+
+/// Who holds an address, as the plugin wrote it.
+struct Owner {
+    container: String,
+    ifname: String,
+    network: String,
+    uid: String,
+    pod: String,
+}
+
+impl Owner {
+    fn read(owners: &[u8], at: Place) -> Option<Owner> {
+        let record = owners.get((at.page * SLOTS + at.slot) * RECORD..)?;
+        let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
+        let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);
+        let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
+        let [uid, namespace, name] =
+            [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
+        Some(Owner { container, ifname, network, uid, pod: format!("{namespace}/{name}") })
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { container, ifname, network, pod, .. } = self;
+        write!(f, "{pod} {ifname} of {network}, container {container}")
+    }
+}
+
+fn check(census: &Census, ledgers: &Path, format: Format) -> Result<(), Failure> {
+    let mut findings = census.findings();
+    findings.extend(leaked(census, ledgers));
     if format == Format::Json {
         output::print_json(&findings)?;
     } else if findings.is_empty() {
@@ -233,7 +293,7 @@ fn refuse_what_is_in_use(
     let claim = block.spec.claim.as_str();
     let bound = census.pods.values().filter(|pod| !node.is_empty() && pod.node == node).count();
     let used = block.object().map_or(0, |object| {
-        census.used_of(&block.spec.pool).into_iter().filter(|ip| object.net.contains(ip)).count()
+        census.used_of(&block.spec.pool).iter().filter(|ip| object.net.contains(*ip)).count()
     });
     let why = if bound > 0 {
         format!("node {node}, which has it, is off, but {bound} pods are bound to it")

@@ -26,9 +26,10 @@ use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::census::{Census, Finding};
+use super::census::Census;
 use super::claims::OF_CLAIM;
 use super::dead::Dead;
+use super::findings::Finding;
 use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;

@@ -16,7 +16,7 @@ use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::core::TypeMeta;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha512};
 
 use crate::agent::cluster::resource;
@@ -52,7 +52,7 @@ pub(crate) struct PoolObject {
     #[serde(default)]
     pub(crate) spec: PoolSpec,
     /// What the controller counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "counted", skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<PoolStatus>,
 }
 
@@ -126,12 +126,13 @@ pub(crate) struct BlockSpec {
     /// Of a single address: what keeps it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) claim: String,
-    /// When it became nobody's, in milliseconds since 1970.
+    /// When it became nobody's, in milliseconds since 1970. As wide as the API's: one that is none must not keep all
+    /// others from being read.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) freed: u64,
+    pub(crate) freed: i64,
     /// How often it was taken over.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) turn: u64,
+    pub(crate) turn: i64,
     /// Of a single address: the node that has the block around it and is asked to give it up.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) asks: String,
@@ -144,8 +145,18 @@ pub(crate) struct BlockSpec {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
-fn is_zero(number: &u64) -> bool {
+fn is_zero(number: &i64) -> bool {
     *number == 0
+}
+
+/// What the controller counted; what a hand has made of it is counted anew.
+fn counted<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PoolStatus>, D::Error> {
+    Ok(serde_json::from_value(serde_json::Value::deserialize(from)?).ok())
+}
+
+/// A number as the API has them.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 // === the API ===
@@ -225,8 +236,8 @@ impl BlockObject {
                 ledger,
                 owner,
                 claim,
-                freed,
-                turn,
+                freed: signed(freed),
+                turn: signed(turn),
                 asks,
                 refused,
                 holes: holes.iter().map(IpAddr::to_string).collect(),
@@ -234,7 +245,7 @@ impl BlockObject {
         }
     }
 
-    /// What it says; nothing if its range is none, or not the one of its name.
+    /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
     pub(crate) fn object(&self) -> Option<Object> {
         let BlockObject { types: _, metadata, spec } = self;
         let net: IpNet = spec.range.parse().ok()?;
@@ -245,6 +256,7 @@ impl BlockObject {
         let BlockSpec { node, ledger, owner, claim, freed, turn, asks, refused, holes, .. } = spec.clone();
         // A hole that cannot be read could be any address: none of the block is safe, and nothing is made of it.
         let holes = holes.iter().map(|ip| ip.parse().ok()).collect::<Option<Vec<IpAddr>>>()?;
+        let (freed, turn) = (u64::try_from(freed).ok()?, u64::try_from(turn).ok()?);
         Some(Object {
             net,
             uid: metadata.uid.clone()?,
@@ -325,7 +337,9 @@ mod tests {
     fn what_a_hand_has_spoilt_is_nothing() {
         let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
         let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
-        let spoilt: [fn(&mut BlockObject); 5] = [
+        let spoilt: [fn(&mut BlockObject); 7] = [
+            |object| object.spec.turn = -1,
+            |object| object.spec.freed = -1,
             |object| object.spec.range = "10.0.0.0".into(),
             |object| object.spec.range = "10.0.1.0/24".into(),
             |object| object.spec.range = "10.0.0.1/24".into(),

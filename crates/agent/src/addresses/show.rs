@@ -3,7 +3,7 @@
 //! Rules: what a node has given inside a block only its ledger knows; for the whole cluster `used` counts what the pods'
 //! network-status shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ipam::Ledger;
@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use super::census::Census;
-use super::now;
 use super::objects::{PoolObject, PoolStatus};
+use super::{ledger_name, now};
 use crate::failure::Failure;
 use crate::output::{self, Format};
 use crate::table;
@@ -72,7 +72,7 @@ pub(super) fn show(census: &Census, blocks: bool, ledgers: &Path, format: Format
             network_name: &spec.network_name,
             status: census.status_of(pool),
             objects: blocks.then(|| leased(census, name)),
-            ledger: own(&ledgers.join(name)),
+            ledger: names(census, name).iter().flat_map(|name| own(&ledgers.join(name))).collect(),
         });
     }
     if format == Format::Json {
@@ -140,7 +140,7 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
     let objects: BTreeMap<IpNet, Object> =
         census.objects_of(pool).map(|object| (object.net, object)).collect();
     let mut used: BTreeMap<IpNet, u64> = BTreeMap::new();
-    for ip in census.used_of(pool) {
+    for ip in census.used_of(pool).iter().copied() {
         // A single address before the block in which it is a hole.
         let around = |length: u8| IpNet::new(ip, length).ok().map(|net| net.trunc());
         let most = IpNet::from(ip).max_prefix_len();
@@ -155,6 +155,12 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
         claim: object.holder.claim,
     };
     objects.into_iter().map(leased).collect()
+}
+
+/// What ledgers of a pool are called: a network that has a part of it has one called after that part.
+fn names(census: &Census, pool: &str) -> BTreeSet<String> {
+    let leased = census.objects_of(pool).map(|object| ledger_name(&object.holder.ledger).to_owned());
+    leased.chain([pool.to_owned()]).filter(|name| !name.is_empty()).collect()
 }
 
 /// A ledger of this node, if there is one that may be read.

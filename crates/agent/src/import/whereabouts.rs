@@ -12,6 +12,7 @@
 //! Source: whereabouts v0.9 `pkg/api/whereabouts.cni.cncf.io/v1alpha1`, `pkg/storage/kubernetes`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -260,8 +261,29 @@ fn reserved(object: &Value) -> Result<(String, IpAddr), String> {
     Err(format!("overlappingrangeipreservation {name}: its name has no address"))
 }
 
+/// What became of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It is its pod's, in this pool.
+    Kept(String),
+    /// Its pod is gone.
+    Gone,
+    /// It cannot be its pod's, and why.
+    Refused(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Kept(pool) => write!(f, "kept in pool {pool}"),
+            Outcome::Gone => f.write_str("its pod is gone: not kept"),
+            Outcome::Refused(why) => write!(f, "not kept: {why}"),
+        }
+    }
+}
+
 /// Makes pools, and an object for each address; what became of each.
-async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, String>, Failure> {
+async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
     let census = Census::take(client).await.map_err(Failure::new)?;
     let mut known: BTreeMap<(String, IpNet), pools::Pool> = BTreeMap::new();
     let mut made = BTreeMap::new();
@@ -269,7 +291,8 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
     let mut order: Vec<usize> = (0..allocations.len()).collect();
     order.sort_by_key(|at| allocations[*at].range.prefix_len());
     for at in order {
-        let Allocation { network_name, range, address, pod, container, interface } = &allocations[at];
+        let allocation = &allocations[at];
+        let Allocation { network_name, range, pod, .. } = allocation;
         let key = (network_name.clone(), *range);
         if !known.contains_key(&key) {
             let divider = if network_name.is_empty() { "" } else { "-" };
@@ -277,69 +300,113 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
             let wanted = PoolName { name, given: false, network: network_name.clone(), range: *range };
             known.insert(key.clone(), pools::resolve(client, &wanted).await.map_err(Failure::new)?);
         }
-        let pool = &known[&key];
         let (namespace, name) = pod.split_once('/').unwrap_or_default();
-        let place = (namespace.to_owned(), name.to_owned());
-        let Some(holder) = census.pods.get(&place) else {
-            made.insert(at, "its pod is gone: not kept".to_owned());
-            continue;
+        let outcome = match census.pods.get(&(namespace.to_owned(), name.to_owned())) {
+            Some(holder) => {
+                let kept = keep(client, &known[&key], allocation, &holder.uid).await;
+                kept.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
+            }
+            None => Outcome::Gone,
         };
-        let holder = Holder {
-            owner: format!("{}/{container}/{interface}", holder.uid),
-            claim: format!("imported/{pod}"),
-            ..Holder::default()
-        };
-        let registry = Cluster::new(client.clone(), &pool.name, pool.grid, place, Counter::default());
-        let outcome = match registry.create(IpNet::from(*address), &holder).await {
-            Ok(_) => format!("kept in pool {}", pool.name),
-            Err(Fault::Conflict) => "was there already".to_owned(),
-            Err(fault) => return Err(Failure::new(format!("{address}: {fault}"))),
-        };
-        // A node that has leased the block around it may give it to somebody.
-        if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.is_single())
-            && let Ok(Some(block)) = registry.read(block).await
-            && !block.holes.contains(address)
-        {
-            let node = block.holder.node;
-            let why = format!("{address}: node {node} has leased its block {} already", block.net);
-            return Err(Failure::new(why).next("import before the first pod gets an address of weft-ipam"));
-        }
         made.insert(at, outcome);
     }
     Ok(made)
 }
 
+/// Makes the object of one address, if its place is nobody else's.
+async fn keep(
+    client: &Client,
+    pool: &pools::Pool,
+    allocation: &Allocation,
+    uid: &str,
+) -> Result<Outcome, Fault> {
+    let Allocation { address, pod, container, interface, .. } = allocation;
+    let (namespace, name) = pod.split_once('/').unwrap_or_default();
+    let place = (namespace.to_owned(), name.to_owned());
+    let claim = format!("imported/{pod}");
+    let owner = format!("{uid}/{container}/{interface}");
+    let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
+    let registry = Cluster::new(client.clone(), &pool.name, pool.grid, place, Counter::default());
+    match registry.create(IpNet::from(*address), &holder).await {
+        // One that was made before is told apart from one that is somebody else's.
+        Err(Fault::Conflict) => match registry.read(IpNet::from(*address)).await? {
+            Some(other) if other.holder.claim == claim => {}
+            Some(other) => return Ok(Outcome::Refused(format!("it is {}", whose(&other.holder)))),
+            None => return Ok(Outcome::Refused("it was just given back: run it again".to_owned())),
+        },
+        made => drop(made?),
+    }
+    // A node that has leased the block around it may give it to somebody.
+    if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.is_single())
+        && let Some(block) = registry.read(block).await?
+        && !block.holes.contains(address)
+    {
+        let node = block.holder.node;
+        return Ok(Outcome::Refused(format!("node {node} has leased its block {} already", block.net)));
+    }
+    Ok(Outcome::Kept(pool.name.clone()))
+}
+
+/// Who has an address, for people.
+fn whose(holder: &Holder) -> String {
+    let Holder { node, owner, claim, .. } = holder;
+    match (claim.is_empty(), node.is_empty()) {
+        (false, _) => format!("kept for {claim}"),
+        (true, false) => format!("node {node}'s, for {owner}"),
+        (true, true) => "nobody's, and rests".to_owned(),
+    }
+}
+
+/// An address and what became of it, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    #[serde(flatten)]
+    allocation: &'a Allocation,
+    /// Absent if nothing was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<bool>,
+    outcome: String,
+}
+
+/// Shows all, and fails if one was refused.
 fn tell(
     allocations: &[Allocation],
-    made: &BTreeMap<usize, String>,
+    made: &BTreeMap<usize, Outcome>,
     apply: bool,
     format: Format,
 ) -> Result<(), Failure> {
-    if format == Format::Json {
-        return output::print_json(&allocations);
-    }
-    let row = |(at, allocation): (usize, &Allocation)| {
-        let Allocation { network_name, range, address, pod, interface, .. } = allocation;
-        let outcome = made.get(&at).cloned().unwrap_or_else(|| "would be kept".to_owned());
-        vec![
-            address.to_string(),
-            range.to_string(),
-            network_name.clone(),
-            pod.clone(),
-            interface.clone(),
-            outcome,
-        ]
+    let row = |(at, allocation)| {
+        let outcome: Option<&Outcome> = made.get(&at);
+        let kept = outcome.map(|outcome| matches!(outcome, Outcome::Kept(_)));
+        Row { allocation, kept, outcome: outcome.map_or("would be kept".to_owned(), Outcome::to_string) }
     };
-    let rows: Vec<Vec<String>> = allocations.iter().enumerate().map(row).collect();
-    output::print(&table::lay_out(
-        &["address", "range", "network", "pod", "interface", "outcome"],
-        &rows,
-        0,
-    ))?;
-    match apply {
-        true => Ok(()),
-        false => output::print("nothing was changed: --apply does it\n"),
+    let rows: Vec<Row<'_>> = allocations.iter().enumerate().map(row).collect();
+    match format {
+        Format::Json => output::print_json(&rows)?,
+        _ => output::print(&laid_out(&rows))?,
     }
+    if !apply {
+        return match format {
+            Format::Json => Ok(()),
+            _ => output::print("nothing was changed: --apply does it\n"),
+        };
+    }
+    match made.values().filter(|outcome| matches!(outcome, Outcome::Refused(_))).count() {
+        0 => Ok(()),
+        refused => Err(Failure::new(format!("{refused} of {} addresses were not kept", rows.len()))
+            .next("end the pods they name, and import before the first pod gets an address of weft-ipam")),
+    }
+}
+
+fn laid_out(rows: &[Row<'_>]) -> String {
+    let cells = |Row { allocation, outcome, .. }: &Row<'_>| {
+        let Allocation { network_name, range, address, pod, interface, .. } = allocation;
+        let (address, range) = (address.to_string(), range.to_string());
+        vec![address, range, network_name.clone(), pod.clone(), interface.clone(), outcome.clone()]
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    table::lay_out(&["address", "range", "network", "pod", "interface", "outcome"], &rows, 0)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
@@ -63,13 +64,15 @@ impl Plugin for WeftIpam {
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let settings = Arc::new(Settings::read(&request.call, Some(&request.who))?);
-        let mut ips = Vec::with_capacity(settings.sets.len());
-        for (index, set) in settings.sets.iter().enumerate() {
-            match give(&settings, set, &Arc::new(Who::of(&settings, request, index))) {
+        let all = (0..settings.sets.len()).map(|index| Arc::new(Who::of(&settings, request, index)));
+        let (all, mut ips) = (all.collect::<Vec<_>>(), Vec::with_capacity(settings.sets.len()));
+        for (set, who) in settings.sets.iter().zip(&all) {
+            match give(&settings, set, who) {
                 Ok(ip) => ips.push(ip),
                 Err(error) => {
-                    // Of several addresses all or none; what was held before this call is found again by the next.
-                    let _ = take_back(&settings, &request.call, &request.who);
+                    // Of several addresses all or none. What was held before may be that of a container that runs.
+                    let new = all.iter().filter(|who| !who.held.load(Relaxed)).map(|who| who.mark);
+                    let _ = take_back(&settings, Gone::of(&request.call, &request.who, new.collect()));
                     return Err(error);
                 }
             }
@@ -84,7 +87,8 @@ impl Plugin for WeftIpam {
         let Ok(settings) = Settings::read(&request.call, None) else {
             return take_back_anywhere(&request.call, &request.who);
         };
-        if !take_back(&Arc::new(settings), &request.call, &request.who)?
+        let gone = Gone::all(&request.call, &request.who, settings.sets.len());
+        if !take_back(&Arc::new(settings), gone)?
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
@@ -171,6 +175,8 @@ struct Who {
     mark: u64,
     /// Its name in the registry.
     name: String,
+    /// Did it hold an address before this call?
+    held: AtomicBool,
 }
 
 impl Who {
@@ -181,6 +187,7 @@ impl Who {
         Who {
             mark: mark(network, container.as_str(), ifname.as_str(), index),
             name: format!("{}/{container}/{ifname}", pod[0]),
+            held: AtomicBool::new(false),
             owner: Owner {
                 container: container.to_string(),
                 ifname: ifname.to_string(),
@@ -193,10 +200,14 @@ impl Who {
 
 // === ADD ===
 
-/// One address of a set: of the first pool that has one.
+/// One address of a set: the one that is held, else of the first pool that has one.
 fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig, Error> {
     let mut last = None;
-    for pool in &set.pools {
+    let mut pools: Vec<&Arc<Pool>> = set.pools.iter().collect();
+    if pools.len() > 1 {
+        pools.sort_by_cached_key(|pool| !holds(settings, pool, who.mark));
+    }
+    for pool in pools {
         if let Some(request) = &set.request
             && !pool.filter.admits(request.ip)
         {
@@ -223,6 +234,12 @@ fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig,
         }
     }
     Err(last.unwrap_or_else(|| Error::config("ipam.ranges: none may give the address that is asked for")))
+}
+
+/// Has the owner with this mark an address of the pool? A ledger that cannot be read is told of when it is asked.
+fn holds(settings: &Settings, pool: &Pool, mark: u64) -> bool {
+    let found = Store::find(&settings.directory, &pool.name).ok().flatten();
+    found.is_some_and(|store| store.ledger.held_by(mark).next().is_some())
 }
 
 /// How a turn ended.
@@ -259,6 +276,9 @@ fn give_from(
         };
         Error::new(code::TRY_AGAIN_LATER, why)
     };
+    if store.ledger.held_by(who.mark).next().is_some() {
+        who.held.store(true, Relaxed);
+    }
     let mut refusal = None;
     for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
@@ -363,8 +383,8 @@ enum Demanded {
 }
 
 /// Gives back what an attachment holds; was there anything?
-fn take_back(settings: &Arc<Settings>, call: &Call, who: &Attachment) -> Result<bool, Error> {
-    let gone = Arc::new(Gone::of(call, who, settings.sets.len()));
+fn take_back(settings: &Arc<Settings>, gone: Gone) -> Result<bool, Error> {
+    let gone = Arc::new(gone);
     let (mut found, mut errors) = (false, Vec::new());
     for pool in settings.pools() {
         let (own, from, gone) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(&gone));
@@ -388,7 +408,7 @@ fn take_back(settings: &Arc<Settings>, call: &Call, who: &Attachment) -> Result<
 /// The same in every ledger; the cluster hears of it with a later call.
 fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
     let directory = settings::directory(call)?;
-    let gone = Gone::of(call, who, SETS_MAX);
+    let gone = Gone::all(call, who, SETS_MAX);
     let mut errors = Vec::new();
     let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -405,18 +425,23 @@ fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
     Error::join(errors).map_or(Ok(()), Err)
 }
 
-/// An attachment that is gone.
+/// An attachment that is gone; or, of one that is not, what a failed ADD gave it.
 struct Gone {
     network: String,
     who: Attachment,
     marks: Vec<u64>,
+    is_whole: bool,
 }
 
 impl Gone {
-    fn of(call: &Call, who: &Attachment, sets: usize) -> Gone {
-        let (network, Attachment { container, ifname }) = (call.config.name.to_string(), who);
-        let marks = (0..sets).map(|set| mark(&network, container.as_str(), ifname.as_str(), set)).collect();
-        Gone { network, who: who.clone(), marks }
+    fn of(call: &Call, who: &Attachment, marks: Vec<u64>) -> Gone {
+        Gone { network: call.config.name.to_string(), who: who.clone(), marks, is_whole: false }
+    }
+
+    fn all(call: &Call, who: &Attachment, sets: usize) -> Gone {
+        let (network, Attachment { container, ifname }) = (call.config.name.as_str(), who);
+        let marks = (0..sets).map(|set| mark(network, container.as_str(), ifname.as_str(), set));
+        Gone { is_whole: true, ..Gone::of(call, who, marks.collect()) }
     }
 
     /// A ledger that cannot be read keeps no pod from ending: that this one has is written beside it.
@@ -425,6 +450,10 @@ impl Gone {
             Refused::Unreadable(error, lock) => (error, lock),
             Refused::Other(error) => return Err(error),
         };
+        // That would be all that it holds.
+        if !self.is_whole {
+            return Err(error);
+        }
         match released::remember(directory, &self.network, &self.who) {
             Ok(()) => {
                 eprintln!("{}: given back when the ledger can be read again: {error}", directory.display());

@@ -263,7 +263,6 @@ impl Keys {
             start: take(&mut self.start),
             end: take(&mut self.end),
             exclude: std::mem::take(&mut self.exclude),
-            // whereabouts has one for all.
             gateway: self.gateway.clone(),
         };
         let mut written: Vec<(String, Vec<RangeConf>)> = Vec::new();
@@ -291,19 +290,28 @@ impl Keys {
             sets.push(Set { pools, request: None });
         }
         refuse_overlaps(&sets)?;
-        Ok(sets)
+        let gateway = addresses::address("ipam.gateway", &self.gateway)?;
+        let is_served =
+            |gateway| sets.iter().flat_map(|set| &set.pools).any(|pool| pool.gateway == Some(gateway));
+        match gateway.filter(|gateway| self.plugin != "whereabouts" && !is_served(*gateway)) {
+            Some(gateway) => Err(Error::key("ipam.gateway", gateway, "in none of the ranges")),
+            None => Ok(sets),
+        }
+    }
+
+    /// The gateway of a range that names none. whereabouts has one for all, wherever it is.
+    fn shared_gateway(&self, net: IpNet) -> Result<Option<IpAddr>, Error> {
+        let gateway = addresses::address("ipam.gateway", &self.gateway)?;
+        let serves = |ip: &IpAddr| match self.plugin == "whereabouts" {
+            true => is_of_family(net, *ip),
+            false => is_reached(net, *ip),
+        };
+        Ok(gateway.filter(serves))
     }
 
     /// Refuses a gateway that nobody in this network can reach. What whereabouts takes is taken under its name.
     fn refuse_astray(&self, key: &str, gateway: Option<IpAddr>, net: IpNet) -> Result<(), Error> {
-        let is_local = |gateway: &IpAddr| match gateway {
-            IpAddr::V4(ip) => ip.is_link_local(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        let is_astray = |gateway: &IpAddr| {
-            gateway.is_ipv4() == net.addr().is_ipv4() && !net.contains(gateway) && !is_local(gateway)
-        };
-        match gateway.filter(is_astray) {
+        match gateway.filter(|gateway| !is_reached(net, *gateway)) {
             Some(gateway) if self.plugin != "whereabouts" => {
                 Err(Error::key(key, gateway, format!("not in {} and not link-local", net.trunc())))
             }
@@ -312,40 +320,17 @@ impl Keys {
     }
 
     fn pool(&self, key: &str, conf: &RangeConf) -> Result<Pool, Error> {
-        let RangeConf { range, subnet, range_start, range_end, start, end, exclude, gateway } = conf;
-        let either = |one: &'static str, a: &str, other: &'static str, b: &str| {
-            if a.is_empty() {
-                (format!("{key}.{other}"), b.to_owned())
-            } else {
-                (format!("{key}.{one}"), a.to_owned())
-            }
-        };
-        let (key_of_range, text) = either("range", range, "subnet", subnet);
-        // whereabouts also writes first-last/length.
-        let (ends, text) = match text.split_once('-') {
-            Some((first, rest)) => (
-                Some((first.to_owned(), rest.split('/').next().unwrap_or_default().to_owned())),
-                rest.to_owned(),
-            ),
-            None => (None, text),
-        };
-        let net = addresses::prefix(&key_of_range, &text)?;
-        let (key_of_first, first) = either("range_start", range_start, "rangeStart", start);
-        let (key_of_last, last) = either("range_end", range_end, "rangeEnd", end);
-        let (mut first, mut last) =
-            (addresses::address(&key_of_first, &first)?, addresses::address(&key_of_last, &last)?);
-        if let Some((from, to)) = ends {
-            first = first.or(addresses::address(&key_of_range, &from)?);
-            last = last.or(addresses::address(&key_of_range, &to)?);
-        }
+        let Bounds { net, key: key_of_range, first, last } = Bounds::read(key, conf)?;
         let key_of_gateway = format!("{key}.gateway");
-        let own = addresses::address(&key_of_gateway, gateway)?;
+        let own = match conf.gateway.as_str() {
+            "" => self.shared_gateway(net)?,
+            gateway => addresses::address(&key_of_gateway, gateway)?,
+        };
         self.refuse_astray(&key_of_gateway, own, net)?;
         // host-local's subnet has a gateway if none is named; whereabouts' range has none.
-        let usual = |ranged: &Range| range.is_empty().then(|| ranged.first_host());
-        let made = Range::between(net.trunc(), first, last).and_then(|made| {
-            let family = |ip: &IpAddr| ip.is_ipv4() == net.addr().is_ipv4();
-            match own.filter(family).or_else(|| usual(&made)) {
+        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
+        let made = Range::between(net.trunc(), first.1, last.1).and_then(|made| {
+            match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
                 Some(gateway) => made.with_gateway(gateway),
                 None => Ok(made),
             }
@@ -353,18 +338,17 @@ impl Keys {
         let range = made.map_err(|ipam::Refusal { part, value, why }| {
             let key = match part {
                 Part::Subnet => &key_of_range,
-                Part::First => &key_of_first,
-                Part::Last => &key_of_last,
+                Part::First => &first.0,
+                Part::Last => &last.0,
                 Part::Gateway => &key_of_gateway,
             };
             Error::key(key, value, why)
         })?;
-        let key_of_exclude = format!("{key}.exclude");
-        let exclude = excluded(&key_of_exclude, exclude)?;
+        let exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
         let gateway = range.gateway();
         let filter = Filter { range, exclude };
         if filter.is_empty() {
-            return Err(Error::key(key_of_exclude, &filter.range, "nothing is left to give"));
+            return Err(Error::key(format!("{key}.exclude"), &filter.range, "nothing is left to give"));
         }
         let given = !self.pool.is_empty();
         let name = match given {
@@ -373,17 +357,92 @@ impl Keys {
         };
         Ok(Pool { name, given, range: net.trunc(), filter, gateway })
     }
+
+    fn excluded(&self, key: &str, written: &[String], net: IpNet) -> Result<Vec<IpNet>, Error> {
+        let read = |(at, text): (usize, &String)| {
+            let key = format!("{key}[{at}]");
+            let other = match addresses::prefix(&key, text) {
+                Ok(other) => other.trunc(),
+                Err(error) => addresses::address(&key, text).ok().flatten().map(IpNet::from).ok_or(error)?,
+            };
+            match is_of_family(net, other.addr()) || self.plugin == "whereabouts" {
+                true => Ok(other),
+                false => Err(Error::key(key, other, format!("not of the family of {net}"))),
+            }
+        };
+        written.iter().enumerate().map(read).collect()
+    }
 }
 
-fn excluded(key: &str, written: &[String]) -> Result<Vec<IpNet>, Error> {
-    let read = |(at, text): (usize, &String)| {
-        let key = format!("{key}[{at}]");
-        match addresses::prefix(&key, text) {
-            Ok(net) => Ok(net.trunc()),
-            Err(error) => addresses::address(&key, text).ok().flatten().map(IpNet::from).ok_or(error),
-        }
+/// A range as it is written: its network, first and last address, each with its key.
+struct Bounds {
+    net: IpNet,
+    key: String,
+    first: (String, Option<IpAddr>),
+    last: (String, Option<IpAddr>),
+}
+
+impl Bounds {
+    fn read(key: &str, conf: &RangeConf) -> Result<Bounds, Error> {
+        let RangeConf { range, subnet, range_start, range_end, start, end, .. } = conf;
+        let either = |one: &'static str, a: &str, other: &'static str, b: &str| match a.is_empty() {
+            true => (format!("{key}.{other}"), b.to_owned()),
+            false => (format!("{key}.{one}"), a.to_owned()),
+        };
+        let (key_of_range, text) = either("range", range, "subnet", subnet);
+        let mut first = either("range_start", range_start, "rangeStart", start);
+        let mut last = either("range_end", range_end, "rangeEnd", end);
+        // whereabouts also writes first-last/length.
+        let text = match text.split_once('-') {
+            Some((from, rest)) => {
+                let to = rest.split('/').next().unwrap_or_default();
+                for (end, own) in [(&mut first, from), (&mut last, to)] {
+                    if end.1.is_empty() {
+                        *end = (key_of_range.clone(), own.to_owned());
+                    }
+                }
+                rest.to_owned()
+            }
+            None => text,
+        };
+        let net = addresses::prefix(&key_of_range, &text)?;
+        refuse_unusable(&key_of_range, net)?;
+        let address = |(key, text): (String, String)| -> Result<(String, Option<IpAddr>), Error> {
+            let ip = addresses::address(&key, &text)?;
+            Ok((key, ip))
+        };
+        Ok(Bounds { net, key: key_of_range, first: address(first)?, last: address(last)? })
+    }
+}
+
+fn is_of_family(net: IpNet, ip: IpAddr) -> bool {
+    net.addr().is_ipv4() == ip.is_ipv4()
+}
+
+/// Does a host of this network reach it without a route?
+fn is_reached(net: IpNet, gateway: IpAddr) -> bool {
+    let is_local = match gateway {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    written.iter().enumerate().map(read).collect()
+    net.contains(&gateway) || (is_local && is_of_family(net, gateway))
+}
+
+/// Refuses what no host can have as its address: RFC 6890, RFC 4291 2.4.
+fn refuse_unusable(key: &str, net: IpNet) -> Result<(), Error> {
+    for (other, why) in [
+        ("0.0.0.0/8", "of no host"),
+        ("127.0.0.0/8", "loopback"),
+        ("224.0.0.0/4", "multicast"),
+        ("::/127", "unspecified or loopback"),
+        ("ff00::/8", "multicast"),
+    ] {
+        let is_met = |other: IpNet| other.contains(&net) || net.contains(&other);
+        if other.parse().is_ok_and(is_met) {
+            return Err(Error::key(key, net, format!("has addresses of {other}, which are {why}")));
+        }
+    }
+    Ok(())
 }
 
 /// The name of a range's pool: what whereabouts calls it.
