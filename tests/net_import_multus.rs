@@ -273,3 +273,33 @@ fn the_configuration_keeps_its_meaning_and_says_what_it_lost() {
         assert_eq!((refused.stdout.as_str(), files(&host, JOURNAL).as_str()), ("", ""));
     }
 }
+
+#[test]
+fn a_default_network_of_a_nodes_own_is_named_by_its_file_and_not_given_to_all_nodes() {
+    let host = node!();
+    let own = json!({
+        "cniVersion": "1.0.0", "name": "kindnet",
+        "plugins": [{ "type": "ptp", "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.244.1.0/24" }]] } }],
+    });
+    let written = |delegates: &Value| {
+        let multus = json!({
+            "cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "delegates": delegates,
+        });
+        host.write("/etc/cni/net.d/00-multus.conf", multus.to_string());
+        let done = import(&host, &[]).success();
+        (done.stdout.parse::<Value>().unwrap()["plugins"][0].clone(), done.stderr)
+    };
+    // Nothing tells whether it is every node's.
+    let (plugin, said) = written(&json!([own]));
+    assert_eq!(plugin["delegates"], json!([own]));
+    assert!(said.contains("delegates: the default network is written out as this node has it"), "{said}");
+    // In the file the keys are in another order.
+    host.write(
+        "/etc/cni/net.d/10-kindnet.conflist",
+        format!("{{\"plugins\": {}, \"name\": \"kindnet\", \"cniVersion\": \"1.0.0\"}}", own["plugins"]),
+    );
+    let (plugin, said) = written(&json!([own]));
+    assert_eq!(plugin.get("delegates"), None);
+    assert_eq!(plugin["clusterNetwork"], "/etc/cni/net.d/10-kindnet.conflist");
+    assert!(said.contains("each node has its own"), "{said}");
+}

@@ -2,24 +2,33 @@
 //!
 //! Rule: it changes nothing.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ipam::grid::addresses_of;
 use ipam::registry::Object;
 use ipnet::IpNet;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
 use npwg::status::NETWORK_STATUS;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use super::objects::{BlockObject, PoolObject, PoolStatus};
 use super::sighting::Sighting;
+use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::{Key, NodeObject, PodObject, Reduced};
 
 /// Objects of a page.
 const PAGE: u32 = 500;
+/// How long the first list of what is followed may take.
+const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// All of it.
 #[derive(Debug, Default)]
@@ -80,17 +89,29 @@ where
 impl Census {
     /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
     pub(crate) async fn take(client: &Client) -> Result<Census, String> {
+        let census = Census::of_objects(client).await?;
+        let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
+        let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
+        Ok(Census {
+            nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
+            pods: pods.into_iter().map(ShownPod::reduce).map(|pod| (pod.key(), pod)).collect(),
+            ..census
+        })
+    }
+
+    /// The same without asking for what is followed, which may be a little behind.
+    pub(crate) async fn beside(client: &Client, followed: &Followed) -> Result<Census, String> {
+        let census = Census::of_objects(client).await?;
+        let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
+        let pod = |pod: Arc<Holder>| (pod.key(), Holder::clone(&pod));
+        let nodes = followed.nodes.all().into_iter().map(node).collect();
+        Ok(Census { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..census })
+    }
+
+    async fn of_objects(client: &Client) -> Result<Census, String> {
         let pools = list(Api::<PoolObject>::all(client.clone()), "ippools").await?;
         let blocks = list(Api::<BlockObject>::all(client.clone()), "ipblocks").await?;
-        let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
-        let pods = list(Api::<PodObject>::all(client.clone()), "pods").await?;
-        Ok(Census {
-            pools,
-            blocks,
-            nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
-            pods: pods.into_iter().map(Holder::of).map(|pod| (pod.key(), pod)).collect(),
-            used: OnceLock::new(),
-        })
+        Ok(Census { pools, blocks, ..Census::default() })
     }
 
     /// The pool that an address is of, the smallest first.
@@ -161,6 +182,98 @@ impl Census {
     /// Is a node of this name gone, or known to be off?
     pub(crate) fn is_off(&self, node: &str) -> bool {
         self.nodes.get(node).copied().unwrap_or(true)
+    }
+}
+
+// === pods and nodes, reduced ===
+
+/// Pods and nodes: one watch of each, because all of them, whole, are gigabytes in a large cluster.
+pub(crate) struct Followed {
+    pods: Arc<Cache<Holder>>,
+    nodes: Arc<Cache<NodeHealth>>,
+}
+
+impl Followed {
+    /// Knows nothing yet.
+    pub(crate) fn new() -> Followed {
+        Followed { pods: Arc::new(Cache::new("pods")), nodes: Arc::new(Cache::new("nodes")) }
+    }
+
+    /// Keeps both up to date, for ever.
+    pub(crate) fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
+        let (pods, nodes) = (Api::<ShownPod>::all(client.clone()), Api::<NodeObject>::all(client.clone()));
+        let pods = follow(pods, watcher::Config::default(), Arc::clone(&self.pods));
+        let nodes = follow(nodes, watcher::Config::default(), Arc::clone(&self.nodes));
+        async move {
+            tokio::join!(pods, nodes);
+        }
+    }
+
+    /// Waits until both were listed once.
+    ///
+    /// # Errors
+    /// Which was not, for so long.
+    pub(crate) async fn listed(&self) -> Result<(), String> {
+        let unlisted = |what: &str| format!("list {what}: not within {} s", LIST_MAX.as_secs());
+        timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
+        timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
+    }
+}
+
+/// What is looked at of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeHealth {
+    name: String,
+    is_out_of_service: bool,
+}
+
+impl Reduced for NodeObject {
+    type Form = NodeHealth;
+
+    fn reduce(self) -> NodeHealth {
+        NodeHealth { name: self.name(), is_out_of_service: self.is_out_of_service() }
+    }
+}
+
+/// A pod of which nothing is kept but who it is and the addresses it shows.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct ShownPod(PodObject);
+
+impl Resource for ShownPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        PodObject::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        PodObject::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        PodObject::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        PodObject::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.meta_mut()
+    }
+}
+
+impl Reduced for ShownPod {
+    type Form = Holder;
+
+    fn reduce(self) -> Holder {
+        Holder::of(self.0)
     }
 }
 

@@ -2,6 +2,7 @@
 //! more, what is wrong.
 //!
 //! ```text
+//!   pods, nodes (followed) · pools, blocks (listed)
 //!   census ──► status of pools · Events about what is wrong
 //!          ──► node gone for a while ──► [`Dead`] ──► its blocks nobody's
 //!          ──► claim gone ──► its address nobody's
@@ -13,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ipam::registry::{Object, Registry};
+use ipam::registry::{Holder, Object, Registry};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as EventObject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -26,13 +27,14 @@ use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::census::Census;
+use super::census::{Census, Followed};
 use super::claims::OF_CLAIM;
 use super::dead::Dead;
 use super::findings::Finding;
 use super::now;
 use super::objects::PoolObject;
 use super::registry::Cluster;
+use crate::agent::cluster::{PodObject, ask};
 use crate::agent::events::told_apart;
 
 /// The name under which Events are told.
@@ -54,6 +56,7 @@ pub(crate) struct Keeper {
     dead: Dead,
     /// How long the address of a pod that was deleted is kept for its successor.
     retention: Duration,
+    followed: Followed,
     told: BTreeSet<(String, String)>,
     requests: Counter,
 }
@@ -81,13 +84,29 @@ impl Keeper {
         let recorder = Recorder::new(client.clone(), reporter);
         let (told, requests) = (BTreeSet::new(), Counter::default());
         let dead = Dead::new(client.clone(), grace, requests.clone());
-        Keeper { client, recorder, identity, dead, retention, told, requests }
+        let followed = Followed::new();
+        Keeper { client, recorder, identity, dead, retention, followed, told, requests }
+    }
+
+    /// Keeps up with pods and nodes, for ever: what [`Keeper::round`] looks at.
+    pub(crate) fn follow(&self) -> impl Future<Output = ()> + use<> {
+        self.followed.follow(&self.client)
     }
 
     /// Looks at everything once and does what is to be done.
     pub(crate) async fn round(&mut self) -> Result<Round, String> {
-        let census = Census::take(&self.client).await?;
-        let mut round = Round { findings: census.findings(), ..Round::default() };
+        self.followed.listed().await?;
+        let mut census = Census::beside(&self.client, &self.followed).await?;
+        let mut findings = census.findings();
+        // What is followed may be behind: before anything new is told, all of it is asked for.
+        if findings
+            .iter()
+            .any(|Finding { object, why, .. }| !self.told.contains(&(object.clone(), why.clone())))
+        {
+            census = Census::take(&self.client).await?;
+            findings = census.findings();
+        }
+        let mut round = Round { findings, ..Round::default() };
         for pool in &census.pools {
             round.pools += 1;
             round.leased += self.tell_status(&census, pool).await?;
@@ -138,7 +157,7 @@ impl Keeper {
                     claims = Some(self.claims().await?);
                 }
                 let known = claims.as_ref().and_then(Option::as_ref);
-                if !self.has_ended(census, &object, known) {
+                if !self.has_ended(census, &object, known) || self.is_there(&object).await {
                     continue;
                 }
                 match registry.delete(&object).await {
@@ -151,6 +170,25 @@ impl Keeper {
             }
         }
         Ok(ended)
+    }
+
+    /// Is the pod of its claim there at this moment? What is followed may be behind; without an answer it is there.
+    async fn is_there(&self, object: &Object) -> bool {
+        let Holder { claim, owner, .. } = &object.holder;
+        let (pod, uid) = match claim.strip_prefix(IMPORTED) {
+            Some(pod) => (pod, owner.split('/').next().unwrap_or_default()),
+            None => (claim.strip_prefix(OF_POD).unwrap_or_default(), ""),
+        };
+        let mut parts = pod.split('/');
+        let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else { return false };
+        let pods: Api<PodObject> = Api::namespaced(self.client.clone(), namespace);
+        match ask(pods, name).await {
+            Ok(found) => found.is_some_and(|pod| uid.is_empty() || pod.uid == uid),
+            Err(error) => {
+                warn!(claim, %error, "still kept");
+                true
+            }
+        }
     }
 
     /// Is nobody coming back for this address? `claims` is nothing where the cluster has no such objects.

@@ -49,15 +49,26 @@ impl Warden {
     /// For ever.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut keeper = self.keeper.lock().await;
-        loop {
-            match keeper.round().await {
-                Ok(round) => self.count(&round),
-                Err(why) => {
-                    warn!(%why, "a round failed; the next one goes on");
-                    self.failed.inc();
-                }
+        let follow = keeper.follow();
+        let rounds = async {
+            loop {
+                self.round(&mut keeper).await;
+                tokio::time::sleep(self.every).await;
             }
-            tokio::time::sleep(self.every).await;
+        };
+        tokio::select! {
+            () = follow => {}
+            () = rounds => {}
+        }
+    }
+
+    async fn round(&self, keeper: &mut Keeper) {
+        match keeper.round().await {
+            Ok(round) => self.count(&round),
+            Err(why) => {
+                warn!(%why, "a round failed; the next one goes on");
+                self.failed.inc();
+            }
         }
     }
 

@@ -3,6 +3,8 @@
 //! Rules: every key keeps its meaning; where weft's default is another one, it is written out; a key of the daemon,
 //! which weft has none of, is left out and named; one that weft does not know is refused by name.
 //!
+//! A default network that is written out, as Multus makes it of a node's own file, is named by that file again.
+//!
 //! With a daemon paths are written as its container sees them, below `/host`.
 //!
 //! Source: Multus `pkg/types/types.go`, `pkg/server/config/generator.go`, `deployments/`.
@@ -16,6 +18,7 @@ use cni::object::Object;
 use cni::runtime::load::{self, Directory};
 use cni::{Context, Error};
 use npwg::status::StatusStyle;
+use serde_json::Value;
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
@@ -93,6 +96,7 @@ impl Configuration {
         let cni_dir = plugin.text("cniDir")?.filter(|text| !text.is_empty());
         let cni_dir = cni_dir.map_or_else(|| CNI_DIR.to_owned(), |text| on_the_node(&text).unwrap_or(text));
         translate(&mut plugin, &mut notes)?;
+        refer(&mut plugin, conf_dir, &mut notes)?;
         let text = list(&network, &plugin, others).context(&file)?;
         let read_back = Network::parse(text.as_bytes(), &file)?;
         let found = MetaPlugin::read(&read_back, &path)?;
@@ -170,6 +174,34 @@ fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> 
     plugin.set("capabilities", &capabilities)?;
     plugin.banish("cniVersion");
     plugin.banish("name");
+    Ok(())
+}
+
+/// Names the file of a default network that is written out. Multus writes it out by itself, from a file that is made for each
+/// node, with the subnet of its pods: in the configuration of all nodes it would give them all that one's.
+fn refer(plugin: &mut Object, conf_dir: &Path, notes: &mut Vec<String>) -> Result<(), Failure> {
+    let has_other = plugin.text("clusterNetwork")?.is_some_and(|name| !name.is_empty());
+    let delegates = plugin.read::<Vec<Value>>("delegates")?.unwrap_or_default();
+    let Some(default) = delegates.first().filter(|_| !has_other) else { return Ok(()) };
+    let is_it = |(_, network): &&(PathBuf, Network)| {
+        serde_json::from_slice::<Value>(network.bytes()).is_ok_and(|other| other == *default)
+    };
+    let networks = Directory::read(conf_dir)?.networks;
+    match networks.iter().find(is_it).filter(|_| delegates.len() == 1) {
+        Some((path, _)) => {
+            notes.push(format!(
+                "delegates: the default network is that of {}: clusterNetwork names it, because each node has its own",
+                path.display()
+            ));
+            plugin.banish("delegates");
+            plugin.set("clusterNetwork", &path.display().to_string())?;
+        }
+        None => notes.push(
+            "delegates: the default network is written out as this node has it, and every node that gets this \
+             configuration will have the same: compare it with another node's"
+                .to_owned(),
+        ),
+    }
     Ok(())
 }
 
