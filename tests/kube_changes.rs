@@ -100,6 +100,39 @@ fn a_running_pod_gets_the_networks_that_it_selects_now() {
     assert_eq!(agent.machine.run(["sh", "-c", "ls /var/lib/weft/sandboxes"]), "");
 }
 
+#[test]
+fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let definition = |declared: bool| {
+        let mut config = bridge("edited", 15);
+        config["plugins"][0]["capabilities"] = json!({ "mac": declared });
+        agent.definition("edited", &json!({}), &config);
+    };
+    definition(false);
+    let mut configuration = node_configuration();
+    configuration["ipRequestPolicy"] = json!("permissive");
+    agent.machine.write(CONFIGURATION, &configuration.to_string());
+    let uid = agent.pod("web", &json!({ NETWORKS: r#"[{"name":"edited","mac":"02:00:00:00:00:07"}]"# }));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&configuration).success();
+    let (other, _) = attached(&agent, "other", "net-a");
+    let (index, kept) =
+        (link(&sandbox, "net1").expect("net1")["ifindex"].clone(), addresses_on(&sandbox, "net1"));
+    definition(true);
+    agent.stop("TERM");
+    agent.start(&["--hot-plug"]);
+    agent.wait_until_ready();
+    // The pods are looked at in turn: once this one has changed, the other one could have.
+    select(&agent, "other", "net-a,net-b");
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
+    assert!(link(&other, "net2").is_some());
+    select(&agent, "other", "net-a");
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1")]);
+    assert_eq!(link(&sandbox, "net1").expect("net1")["ifindex"], index);
+    assert_eq!(addresses_on(&sandbox, "net1"), kept);
+}
+
 /// The configuration with the result that a runtime passes to CHECK.
 fn with_result(agent: &Agent, sandbox: &Pod) -> Value {
     let path = format!("/var/lib/weft/sandboxes/{}.json", sandbox.container_id());

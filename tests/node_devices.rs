@@ -219,7 +219,7 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(client) = parts("python-client") else { return };
     let Some(node) = Node::new(host) else { return };
-    prepare(&node, "base");
+    prepare(&node, "hot-plug");
     start_device_plugin(&node, &client);
     pod(&node, "one", "fast", 1);
     node.until_pods_ready(["-n", "default", "one"]);
@@ -238,12 +238,26 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     node.kube().kubectl(["delete", "pod", "-n", "default", "one", "--wait=false", "--grace-period=1"]);
     node.until_no_pod_runs();
     assert_eq!(given(&node, "one", "DEL"), [of_kubelet.trim()]);
-    // Both of them, in the kubelet's order.
+    // Both of them.
     pod(&node, "two", "fast,fast", 2);
     node.until_pods_ready(["-n", "default", "two"]);
     let mut both = given(&node, "two", "ADD");
     both.sort();
     assert_eq!(both, DEVICES);
+    // An agent that comes looks at every pod anew; the kubelet tells its devices in another order each time.
+    let agent = || {
+        let agents = ["pods", "-n", "kube-system", "-l", "app.kubernetes.io/component=agent"];
+        let pods = node.kube().json(agents)["items"].take();
+        let ready = |pod: &&Value| pod["status"]["containerStatuses"][0]["ready"] == true;
+        pods.as_array()?.iter().find(ready)?["metadata"]["name"].as_str().map(str::to_owned)
+    };
+    for round in 0..3 {
+        let old = agent().expect("an agent");
+        node.kube().kubectl(["delete", "pod", "-n", "kube-system", &old, "--wait=false"]);
+        node.until("another agent is ready", || agent().filter(|name| *name != old));
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert_eq!((given(&node, "two", "DEL").len(), given(&node, "two", "ADD").len()), (0, 2), "{round}");
+    }
 }
 
 /// A node with weft and a driver; nothing, and the test is skipped, where Kubernetes is too old.

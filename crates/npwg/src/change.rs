@@ -3,16 +3,19 @@
 //! Rules:
 //! - only what the pod selects changes: the default network, and what the node gives to every pod, stay as they are;
 //! - an attachment stays if network, interface and everything the pod asks of it are the same. A definition that was
-//!   edited since changes no running pod;
+//!   edited since changes no running pod, nor does a device that is told in another order;
 //! - whose the default route is does not change: a pod that wants another one is made anew;
 //! - what goes stays in the plan, at its end, until it is gone: a DEL at any moment finds everything.
 //!
 //! Source: the standard, 4.1.2 (the annotation); it leaves changing it to implementations.
 
+use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};
+use serde::de::DeserializeOwned;
 
 use crate::journal::{Attachment, Entry, State};
 use crate::plan::{Delegate, Plan, Role, RouteWish};
+use crate::request::ETHERNET_LENGTH;
 
 /// What is to be done to a sandbox.
 #[derive(Clone, Debug)]
@@ -76,13 +79,36 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     Ok(Some(Change { entry: changed, wanted: count }))
 }
 
-/// The same attachment: nothing the pod asks of it differs.
+/// The same attachment: nothing the pod asks of it differs. How that reaches the plugins, their definition says, and
+/// that may be another one by now.
 fn is_same(known: &Delegate, wanted: &Delegate) -> bool {
-    known.network == wanted.network
-        && known.ifname == wanted.ifname
-        && known.runtime_config == wanted.runtime_config
-        && known.args == wanted.args
-        && known.verify == wanted.verify
+    let asks_the_same = match (&known.asked, &wanted.asked) {
+        (Some(known), Some(wanted)) => known == wanted,
+        _ => seems_same(known, wanted),
+    };
+    known.network == wanted.network && known.ifname == wanted.ifname && asks_the_same
+}
+
+/// Of an entry that does not say what was asked, what can be compared whatever the definition declares: the pairs that
+/// every plugin gets, and the addresses that it declared then and declares now.
+fn seems_same(known: &Delegate, wanted: &Delegate) -> bool {
+    fn arg<'a>(of: &'a Delegate, key: &str) -> Option<&'a str> {
+        of.args.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+    // Multus joins several addresses, and says longer hardware addresses, too: what is none of ours says nothing.
+    let ip = |of| RequestedIp::parse(arg(of, "IP")?);
+    let mac = |of| HardwareAddress::parse(arg(of, "MAC")?).filter(|mac| mac.bytes().len() == ETHERNET_LENGTH);
+    ip(known) == ip(wanted)
+        && mac(known) == mac(wanted)
+        && agree::<Vec<RequestedIp>>(known, wanted, capability::IPS)
+        && agree::<HardwareAddress>(known, wanted, capability::MAC)
+        && agree::<HardwareAddress>(known, wanted, capability::INFINIBAND_GUID)
+}
+
+/// Do both say the same, or one of them nothing?
+fn agree<T: DeserializeOwned + PartialEq>(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
+    let value = |of: &Delegate| of.runtime_config.read::<T>(key).ok().flatten();
+    value(known).zip(value(wanted)).is_none_or(|(known, wanted)| known == wanted)
 }
 
 fn refuse_default_route(delegate: &Delegate) -> Result<(), Error> {

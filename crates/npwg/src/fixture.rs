@@ -9,7 +9,7 @@ use crate::configuration::{Flavour, NodeConfiguration};
 use crate::definition::{Disk, Form, OnDisk};
 use crate::device::{Device, Devices};
 use crate::metadata::{Definition, NetworkReference, Pod, RESOURCE_NAME, SpecConfig};
-use crate::plan::{Access, Plan, Request, Sandbox, plan};
+use crate::plan::{Access, Held, Plan, Request, Sandbox, plan};
 use crate::refusal::{Fault, Refusal};
 use crate::selection::Annotation;
 
@@ -32,7 +32,7 @@ pub(crate) struct World {
     pub(crate) keys: String,
     pub(crate) flavour: Flavour,
     pub(crate) ifname: String,
-    pub(crate) held: Vec<(String, IfName)>,
+    pub(crate) held: Vec<Held>,
 }
 
 impl World {

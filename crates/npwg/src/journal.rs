@@ -15,7 +15,7 @@ use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::plan::{Plan, Role};
+use crate::plan::{Held, Plan, Role};
 use crate::status;
 
 /// The form of entry this release writes; older ones are read, newer ones are not.
@@ -123,12 +123,16 @@ pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
 }
 
 impl Entry {
-    /// The networks the pod selected and is attached to, and their interfaces: what a new plan keeps names by.
-    pub fn held(&self) -> Vec<(String, IfName)> {
+    /// The networks the pod selected and is attached to: what a new plan keeps names and devices by.
+    pub fn held(&self) -> Vec<Held> {
         let known = self.plan.delegates.iter().zip(&self.attachments);
         known
             .filter(|(delegate, known)| delegate.role == Role::Selected && known.state == State::Attached)
-            .map(|(delegate, _)| (delegate.network.clone(), delegate.ifname.clone()))
+            .map(|(delegate, _)| Held {
+                network: delegate.network.clone(),
+                ifname: delegate.ifname.clone(),
+                device: delegate.device(),
+            })
             .collect()
     }
 

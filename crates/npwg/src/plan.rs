@@ -17,8 +17,10 @@ mod transport;
 
 use cni::capability::{HardwareAddress, RequestedIp};
 use cni::name::{ContainerId, IfName, NetworkName};
+use cni::network::Network;
 use cni::object::Object;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::configuration::NodeConfiguration;
 use crate::definition::Disk;
@@ -26,6 +28,7 @@ use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
 use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
+use crate::selection::Element;
 use crate::status::StatusStyle;
 
 pub use access::Access;
@@ -89,6 +92,10 @@ pub struct Delegate {
     pub args: Vec<(String, String)>,
     /// What the result must show.
     pub verify: Verify,
+    /// What the pod asked of it ([`Element::requests`](crate::selection::Element::requests)), if it selected it.
+    /// Entries of older releases do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Map<String, Value>>,
     /// What to do about default routes once every network is attached.
     pub default_route: RouteWish,
     /// The file that carries what is known about its device, if there is one.
@@ -170,9 +177,26 @@ pub struct Request<'a> {
     pub devices: &'a Devices,
     /// Which definitions this pod may not use.
     pub access: &'a Access,
-    /// The networks the sandbox is attached to already, as the status names them, and their interfaces: a network that
-    /// is selected again without a name keeps the one it has.
-    pub held: &'a [(String, IfName)],
+    /// What the sandbox is attached to already.
+    pub held: &'a [Held],
+}
+
+/// A network that a sandbox is attached to already: one that is selected again keeps what it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The network as the status names it.
+    pub network: String,
+    /// Its interface, which it keeps if the pod asks for no name.
+    pub ifname: IfName,
+    /// Its device, which it keeps if the pod asks for no other.
+    pub device: Option<String>,
+}
+
+impl Held {
+    /// Is it this attachment?
+    pub fn is(&self, network: &str, ifname: &IfName) -> bool {
+        self.network == network && self.ifname == *ifname
+    }
 }
 
 /// What the runtime says about the sandbox.
@@ -191,7 +215,7 @@ pub struct Sandbox {
 ///    every pod follow (not in system namespaces), then the selection, in its order.
 /// 2. Each definition is checked against isolation and `access`, found, and resolved by the four rules.
 /// 3. Interface names are given: the asked-for ones first, generated ones around them.
-/// 4. Devices are taken from one ledger, in the order of the networks.
+/// 4. Devices are taken from one ledger: those that are held already, then in the order of the networks.
 /// 5. Each request is put into every channel the standard's versions name, and into `args.cni` of every plugin.
 ///
 /// # Guarantees
@@ -211,11 +235,17 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     let mut warnings = request.node.warnings.clone();
     let drafts = networks::collect(request, &mut warnings)?;
     let names = interface::assign(&request.sandbox.ifname, &drafts, request.held)?;
-    let mut ledger = ledger::Ledger::new(request.devices);
+    let held: Vec<Option<&str>> = drafts
+        .iter()
+        .zip(&names)
+        .map(|(draft, (ifname, _))| held_device(request.held, draft, ifname))
+        .collect();
+    let mut ledger = ledger::Ledger::new(request.devices, drafts.iter().zip(&held));
     let mut delegates = Vec::with_capacity(drafts.len());
     let mut room = CONFIGURATIONS_MAX;
-    for (draft, (ifname, because)) in drafts.iter().zip(names) {
-        let mut delegate = delegate(request, draft, &ifname, &mut ledger, &mut warnings)?;
+    for ((draft, (ifname, because)), held) in drafts.iter().zip(names).zip(held) {
+        let device = ledger.take(draft, held)?;
+        let mut delegate = delegate(request, draft, &ifname, device.as_ref(), &mut warnings)?;
         delegate.because.insert(1, because);
         room = room.checked_sub(delegate.config.len()).ok_or_else(|| too_large(&draft.subject))?;
         delegates.push(delegate);
@@ -240,21 +270,27 @@ fn too_large(subject: &str) -> Refusal {
     Refusal::failed(Fault::new("bounds", subject, reason).cure("select fewer or smaller networks"))
 }
 
+/// The device that this attachment holds and may keep.
+fn held_device<'a>(held: &'a [Held], draft: &networks::Draft, ifname: &IfName) -> Option<&'a str> {
+    let asked = draft.element().and_then(|element| element.device_id.as_deref());
+    let id = held.iter().find(|held| held.is(&draft.label, ifname))?.device.as_deref();
+    id.filter(|id| asked.is_none_or(|asked| asked == *id))
+}
+
 /// One draft with everything it asks for put where the plugins will look.
 fn delegate(
     request: &Request<'_>,
     draft: &networks::Draft,
     ifname: &IfName,
-    ledger: &mut ledger::Ledger<'_>,
+    device: Option<&ledger::Taken>,
     warnings: &mut Vec<Warning>,
 ) -> Result<Delegate, Refusal> {
     let mut because = vec![draft.because(), draft.origin()];
-    let device = ledger.take(draft)?;
     let mut channels = transport::channels(request, draft, warnings)?;
     let file = device::attachment_file(&draft.label, &request.sandbox.container, ifname);
-    let device_info = channels.add_device(device.as_ref(), file);
+    let device_info = channels.add_device(device, file);
     because.append(&mut channels.because);
-    let id = device.as_ref().map(|device| device.id.as_str());
+    let id = device.map(|device| device.id.as_str());
     let config = chain::render(&draft.network, &channels.args_cni, id, &draft.subject)?;
     Ok(Delegate {
         network: draft.label.clone(),
@@ -265,6 +301,7 @@ fn delegate(
         runtime_config: channels.runtime_config,
         args: channels.args,
         verify: channels.verify,
+        asked: draft.element().filter(|_| draft.role == Role::Selected).map(Element::requests),
         default_route: RouteWish::Untouched,
         device_info,
         because,
@@ -292,6 +329,14 @@ impl Plan {
     /// The definitions this plan rests on, as `namespace/name`; networks without one are left out.
     pub fn selected(&self) -> impl Iterator<Item = &Delegate> {
         self.delegates.iter().filter(|delegate| delegate.role == Role::Selected)
+    }
+}
+
+impl Delegate {
+    /// The device it was given: every plugin of its configuration was told.
+    pub fn device(&self) -> Option<String> {
+        let network = Network::parse(self.config.as_bytes(), &self.network).ok()?;
+        network.plugins.first()?.text("deviceID").ok()?
     }
 }
 

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use cni::name::IfName;
 use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
@@ -22,7 +21,7 @@ use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::addresses::{Delivery, Demand};
 use npwg::exchange::{Order, Outcome, Question, Work};
 use npwg::metadata::{Definition, NetworkReference, Pod};
-use npwg::plan::{self, Access, Plan, PodIdentity, Request, Sandbox};
+use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
 use tokio::time::timeout;
@@ -150,7 +149,7 @@ impl Brain {
     ///
     /// # Errors
     /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
-    pub(crate) async fn plan(&self, question: &Question, held: &[(String, IfName)]) -> Result<Plan, Error> {
+    pub(crate) async fn plan(&self, question: &Question, held: &[Held]) -> Result<Plan, Error> {
         question.check()?;
         let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
         let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;

@@ -3,6 +3,7 @@
 //! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`); only the fields that are looked
 //! at are here, the others are passed over.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -100,10 +101,15 @@ fn to_pod(answer: ListResponse, namespace: &str, name: &str) -> Given {
     let mut given = Given::default();
     let pods = answer.pods.into_iter().filter(|pod| pod.namespace == namespace && pod.name == name);
     for container in pods.flat_map(|pod| pod.containers) {
-        for part in container.devices {
-            let all = given.devices.entry(part.resource_name).or_default();
-            let ids = part.device_ids.into_iter();
-            all.extend(ids.map(|id| Device { id, container: container.name.clone() }));
+        // The kubelet tells each device by itself, in another order at each call: an ADD that is repeated, and a plan
+        // that is made again for a running pod, must find the same.
+        let mut of_container: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for ContainerDevices { resource_name, device_ids } in container.devices {
+            of_container.entry(resource_name).or_default().extend(device_ids);
+        }
+        for (resource, ids) in of_container {
+            let ids = ids.into_iter().map(|id| Device { id, container: container.name.clone() });
+            given.devices.entry(resource).or_default().extend(ids);
         }
         for claim in container.dynamic_resources {
             given.allocated.extend(of_claim(claim, &container.name));
@@ -129,35 +135,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_those_of_the_pod_in_the_order_of_its_containers() {
-        let given = |resource: &str, ids: &[&str]| ContainerDevices {
-            resource_name: resource.into(),
-            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-        };
-        let container = |name: &str, devices| ContainerResources {
+    fn devices_are_those_of_the_pod_by_container_and_then_in_an_order_that_does_not_change() {
+        // As the kubelet tells them: each by itself, and in any order.
+        let container = |name: &str, ids: &[&str]| ContainerResources {
             name: name.into(),
-            devices,
+            devices: ids
+                .iter()
+                .map(|id| ContainerDevices { resource_name: "vf".into(), device_ids: vec![(*id).to_owned()] })
+                .collect(),
             dynamic_resources: Vec::new(),
         };
         let pod =
             |name: &str, containers| PodResources { name: name.into(), namespace: "n".into(), containers };
-        let answer = ListResponse {
-            pods: vec![
-                pod("other", vec![container("c", vec![given("vf", &["9"])])]),
-                pod(
-                    "p",
-                    vec![
-                        container("b", vec![given("vf", &["2", "1"])]),
-                        container("a", vec![given("vf", &["3"])]),
-                    ],
-                ),
-            ],
-        };
-        // As it comes over the wire.
-        let answer = ListResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
-        let devices = to_pod(answer, "n", "p").devices;
-        let ids: Vec<&str> = devices["vf"].iter().map(|device| device.id.as_str()).collect();
-        assert_eq!((ids, devices["vf"][2].container.as_str()), (vec!["2", "1", "3"], "a"));
+        for told in [["2", "4", "1"], ["1", "2", "4"], ["4", "1", "2"]] {
+            let answer = ListResponse {
+                pods: vec![
+                    pod("other", vec![container("c", &["9"])]),
+                    pod("p", vec![container("b", &told), container("a", &["3"])]),
+                ],
+            };
+            // As it comes over the wire.
+            let answer = ListResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
+            let devices = to_pod(answer, "n", "p").devices;
+            let found: Vec<_> = devices["vf"].iter().map(|one| (&*one.container, &*one.id)).collect();
+            assert_eq!(found, [("b", "1"), ("b", "2"), ("b", "4"), ("a", "3")]);
+        }
     }
 
     #[test]

@@ -12,12 +12,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cni::name::IfName;
 use cni::{Error, code};
 use neutron::pod_state::PodState;
 use neutron::vif::{Kind, Vif};
 use npwg::metadata::{Definition, NetworkReference, SpecConfig};
-use npwg::plan::{Plan, Role};
+use npwg::plan::{Held, Plan, Role};
 use serde_json::{Value, json};
 
 use crate::controller::wish::KURYR_CONFIG;
@@ -62,11 +61,7 @@ pub(crate) type Wanted = (usize, usize);
 ///
 /// # Errors
 /// A running pod is to get one: ports are numbered in the order of the selection, and one that changes has another.
-pub(crate) fn wanted(
-    plan: &Plan,
-    networks: &BTreeSet<String>,
-    held: &[(String, IfName)],
-) -> Result<Vec<Wanted>, Error> {
+pub(crate) fn wanted(plan: &Plan, networks: &BTreeSet<String>, held: &[Held]) -> Result<Vec<Wanted>, Error> {
     let mut number = 0;
     let mut wanted = Vec::new();
     for (index, delegate) in plan.delegates.iter().enumerate() {
@@ -74,8 +69,7 @@ pub(crate) fn wanted(
         number += usize::from(selected);
         let config: Value = serde_json::from_str(&delegate.config).unwrap_or_default();
         let Some(plugin) = plugins(&config).find(|plugin| plugin["type"] == PLUGIN) else { continue };
-        let is_held =
-            |(network, ifname): &(String, IfName)| *network == delegate.network && *ifname == delegate.ifname;
+        let is_held = |held: &Held| held.is(&delegate.network, &delegate.ifname);
         // One that somebody wrote down by hand stays.
         if !plugin["vif"].is_null() || held.iter().any(is_held) {
             continue;

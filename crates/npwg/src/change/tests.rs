@@ -93,6 +93,105 @@ fn an_edited_definition_changes_no_running_pod() {
     assert!(between(&entry, &world.plan()).unwrap().is_none());
 }
 
+/// What a definition declares decides how requests travel, not what the pod asks.
+#[test]
+fn a_capability_that_is_declared_later_changes_no_running_pod() {
+    let asks = r#"[{"name":"plain","mac":"02:00:00:00:00:07","ips":["10.0.0.5","10.0.0.6"]}]"#;
+    let mut world = World::new().node(r#""ipRequestPolicy":"permissive""#).networks(asks);
+    let mut entry = attached(&world.plan());
+    let declares =
+        r#"{"cniVersion":"1.0.0","name":"plain","type":"plain","capabilities":{"mac":true,"ips":true}}"#;
+    world.define("home/plain", declares);
+    world.held = entry.held();
+    assert!(between(&entry, &world.plan()).unwrap().is_none());
+    // An older release, or Multus, did not write down what was asked, nor did Multus what was verified.
+    entry.plan.delegates[1].asked = None;
+    entry.plan.delegates[1].verify = crate::plan::Verify::default();
+    assert!(between(&entry, &world.plan()).unwrap().is_none());
+    // What every plugin is told says that something else is asked.
+    let other = asks.replace("00:07", "00:08");
+    let world = World { held: entry.held(), ..World::new() }.networks(&other);
+    let change = between(&entry, &world.node(r#""ipRequestPolicy":"permissive""#).plan()).unwrap().unwrap();
+    assert_eq!((change.added(), change.removed()), (vec![1], vec![2]));
+}
+
+#[test]
+fn whatever_else_is_asked_makes_another_attachment_however_it_is_written() {
+    let asks = |keys: &str| format!(r#"[{{"name":"capable","cni-args":{{"a":1,"b":2}}{keys}}}]"#);
+    let entry = attached(&World::new().networks(&asks("")).plan());
+    let written = r#"[{"cni-args": {"b": 2, "a": 1}, "name": "capable", "namespace": "home"}]"#;
+    assert!(between(&entry, &replanned(&entry, written)).unwrap().is_none());
+    for keys in [
+        r#","ips":["10.0.0.5/24"]"#,
+        r#","mac":"02:00:00:00:00:07""#,
+        r#","infiniband-guid":"02:00:00:00:00:00:00:07""#,
+        r#","portMappings":[{"hostPort":80,"containerPort":80}]"#,
+        r#","bandwidth":{"ingressRate":1000}"#,
+        r#","ipam-claim-reference":"mine""#,
+        r#","deviceID":"d1""#,
+    ] {
+        let change = between(&entry, &replanned(&entry, &asks(keys))).unwrap();
+        assert!(change.is_some_and(|change| change.removed() == [2]), "{keys}");
+    }
+    let other = r#"[{"name":"capable","cni-args":{"a":1}}]"#;
+    assert!(between(&entry, &replanned(&entry, other)).unwrap().is_some());
+}
+
+/// A node whose networks take devices: `device` is told of them by its capability, `plain` by its configuration alone.
+fn with_devices(networks: &str, devices: &[&str]) -> World {
+    let mut world = World::new().networks(networks);
+    for network in ["home/device", "home/plain"] {
+        world.resource(network, "example.com/nic");
+    }
+    for id in devices {
+        world.device("example.com/nic", id);
+    }
+    world
+}
+
+fn devices(plan: &Plan) -> Vec<Option<String>> {
+    plan.delegates.iter().skip(1).map(Delegate::device).collect()
+}
+
+#[test]
+fn an_attachment_keeps_its_device_whatever_order_they_are_told_in() {
+    let device = |id: &str| Some(id.to_owned());
+    for network in ["device", "plain"] {
+        let both = format!("{network},{network}");
+        let entry = attached(&with_devices(&both, &["d1", "d2"]).plan());
+        assert_eq!(devices(&entry.plan), [device("d1"), device("d2")]);
+        let world = World { held: entry.held(), ..with_devices(&both, &["d2", "d1"]) };
+        assert_eq!(devices(&world.plan()), [device("d1"), device("d2")]);
+        assert!(between(&entry, &world.plan()).unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_network_that_comes_takes_no_device_that_another_one_holds() {
+    let device = |id: &str| Some(id.to_owned());
+    for (network, other) in [("device", "plain"), ("plain", "device")] {
+        let entry = attached(&with_devices(network, &["d2", "d1"]).plan());
+        assert_eq!(devices(&entry.plan), [device("d2")]);
+        let both = format!("{other},{network}");
+        let mut world = World { held: entry.held(), ..with_devices(&both, &["d2", "d1"]) };
+        assert_eq!(devices(&world.plan()), [device("d1"), device("d2")]);
+        // The definition of the one that is attached names another resource by now.
+        world.resource(&format!("home/{network}"), "example.com/other");
+        world.device("example.com/other", "x1");
+        assert_eq!(devices(&world.plan())[0], device("d1"));
+        // Nor one that is asked for.
+        let world = with_devices(
+            &format!(r#"[{{"name":"{other}","deviceID":"d2"}},{{"name":"{network}"}}]"#),
+            &["d2"],
+        );
+        let fault = World { held: entry.held(), ..world }.fails();
+        assert!(fault.to_string().contains("another network did not take"), "{fault}");
+        // What goes frees its device.
+        let world = World { held: entry.held(), ..with_devices(other, &["d2"]) };
+        assert_eq!(devices(&world.plan()), [device("d2")]);
+    }
+}
+
 #[test]
 fn a_change_that_was_killed_is_taken_up_again() {
     let entry = attached(&World::new().networks("plain").plan());

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 
 use cni::name::IfName;
 
-use super::Decision;
 use super::networks::Draft;
+use super::{Decision, Held};
 use crate::refusal::{Fault, Refusal};
 
 /// What stands in every namespace.
@@ -22,7 +22,7 @@ const LOOPBACK: &str = "lo";
 pub(super) fn assign(
     first: &IfName,
     drafts: &[Draft],
-    held: &[(String, IfName)],
+    held: &[Held],
 ) -> Result<Vec<(IfName, Decision)>, Refusal> {
     let mut taken: BTreeSet<String> = BTreeSet::from([LOOPBACK.to_owned()]);
     for (index, draft) in drafts.iter().enumerate() {
@@ -61,15 +61,14 @@ pub(super) fn assign(
 }
 
 /// The name that each draft keeps: those of a network go to its drafts in order.
-fn keep(drafts: &[Draft], held: &[(String, IfName)], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
-    let mut held: Vec<&(String, IfName)> = held.iter().collect();
+fn keep(drafts: &[Draft], held: &[Held], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
+    let mut held: Vec<&Held> = held.iter().collect();
     let mut kept = Vec::with_capacity(drafts.len());
     for draft in drafts {
         let is_free = draft.element().is_some_and(|element| element.interface.is_none());
-        let fits =
-            |(network, name): &&(String, IfName)| *network == draft.label && !taken.contains(name.as_str());
+        let fits = |held: &&Held| held.network == draft.label && !taken.contains(held.ifname.as_str());
         let place = if is_free { held.iter().position(fits) } else { None };
-        let name = place.map(|place| held.remove(place).1.clone());
+        let name = place.map(|place| held.remove(place).ifname.clone());
         taken.extend(name.iter().map(ToString::to_string));
         kept.push(name);
     }

@@ -2,7 +2,8 @@
 //!
 //! There is one ledger a pod, for both annotations and the node's own networks (M15). A network whose
 //! definition names a resource takes the next device of that resource in the order of the networks; an element
-//! that names one itself takes that one (C10). Nothing left is an error here, not a plugin's riddle.
+//! that names one itself takes that one (C10). Nothing left is an error here, not a plugin's riddle. In a sandbox
+//! that is attached already a network keeps its device, and nobody else takes it.
 //!
 //! Source: Multus `GetResourceMap`; reference `k8s.v1.cni.cncf.io/resourceName`.
 
@@ -27,12 +28,26 @@ pub(super) struct Taken {
 }
 
 impl<'a> Ledger<'a> {
-    pub(super) fn new(devices: &'a Devices) -> Ledger<'a> {
-        Ledger { devices, used: Vec::new() }
+    /// A ledger in which what is held is used already.
+    pub(super) fn new<'d>(
+        devices: &'a Devices,
+        held: impl Iterator<Item = (&'d Draft, &'d Option<&'d str>)>,
+    ) -> Ledger<'a> {
+        let mut used = Vec::new();
+        for (draft, id) in held.filter_map(|(draft, id)| Some((draft, (*id)?))) {
+            let all = devices.iter().filter_map(|(resource, all)| {
+                Some((resource.as_str(), all.iter().find(|device| device.id == id)?.id.as_str()))
+            });
+            let (of_it, others): (Vec<_>, Vec<_>) =
+                all.partition(|(resource, _)| draft.resource.as_deref() == Some(*resource));
+            // Where the definition names another resource by now, it is a device of what it named once.
+            used.extend(if of_it.is_empty() { others } else { of_it });
+        }
+        Ledger { devices, used }
     }
 
-    /// The device of this network, if it needs one.
-    pub(super) fn take(&mut self, draft: &Draft) -> Result<Option<Taken>, Refusal> {
+    /// The device of this network, if it needs one; `held` is the one that it has.
+    pub(super) fn take(&mut self, draft: &Draft, held: Option<&str>) -> Result<Option<Taken>, Refusal> {
         let asked = draft.element().and_then(|element| element.device_id.as_deref());
         let Some(resource) = &draft.resource else {
             let chosen =
@@ -42,7 +57,9 @@ impl<'a> Ledger<'a> {
         let all = self.devices.get_key_value(resource.as_str());
         let (known, all) = all.map_or(("", &[][..]), |(known, all)| (known.as_str(), all.as_slice()));
         let free = |device: &&Device| !self.used.contains(&(known, device.id.as_str()));
+        let kept = held.and_then(|id| all.iter().find(|device| device.id == id));
         let found = match asked {
+            _ if kept.is_some() => kept,
             None => all.iter().find(free),
             Some(id) => all.iter().filter(free).find(|device| device.id == id),
         };

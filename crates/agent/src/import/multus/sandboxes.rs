@@ -229,6 +229,7 @@ fn link(
         runtime_config,
         args,
         verify: Verify::default(),
+        asked: None,
         default_route: RouteWish::Untouched,
         device_info: file.map(|path| DeviceInfoFile { copy_from: None, path }),
         because: vec![because],
