@@ -101,6 +101,24 @@ fn a_running_pod_gets_the_networks_that_it_selects_now() {
 }
 
 #[test]
+fn an_agent_that_ends_sends_the_hands_away_that_wait_for_work() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let (_sandbox, _) = attached(&agent, "web", "net-a");
+    select(&agent, "web", "net-b");
+    wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-b", "net1")]);
+    let began = std::time::Instant::now();
+    agent.stop("TERM");
+    // What it has to tell is told within three seconds.
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(agent.log().contains("ended"), "{}", agent.log());
+    // The hands come again to the next one.
+    agent.start(&["--hot-plug"]);
+    select(&agent, "web", "net-a");
+    wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-a", "net1")]);
+}
+
+#[test]
 fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
     let agent = node!("--hot-plug");
     start_hands(&agent);
@@ -112,7 +130,7 @@ fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
     definition(false);
     let mut configuration = node_configuration();
     configuration["ipRequestPolicy"] = json!("permissive");
-    agent.machine.write(CONFIGURATION, &configuration.to_string());
+    agent.machine.write(CONFIGURATION, configuration.to_string());
     let uid = agent.pod("web", &json!({ NETWORKS: r#"[{"name":"edited","mac":"02:00:00:00:00:07"}]"# }));
     let sandbox = agent.machine.pod("web");
     agent.attachment(&sandbox, "web", &uid).add(&configuration).success();

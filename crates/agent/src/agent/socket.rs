@@ -2,6 +2,7 @@
 //!
 //! Rules:
 //! - who may ask, and how an agent is replaced, is [`Listener`]'s;
+//! - who comes for work is sent away when the agent ends: nobody waits for him;
 //! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
 //! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
 
@@ -19,6 +20,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
+use tokio::sync::watch::Sender;
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
@@ -92,7 +94,8 @@ impl Socket {
     /// Answers until `end` comes, then those who are already waiting.
     pub(crate) async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
         let Socket(listener) = self;
-        let desk = Arc::new(Desk { oracle, turns: Semaphore::new(PARALLEL), waiting: AtomicUsize::new(0) });
+        let turns = Semaphore::new(PARALLEL);
+        let desk = Arc::new(Desk { oracle, turns, waiting: AtomicUsize::new(0), ending: Sender::new(false) });
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut end = std::pin::pin!(end);
         let mut ending = false;
@@ -101,6 +104,7 @@ impl Socket {
                 stream = listener.accept() => stream,
                 () = &mut end, if !ending => {
                     listener.retire();
+                    desk.ending.send_replace(true);
                     ending = true;
                     continue;
                 }
@@ -133,6 +137,8 @@ struct Desk<O> {
     oracle: Arc<O>,
     turns: Semaphore,
     waiting: AtomicUsize,
+    /// Does the agent end?
+    ending: Sender<bool>,
 }
 
 impl<O: Oracle> Desk<O> {
@@ -225,7 +231,11 @@ impl<O: Oracle> Desk<O> {
         match &question.purpose {
             Purpose::Plan => self.answer(question, began, trace).await,
             Purpose::Orders => {
-                let orders = timeout(ANSWER_MAX, self.oracle.errands(question)).await.unwrap_or_default();
+                let mut ending = self.ending.subscribe();
+                let orders = tokio::select! {
+                    orders = timeout(ANSWER_MAX, self.oracle.errands(question)) => orders.unwrap_or_default(),
+                    _ = ending.wait_for(|ending| *ending) => Vec::new(),
+                };
                 Reply { answer: Answer::Noted, orders }
             }
             Purpose::Outcome(outcome) => {
