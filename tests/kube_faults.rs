@@ -8,7 +8,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rig::agent::node_configuration;
 use rig::cluster::bridge;
@@ -45,6 +45,14 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
         .collect()
 }
 
+/// The configuration with a pod's annotations, as the runtime tells them.
+fn told(annotations: &Value) -> Value {
+    let mut told = node_configuration();
+    told["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
+    told["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    told
+}
+
 fn remove_api(agent: &Agent) {
     agent.machine.stop("kube-apiserver", "KILL");
     let age = "weft_cache_age_seconds{what=\"pods\"}";
@@ -64,9 +72,7 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
     let other = agent.machine.pod("other");
     let refused = agent.attachment(&other, "other", "u-9").add(&node_configuration());
     assert_refused("unknown", &refused, 11, &["blue/other"]);
-    let mut told = node_configuration();
-    told["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
-    told["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": { NETWORKS: "net-a" } });
+    let told = told(&select("net-a"));
     let attachment = agent.attachment(&other, "other", "u-9");
     attachment.add(&told).success();
     assert!(rig::link(&other, "net1").is_some());
@@ -349,6 +355,23 @@ fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
 }
 
 #[test]
+fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_others_are_told_why_not() {
+    let agent = node!();
+    let uid = agent.pod("plain", &json!({}));
+    let choosy = agent.pod("choosy", &select("net-a"));
+    agent.stop("TERM");
+    agent.kube.kubectl(["delete", "crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
+    agent.start(&[]);
+    let reason = "network-attachment-definitions (the API server says 404";
+    until("it says why", || agent.page("/readyz").contains(reason).then_some(()));
+    let plain = agent.machine.pod("plain");
+    agent.attachment(&plain, "plain", &uid).add(&node_configuration()).success();
+    let sandbox = agent.machine.pod("choosy");
+    let refused = agent.attachment(&sandbox, "choosy", &choosy).add(&node_configuration());
+    assert_refused("choosy", &refused, 11, &[reason]);
+}
+
+#[test]
 fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_told() {
     let agent = node!();
     agent.stop("TERM");
@@ -360,6 +383,16 @@ fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_
     let code = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:9464/readyz"];
     assert_eq!(agent.machine.run(code), "503");
     assert_eq!(agent.page("/healthz"), "ok\n", "it lives");
+    // It is no worse than no agent: who wants nothing of the cluster does not wait for it.
+    let began = Instant::now();
+    let other = agent.machine.pod("other");
+    let attachment = agent.attachment(&other, "other", "u-9");
+    attachment.add(&told(&json!({ "a": "b" }))).success();
+    attachment.call("STATUS", rig::in_version(&node_configuration(), "1.1.0").to_string()).success();
+    attachment.del(&node_configuration()).success();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let refused = attachment.add(&told(&select("net-a")));
+    assert_refused("waits", &refused, 11, &["has not been seen yet: pods (", "definitions ("]);
     agent.kube.launch();
     agent.kube.wait();
     agent.wait_until_ready();

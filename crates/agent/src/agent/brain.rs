@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Rules: in the normal case nothing is read from the API; what the cache does not have yet is asked for once; with
-//! the API away, caches and what the runtime tells of the pod are enough. A pod is known by its uid.
+//! the API away, caches and what the runtime tells of the pod are enough. A pod is known by its uid. A pod that wants no
+//! definition waits for no cluster: an agent that has seen none is no worse than no agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
 use super::busy::{Busy, Call};
@@ -153,13 +154,12 @@ impl Brain {
         question.check()?;
         let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
         let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
-        let synced = async { tokio::join!(self.pods.synced(), self.definitions.synced()) };
-        if timeout(SYNC_MAX, synced).await.is_err() {
-            let why = format!("agent: the cluster has not been seen yet: {}", self.waits_for().join(", "));
-            return Err(Error::new(code::TRY_AGAIN_LATER, why).details("is the API server reachable?"));
-        }
-        let pod = self.pod(&node, &question.pod).await?;
+        let latest = tokio::time::Instant::now() + SYNC_MAX;
+        let pod = self.pod(&node, &question.pod, latest).await?;
         let wanted = plan::wanted(&pod, &node);
+        if !wanted.is_empty() {
+            self.seen(&self.definitions, latest).await?;
+        }
         let mut definitions = self.definitions(&wanted).await;
         let neutron = vifs::complete(&mut definitions);
         let devices =
@@ -239,9 +239,32 @@ impl Brain {
         }
     }
 
-    async fn pod(&self, node: &NodeConfiguration, named: &PodIdentity) -> Result<Pod, Error> {
+    /// Waits until a whole list of them was seen.
+    async fn seen<T: PartialEq>(&self, cache: &Cache<T>, latest: tokio::time::Instant) -> Result<(), Error> {
+        if timeout_at(latest, cache.synced()).await.is_ok() {
+            return Ok(());
+        }
+        let why = format!("agent: the cluster has not been seen yet: {}", self.waits_for().join(", "));
+        let cure = "is the API server reachable, and are the custom resources there? weft crds prints them";
+        Err(Error::new(code::TRY_AGAIN_LATER, why).details(cure))
+    }
+
+    async fn pod(
+        &self,
+        node: &NodeConfiguration,
+        named: &PodIdentity,
+        latest: tokio::time::Instant,
+    ) -> Result<Pod, Error> {
         if named.name.is_empty() {
             return Ok(Pod { namespace: npwg::manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
+        }
+        let told = node.pod_of_runtime(named)?;
+        if !self.pods.is_synced() {
+            match told {
+                // No cluster knows more of what this pod gets.
+                Some(pod) if plan::wanted(&pod, node).is_empty() => return Ok(pod),
+                Some(_) | None => self.seen(&self.pods, latest).await?,
+            }
         }
         let place: Key = (named.namespace.clone(), named.name.clone());
         let fits = |pod: &Pod| named.uid.is_empty() || pod.uid == named.uid;
@@ -253,7 +276,6 @@ impl Brain {
         if let Some(pod) = known() {
             return Ok(Pod::clone(&pod));
         }
-        let told = node.pod_of_runtime(named)?;
         let is_called = format!("pod {}/{}", named.namespace, named.name);
         match (
             ask(Api::<PodObject>::namespaced(self.client.clone(), &named.namespace), &named.name).await,
@@ -323,10 +345,8 @@ impl Brain {
 
 impl Told for Brain {
     /// What must be there before questions can be answered.
-    fn waits_for(&self) -> Vec<&'static str> {
-        let pods = (!self.pods.is_synced()).then(|| self.pods.what());
-        let definitions = (!self.definitions.is_synced()).then(|| self.definitions.what());
-        pods.into_iter().chain(definitions).collect()
+    fn waits_for(&self) -> Vec<String> {
+        [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
     }
 
     fn page(&self) -> String {

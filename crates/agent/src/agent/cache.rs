@@ -36,12 +36,20 @@ struct State<T> {
     coming: BTreeMap<Key, Arc<T>>,
     synced: bool,
     failing: Option<Instant>,
+    /// Why the API said nothing the last time; nothing once it did.
+    refusal: Option<String>,
 }
 
 impl<T: PartialEq> Cache<T> {
     /// An empty one, which knows nothing yet; `what` names the kind for people.
     pub(crate) fn new(what: &'static str) -> Cache<T> {
-        let state = State { objects: BTreeMap::new(), coming: BTreeMap::new(), synced: false, failing: None };
+        let state = State {
+            objects: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            synced: false,
+            failing: None,
+            refusal: None,
+        };
         Cache { what, state: Mutex::new(state), changes: Sender::new(0) }
     }
 
@@ -85,6 +93,16 @@ impl<T: PartialEq> Cache<T> {
         self.changes.subscribe()
     }
 
+    /// What is waited for until a whole list was seen, and why it has not been.
+    pub(crate) fn waited(&self) -> Option<String> {
+        let state = self.state();
+        match &state.refusal {
+            _ if state.synced => None,
+            Some(why) => Some(format!("{} ({why})", self.what)),
+            None => Some(self.what.to_owned()),
+        }
+    }
+
     /// Waits until a whole list was seen.
     pub(crate) async fn synced(&self) {
         let mut changes = self.changes();
@@ -103,6 +121,10 @@ impl<T: PartialEq> Cache<T> {
     fn take<K: Reduced<Form = T>>(&self, event: Event<K>) -> bool {
         let mut state = self.state();
         state.failing = None;
+        // That a list is asked for says nothing yet.
+        if !matches!(event, Event::Init) {
+            state.refusal = None;
+        }
         match event {
             Event::Init => {
                 state.coming.clear();
@@ -133,6 +155,7 @@ impl<T: PartialEq> Cache<T> {
     /// Takes a failure in; is it news?
     fn fail(&self, error: &watcher::Error) -> bool {
         let mut state = self.state();
+        state.refusal = Some(reason(error));
         let is_news = state.failing.is_none();
         if is_news {
             warn!(what = self.what, %error, "cannot be watched; the last known state is served");
@@ -145,6 +168,21 @@ impl<T: PartialEq> Cache<T> {
     fn heard(&self) {
         self.state().failing = None;
     }
+}
+
+/// Why, in short: what the API says, or that it says nothing.
+fn reason(error: &watcher::Error) -> String {
+    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
+    let status = match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => status,
+        InitialListFailed(_) | WatchStartFailed(_) | WatchFailed(_) | NoResourceVersion => {
+            return error.to_string();
+        }
+    };
+    format!("the API server says {}: {}", status.code, status.message.trim())
 }
 
 /// Keeps a cache up to date, for ever. Lists are taken anew when the API says that too much was missed (410 Gone).
@@ -226,5 +264,22 @@ mod tests {
         assert!(cache.age() > Duration::ZERO && cache.count() == 1);
         cache.take(Event::<PodObject>::Init);
         assert_eq!(cache.age(), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_waited_for_is_said_with_what_the_api_says() {
+        let cache: Cache<Pod> = Cache::new("pods");
+        assert_eq!(cache.waited().as_deref(), Some("pods"));
+        let status = kube::core::Status {
+            code: 404,
+            message: "there is no such thing\n".into(),
+            ..Default::default()
+        };
+        cache.fail(&watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))));
+        cache.take(Event::<PodObject>::Init);
+        let waited = "pods (the API server says 404: there is no such thing)";
+        assert_eq!(cache.waited().as_deref(), Some(waited));
+        cache.take(Event::<PodObject>::InitDone);
+        assert_eq!(cache.waited(), None);
     }
 }

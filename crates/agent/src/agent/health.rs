@@ -1,6 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz` over HTTP.
 //!
-//! Rules: ready is who has seen every list once and listens for questions; what is still waited for is said. An API
+//! Rules: ready is who has seen every list once and listens for questions; what is still waited for is said, and why. An API
 //! that cannot be reached later makes nobody unready: what is known is served.
 
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ pub(crate) trait Told: Send + Sync + 'static {
     /// Its figures.
     fn page(&self) -> String;
     /// What it still waits for; nothing if it is ready.
-    fn waits_for(&self) -> Vec<&'static str>;
+    fn waits_for(&self) -> Vec<String>;
 }
 
 /// Opens the address.

@@ -445,10 +445,8 @@ impl Desk {
 }
 
 impl Told for Desk {
-    fn waits_for(&self) -> Vec<&'static str> {
-        let pods = (!self.pods.is_synced()).then(|| self.pods.what());
-        let definitions = (!self.definitions.is_synced()).then(|| self.definitions.what());
-        pods.into_iter().chain(definitions).collect()
+    fn waits_for(&self) -> Vec<String> {
+        [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
     }
 
     fn page(&self) -> String {

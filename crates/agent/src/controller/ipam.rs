@@ -94,7 +94,7 @@ impl Told for Warden {
         page
     }
 
-    fn waits_for(&self) -> Vec<&'static str> {
+    fn waits_for(&self) -> Vec<String> {
         Vec::new()
     }
 }
