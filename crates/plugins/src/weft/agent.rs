@@ -4,10 +4,11 @@
 //! that is not there is replaced by a short-lived process that does the same; what the agent is told afterwards
 //! is for its figures, and never fails or delays an ADD noticeably.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use cni::{Context, Error, code};
@@ -71,7 +72,7 @@ pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advi
     let socket = Path::new(&node.agent_socket);
     let (reply, agent) = match UnixStream::connect(socket) {
         Ok(mut stream) => {
-            let reply = ask_agent(&mut stream, question);
+            let reply = ask(&mut stream, question, DEADLINE);
             (reply.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
@@ -100,12 +101,13 @@ pub(super) fn tell(node: &NodeConfiguration, question: &Question) -> Result<(), 
     let step = || format!("agent {}", node.agent_socket);
     let stream = UnixStream::connect(&node.agent_socket);
     let mut stream = stream.map_err(|cause| Error::io(step(), cause))?;
-    ask_agent(&mut stream, question).map(|_| ()).context(step())
+    ask(&mut stream, question, DEADLINE).map(|_| ()).context(step())
 }
 
-fn ask_agent(stream: &mut UnixStream, question: &Question) -> Result<Reply, Error> {
+/// Puts a question to whoever is at the other end, who may say nothing for `patience`.
+fn ask(stream: &mut UnixStream, question: &Question, patience: Duration) -> Result<Reply, Error> {
     let bounded =
-        stream.set_read_timeout(Some(DEADLINE)).and_then(|()| stream.set_write_timeout(Some(DEADLINE)));
+        stream.set_read_timeout(Some(patience)).and_then(|()| stream.set_write_timeout(Some(patience)));
     bounded.map_err(|cause| Error::io("set a time limit", cause))?;
     // The agent is there but slow, or ends just now: the same call may succeed later.
     let again = |error: Error| match error.code {
@@ -119,22 +121,30 @@ fn ask_agent(stream: &mut UnixStream, question: &Question) -> Result<Reply, Erro
 /// Runs `weft plan --once`, which reads a question and writes an answer.
 fn ask_once(question: &Question) -> Result<Reply, Error> {
     let program = find_brain();
-    let step = format!("{} plan --once", program.display());
-    let mut child = Command::new(&program)
+    run_once(&program, question, DEADLINE).context(format_args!("{} plan --once", program.display()))
+}
+
+/// The same of a program; one that says nothing for `patience` is ended.
+fn run_once(program: &Path, question: &Question, patience: Duration) -> Result<Reply, Error> {
+    let failed = |cause| Error::io("start", cause);
+    let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
+    let theirs = OwnedFd::from(theirs);
+    let mut child = Command::new(program)
         .args(["plan", "--once"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+        .stdin(theirs.try_clone().map_err(failed)?)
+        .stdout(theirs)
         .spawn()
-        .map_err(|cause| absent(&step, &cause))?;
-    if let Some(mut pipe) = child.stdin.take() {
-        exchange::send(&mut pipe, question).context(&step)?;
-        pipe.flush().map_err(|cause| Error::io(&step, cause))?;
+        .map_err(|cause| absent(&cause))?;
+    let reply = ask(&mut ours, question, patience);
+    if reply.is_err() {
+        // One that has ended by itself still says how.
+        let _ = child.kill();
     }
-    let output = child.wait_with_output().map_err(|cause| Error::io(&step, cause))?;
-    if !output.status.success() {
-        return Err(Error::new(code::IO_FAILURE, format!("{step}: {}", output.status)));
+    let status = child.wait().map_err(failed)?;
+    match status.code() {
+        Some(code) if code != 0 => Err(Error::new(code::IO_FAILURE, status.to_string())),
+        _ => reply,
     }
-    exchange::receive(&mut output.stdout.as_slice()).context(&step)
 }
 
 /// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
@@ -146,8 +156,39 @@ pub(super) fn find_brain() -> PathBuf {
     beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(BRAIN))
 }
 
-fn absent(step: &str, cause: &std::io::Error) -> Error {
-    let why = format!("{step}: {cause}");
+fn absent(cause: &std::io::Error) -> Error {
     let cure = "there is no agent and no manifestDir: start the agent, install weft beside weft-cni, or set manifestDir";
-    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+    Error::new(code::TRY_AGAIN_LATER, cause.to_string()).details(cure)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_planner_that_hangs_is_ended_and_one_that_fails_says_how() {
+        let directory = std::env::temp_dir().join(format!("weft-planner-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let program = directory.join("weft");
+        let question = serde_json::from_str(
+            r#"{"version":1,"pod":{"namespace":"n","name":"p","uid":""},"container":"c","ifname":"eth0","configuration":{}}"#,
+        );
+        let question: Question = question.unwrap();
+        let run = |script: &str| {
+            std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
+            run_once(&program, &question, Duration::from_millis(300)).unwrap_err()
+        };
+        let began = Instant::now();
+        let late = run("exec sleep 60");
+        assert!(late.code == code::TRY_AGAIN_LATER && began.elapsed() < Duration::from_secs(20), "{late}");
+        let failed = run("exit 3");
+        assert!(failed.msg.contains("exit status: 3"), "{failed}");
+        std::fs::remove_dir_all(&directory).unwrap();
+        let absent = run_once(&program, &question, DEADLINE).unwrap_err();
+        assert!(absent.code == code::TRY_AGAIN_LATER && absent.details.contains("manifestDir"), "{absent}");
+    }
 }
