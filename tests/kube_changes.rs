@@ -228,6 +228,15 @@ fn an_interface_that_vanished_is_seen_and_told() {
     start_hands(&agent);
     let (sandbox, _) = attached(&agent, "web", "net-a");
     let drifted = || agent.figure("weft_drifted_sandboxes ");
+    // It is looked at, and nothing is told of what did not change.
+    let checks = || agent.figure("weft_orders_total ").filter(|count| *count >= 4.0);
+    agent.machine.wait(HANDS, "checks it", checks);
+    assert!(
+        !agent.events("web").iter().any(|event| event.starts_with("Interface")),
+        "{:?}",
+        agent.events("web")
+    );
+    assert_eq!(drifted(), Some(0.0));
     sandbox.run(["ip", "link", "delete", "net1"]);
     let event = wait_for_event(&agent, "web", "InterfaceDrifted ");
     assert!(event.contains("net1"), "{event}");

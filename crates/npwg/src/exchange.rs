@@ -87,6 +87,9 @@ pub struct Outcome {
     /// What is wrong, or went wrong.
     #[serde(default)]
     pub error: Option<Error>,
+    /// The interfaces of the attachments that a check found wrong. Hands of older releases do not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wrong: Vec<IfName>,
 }
 
 /// A network of a running sandbox that came or went.

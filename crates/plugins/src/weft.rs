@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
+use cni::name::IfName;
 use cni::network::Network;
 use cni::plugin::Plugin;
 use cni::result::Success;
@@ -216,12 +217,18 @@ fn clear_remains(node: &Node, who: &Attachment) -> Result<(), Error> {
 
 /// Is every attachment as it was made?
 fn check_all(hands: &Delegates, entry: &Entry) -> Result<(), Error> {
-    let mut errors = Vec::new();
-    for (index, delegate) in entry.plan.delegates.iter().enumerate() {
-        let step = format!("check {} ({})", delegate.ifname, delegate.network);
-        errors.extend(check_one(hands, entry, index, delegate).context(step).err());
-    }
+    let (_, errors) = check_each(hands, entry);
     crate::interface::collected(errors)
+}
+
+/// The interfaces of those that are not, and why.
+fn check_each(hands: &Delegates, entry: &Entry) -> (Vec<IfName>, Vec<Error>) {
+    let check = |(index, delegate): (usize, &Delegate)| {
+        let step = format!("check {} ({})", delegate.ifname, delegate.network);
+        let error = check_one(hands, entry, index, delegate).context(step).err()?;
+        Some((delegate.ifname.clone(), error))
+    };
+    entry.plan.delegates.iter().enumerate().filter_map(check).unzip()
 }
 
 fn check_one(hands: &Delegates, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {

@@ -26,13 +26,13 @@ use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
 use tokio::time::{timeout, timeout_at};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::busy::{Busy, Call};
 use super::cache::{Cache, follow};
 use super::changes::Changes;
 use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, ask};
-use super::drift::Drift;
+use super::drift::{Drift, Heard};
 use super::events::Events;
 use super::facts;
 use super::health::Told;
@@ -404,14 +404,27 @@ impl Oracle for Brain {
         let error = outcome.error.as_ref().map(ToString::to_string);
         match outcome.of {
             Work::Check => {
-                if self.drift.heard(outcome) {
-                    self.events.drifted(pod, error.as_deref());
-                    warn!(container = %outcome.container, error, "an attachment changed");
+                let container = &outcome.container;
+                match self.drift.heard(outcome) {
+                    Heard::Same => {}
+                    Heard::WrongFromTheFirst => {
+                        warn!(%container, error, "a plugin finds fault with what it made: that is no change");
+                    }
+                    Heard::Changed => {
+                        self.events.drifted(pod, error.as_deref());
+                        warn!(%container, error, "an attachment changed");
+                    }
+                    Heard::Restored => {
+                        self.events.drifted(pod, None);
+                        info!(%container, "every attachment is as it was");
+                    }
                 }
                 self.metrics.drifted(self.drift.count());
             }
             Work::Change => {
                 self.events.changed(pod, &outcome.done);
+                let came = outcome.done.iter().filter(|done| done.added.is_some());
+                came.for_each(|done| self.drift.came(&outcome.container, &done.ifname));
                 self.metrics.changed(if error.is_some() { "failed" } else { "changed" });
                 if let Some(error) = error {
                     self.events.unchanged(pod, "Change", &error);

@@ -26,12 +26,15 @@ use serde_json::Value;
 use super::change::{self, Changed};
 use super::journal::Journal;
 use super::lock::Lock;
-use super::{agent, check_all, detach};
+use super::{agent, check_each, detach};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 
 /// The word on the command line for it.
 pub const COMMAND: &str = "obey";
+
+/// The word after it in a container: plugins run programs of the host, iptables for one.
+pub const ON_HOST: &str = "--on-host";
 
 /// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
 pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
@@ -136,8 +139,9 @@ fn check(
         return Ok(None);
     }
     let (uid, done) = (uid.to_owned(), Vec::new());
-    let error = check_all(hands, &entry).err();
-    Ok(Some(Outcome { of: Work::Check, container: container.clone(), uid, done, error }))
+    let (wrong, errors) = check_each(hands, &entry);
+    let error = Error::join(errors);
+    Ok(Some(Outcome { of: Work::Check, container: container.clone(), uid, done, error, wrong }))
 }
 
 /// Makes a running sandbox the one of `plan`.
@@ -150,7 +154,8 @@ fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Out
     let Changed { done, errors } = change::change(journal, hands, &entry, plan)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
-    Ok(Some(Outcome { of: Work::Change, container, uid, done, error: Error::join(errors) }))
+    let (error, wrong) = (Error::join(errors), Vec::new());
+    Ok(Some(Outcome { of: Work::Change, container, uid, done, error, wrong }))
 }
 
 fn take_down(
