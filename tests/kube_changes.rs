@@ -151,6 +151,35 @@ fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
     assert_eq!(addresses_on(&sandbox, "net1"), kept);
 }
 
+#[test]
+fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
+    let agent = node!("--hot-plug");
+    agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
+    let slow = json!({ "GC": [{ "do": "sleep", "milliseconds": 4000 }] });
+    agent.definition("a-slow", &json!({}), &rig::cluster::recording("a-slow", "one", &slow));
+    start_hands(&agent);
+    let (other, _) = attached(&agent, "other", "net-b");
+    let (sandbox, uid) = attached(&agent, "web", "a-slow");
+    let configuration = rig::in_version(&node_configuration(), "1.1.0");
+    let valid = [(&other, "eth0"), (&sandbox, "eth0")].map(|(pod, ifname)| (pod.container_id(), ifname));
+    let valid = valid.each_ref().map(|(container, ifname)| (container.as_ref(), *ifname));
+    let held = || agent.machine.run(["sh", "-c", "ls /var/lib/cni/networks/net-b | grep -c '^10'"]);
+    assert_eq!(held().trim(), "1");
+    std::thread::scope(|scope| {
+        let gc = scope.spawn(|| {
+            rig::collect(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
+        });
+        // The GC is with the first network; the pod gets one that it comes to later.
+        let begun = || agent.machine.run(["cat", rig::cluster::RECORD]).contains("\"GC\"").then_some(());
+        until("the GC is under way", begun);
+        select(&agent, "web", "a-slow,net-b");
+        let all = [("home", "eth0"), ("blue/a-slow", "net1"), ("blue/net-b", "net2")];
+        wait_for_status(&agent, "web", &all);
+        gc.join().expect("a GC");
+    });
+    assert_eq!(held().trim(), "2");
+}
+
 /// The configuration with the result that a runtime passes to CHECK.
 fn with_result(agent: &Agent, sandbox: &Pod) -> Value {
     let path = format!("/var/lib/weft/sandboxes/{}.json", sandbox.container_id());

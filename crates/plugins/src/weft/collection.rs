@@ -6,16 +6,17 @@
 //! - a delegate's list is what the journal still holds for its network, and what the runtime says is valid:
 //!   a network that others use beside us loses nothing of theirs that the runtime knows;
 //! - failures stop nothing and are returned together; but with an entry that cannot be read no delegate is told
-//!   anything: what is not in its list it would take from a pod that may well run.
+//!   anything: what is not in its list it would take from a pod that may well run;
+//! - no running pod changes its networks between the reading of the journal and the last delegate's end.
 //!
 //! Source: SPEC 1.1.0 §2 GC, §3 (S32); Multus defect M12.
 
 use std::collections::BTreeMap;
 
-use cni::Error;
 use cni::invocation::{Sweep, ValidAttachment};
 use cni::network::Network;
 use cni::runtime::chain::{self, Keep};
+use cni::{Context, Error};
 use npwg::configuration::Flavour;
 use npwg::journal::Entry;
 
@@ -25,15 +26,7 @@ use super::{Node, detach, planning};
 /// Takes down the stale, then forwards.
 pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
-    let mut errors = Vec::new();
-    let mut kept = Vec::new();
-    for container in node.journal.containers()? {
-        match node.journal.read(&container) {
-            Ok(Some(entry)) => kept.push(entry),
-            Ok(None) => {}
-            Err(error) => errors.push(error),
-        }
-    }
+    let (known, mut errors) = entries(node)?;
     let all_is_known = errors.is_empty();
     let is_stale = |entry: &Entry| {
         entry.network == request.call.config.name.as_str()
@@ -41,21 +34,46 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
                 .iter()
                 .any(|v| v.container_id == entry.container_id.as_str() && v.ifname == entry.ifname.as_str())
     };
-    let (stale, mut kept): (Vec<Entry>, Vec<Entry>) = kept.into_iter().partition(is_stale);
-    for entry in stale {
-        match take_down(node, &entry) {
-            Ok(()) => {}
-            Err(error) => {
-                errors.push(error.context(format_args!("sandbox {}", entry.container_id)));
-                // What could not be taken down still holds what it holds.
-                kept.push(entry);
-            }
-        }
+    for entry in known.into_iter().filter(is_stale) {
+        let context = format!("sandbox {}", entry.container_id);
+        errors.extend(take_down(node, &entry).context(context).err());
     }
     if all_is_known {
-        errors.extend(forward(node, request, flavour, &valid, &kept));
+        errors.extend(forward_what_is_left(node, request, flavour, &valid));
     }
     crate::interface::collected(errors)
+}
+
+/// All that can be read of the journal, and why the rest cannot.
+fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
+    let (mut known, mut errors) = (Vec::new(), Vec::new());
+    for container in node.journal.containers()? {
+        match node.journal.read(&container) {
+            Ok(entry) => known.extend(entry),
+            Err(error) => errors.push(error),
+        }
+    }
+    Ok((known, errors))
+}
+
+/// GC of the networks, with what the journal holds now; what could not be taken down still holds what it holds.
+fn forward_what_is_left(
+    node: &Node,
+    request: &Sweep,
+    flavour: Flavour,
+    valid: &[ValidAttachment],
+) -> Vec<Error> {
+    let changes = match Lock::changes(node.journal.directory()) {
+        Ok(changes) => changes,
+        Err(error) => return vec![error],
+    };
+    let errors = match entries(node) {
+        Ok((kept, unread)) if unread.is_empty() => forward(node, request, flavour, valid, &kept),
+        Ok((_, unread)) => unread,
+        Err(error) => vec![error],
+    };
+    changes.retire();
+    errors
 }
 
 fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {

@@ -22,6 +22,9 @@ const WAIT_MAX: Duration = Duration::from_secs(90);
 /// Longest pause between two looks.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
+/// What no sandbox is called: the lock that a GC and changes of running pods take in turns.
+const CHANGES: &str = "changes";
+
 /// A held lock on a sandbox.
 #[must_use = "dropping it unlocks"]
 #[derive(Debug)]
@@ -49,6 +52,14 @@ impl Lock {
             sleep(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// Waits until no running pod changes its networks, and keeps them from it.
+    ///
+    /// # Errors
+    /// As for [`Lock::acquire`].
+    pub(super) fn changes(directory: &Path) -> Result<Lock, Error> {
+        Lock::acquire(directory, &ContainerId::new(CHANGES)?)
     }
 
     /// Takes the lock if it is free.

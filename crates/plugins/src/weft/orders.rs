@@ -147,6 +147,19 @@ fn check(
 /// Makes a running sandbox the one of `plan`.
 fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Outcome>, Error> {
     let (container, uid) = (&plan.container, &plan.pod.uid);
+    // A GC would take what comes for what nobody holds.
+    let changes = Lock::changes(journal.directory())?;
+    let altered = alter_alone(journal, hands, plan, (container, uid));
+    changes.retire();
+    altered
+}
+
+fn alter_alone(
+    journal: &Journal,
+    hands: &Delegates,
+    plan: &Plan,
+    (container, uid): (&ContainerId, &String),
+) -> Result<Option<Outcome>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !has_namespace(&entry)? {
         return Ok(None);
