@@ -5,6 +5,9 @@ use std::io::{self, ErrorKind};
 
 use crate::failure::{Exit, Failure};
 
+/// What root may lack, in a container above all.
+const ROOT_LACKS: &str = "it is somebody else's, and root has not the capability DAC_OVERRIDE here, or the node's security module forbids it: docs/installation.md, «What it may do»";
+
 /// Refuses unless we are root.
 pub(crate) fn require(command: &str, why: &str) -> Result<(), Failure> {
     match rustix::process::geteuid().is_root() {
@@ -13,11 +16,12 @@ pub(crate) fn require(command: &str, why: &str) -> Result<(), Failure> {
     }
 }
 
-/// A refusal by the file system; if root would have been let in, that is what is said.
+/// A refusal by the file system; if root would have been let in, that is what is said, and what root itself lacks.
 pub(crate) fn refused(what: &str, cause: &io::Error) -> Failure {
     let sentence = format!("{what}: {cause}");
-    match cause.kind() {
-        ErrorKind::PermissionDenied => lacking(sentence),
+    match (cause.kind(), rustix::process::geteuid().is_root()) {
+        (ErrorKind::PermissionDenied, false) => lacking(sentence),
+        (ErrorKind::PermissionDenied, true) => Failure::new(sentence).exit(Exit::NeedsRoot).next(ROOT_LACKS),
         _ => Failure::new(sentence),
     }
 }
