@@ -169,10 +169,30 @@ fn said_by(node: &Node, label: &str, container: &str) -> String {
 #[test]
 fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
     let node = node!();
+    // Plugins of others by names that weft does not have: they run the node's iptables.
+    for plugin in ["bridge", "portmap"] {
+        node.run(["cp", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/go-{plugin}")]);
+    }
+    let mut default = network("default", 1);
+    default["plugins"][0]["type"] = json!("go-bridge");
+    default["plugins"][0]["ipMasq"] = json!(true);
+    let ports = json!({ "type": "go-portmap", "capabilities": { "portMappings": true } });
+    default["plugins"].as_array_mut().expect("a list").push(ports);
+    node.write(DEFAULT, default.to_string());
+    node.containerd().until_configured(&default.to_string());
     node.apply_weft();
     node.until_weft_is_installed();
     define_red(&node);
-    pod(&node, "web");
+    let mut web = template("red");
+    (web["apiVersion"], web["kind"]) = (json!("v1"), json!("Pod"));
+    (web["metadata"]["name"], web["metadata"]["namespace"]) = (json!("web"), json!("default"));
+    web["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 80, "hostPort": 8080 }]);
+    node.kube().apply(&web.to_string());
+    node.until_pods_ready(["-n", "default", "web"]);
+    let entries = node.run(["ls", "/var/lib/weft/sandboxes"]);
+    let sandbox = entries.split('.').next().expect("an entry").to_owned();
+    let rules = || node.run(["iptables-save", "-t", "nat"]);
+    assert!(rules().contains(&sandbox) && rules().contains("CNI-DN-"), "{}", rules());
     let written = node.read(INSTALLED).expect("it is installed");
     let deploy = testkit::workspace().join("deploy");
     let [base, removal] = ["base", "removal"].map(|way| deploy.join(way));
@@ -194,6 +214,7 @@ fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
     delete(&node, "web");
     node.until("nothing is left", || (set()["status"]["numberReady"] == 1).then_some(()));
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
+    assert!(!rules().contains(&sandbox) && !rules().contains("CNI-DN-"), "{}", rules());
     assert!(said_by(&node, label, "stay").contains("no sandbox needs weft any more"));
     // Somebody installs it beside: the two do not work against each other in silence.
     node.write(INSTALLED, written);

@@ -24,7 +24,7 @@ use serde_json::value::RawValue;
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{EXIT_CODES, Failure};
-use crate::hands::Hands;
+use crate::hands::{Hands, OnHost};
 use crate::interrupt::Interrupt;
 use crate::privilege;
 
@@ -49,13 +49,15 @@ pub(crate) struct Arguments {
     /// The meta-plugin's configuration; else the first in /etc/cni/net.d
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    on_host: OnHost,
 }
 
 /// Does it, until SIGTERM or SIGINT; an order that is being carried out is finished.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft hands", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;
-    let hands = Hands::find()?;
+    let hands = Hands::find()?.on_host(arguments.on_host)?;
     // It is asked for before it is needed: whoever starts this wants to know.
     MetaPlugin::find(arguments.config.as_deref(), &[])?;
     let (sender, receiver) = mpsc::sync_channel(0);

@@ -22,7 +22,7 @@ use npwg::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";
@@ -30,6 +30,8 @@ const PROGRAM: &str = "weft-cni";
 const PLUGINS: &str = "/opt/cni/bin";
 /// Where Debian has the reference plugins.
 const PACKAGED: &str = "/usr/lib/cni";
+/// Where hosts have their programs.
+const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time for one call of the meta-plugin: its delegates have deadlines of their own.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// The exit code of `sandbox ping` for «no answer».
@@ -45,6 +47,26 @@ const HOLDER_MAX: usize = 300;
 pub(crate) struct Hands {
     program: PathBuf,
     place: Option<String>,
+    on_host: OnHost,
+}
+
+/// `--on-host`.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct OnHost {
+    /// In a container that shares the host's process ids: plugins find the files and programs of the host, as where the
+    /// container runtime calls them, for instance its iptables
+    #[arg(long)]
+    on_host: bool,
+}
+
+impl OnHost {
+    /// Where a path of the host is for us.
+    pub(crate) fn path(self, path: &Path) -> PathBuf {
+        match (self.on_host, path.strip_prefix("/")) {
+            (true, Ok(below)) => Path::new("/proc/1/root").join(below),
+            _ => path.to_owned(),
+        }
+    }
 }
 
 /// A sandbox as the meta-plugin is told of it.
@@ -108,7 +130,7 @@ impl Hands {
         // An empty entry would mean the working directory, which nobody chose.
         let absolute = directories.filter(|directory| directory.is_absolute());
         match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
-            Some(program) => Ok(Hands { program, place: None }),
+            Some(program) => Ok(Hands { program, place: None, on_host: OnHost::default() }),
             None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
                 .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
         }
@@ -122,6 +144,17 @@ impl Hands {
     /// The same, at work inside a network namespace.
     pub(crate) fn inside(&self, place: &str) -> Hands {
         Hands { place: Some(place.to_owned()), ..self.clone() }
+    }
+
+    /// The same, with the files of the host where that is wanted.
+    pub(crate) fn on_host(self, on_host: OnHost) -> Result<Hands, Failure> {
+        if on_host.on_host && std::process::id() == 1 {
+            let why = "--on-host: this is the first process here, so the host's cannot be seen";
+            return Err(Failure::new(why)
+                .next("set hostPID: true in the pod, or leave --on-host out")
+                .exit(Exit::Usage));
+        }
+        Ok(Hands { on_host, ..self })
     }
 
     /// The `CNI_PATH` where nobody says another.
@@ -187,6 +220,10 @@ impl Hands {
         exchange::send(&mut message, errand)?;
         let mut command = Command::new(&self.program);
         command.arg("obey");
+        if self.on_host.on_host {
+            // An image without a shell has no PATH.
+            command.arg("--on-host").env("PATH", PROGRAMS);
+        }
         self.feed(command, &message)
     }
 

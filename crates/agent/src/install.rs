@@ -39,7 +39,7 @@ use thin::Thin;
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::hands::{Foreign, Hands};
+use crate::hands::{Foreign, Hands, OnHost};
 use crate::output::{Format, Progress};
 use crate::privilege;
 
@@ -116,6 +116,8 @@ pub(crate) struct Arguments {
     /// Take the configuration away; weft-cni stays. With --wait (and --follow) at once, and until sandboxes of before have left nothing
     #[arg(long)]
     remove: bool,
+    #[command(flatten)]
+    on_host: OnHost,
 }
 
 /// What a look around came to.

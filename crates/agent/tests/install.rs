@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -218,6 +218,30 @@ fn it_is_taken_away_when_nobody_needs_it_any_more() {
         assert_eq!(runtime.written(), None);
     }
     assert!(runtime.0.join("bin/weft").exists(), "it may be asked for a DEL yet");
+}
+
+#[test]
+fn who_waits_and_begins_again_waits_for_the_same_journal() {
+    let runtime = Runtime::new("again");
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return testkit::record_skip(&testkit::test_name(), "it waits as root");
+    }
+    let given = runtime.0.join("given.conflist");
+    let plugin = json!({ "type": "weft", "clusterNetwork": "/x", "cniDir": runtime.0.join("journal") });
+    fs::write(&given, json!({ "cniVersion": "1.0.0", "name": "n", "plugins": [plugin] }).to_string())
+        .unwrap();
+    assert!(runtime.install(&["--config", given.to_str().unwrap()]).status.success());
+    runtime.default_network();
+    runtime.write("journal/sandboxes/abc.json", &"");
+    for _ in 0..2 {
+        assert_refused(&runtime.install(&["--remove", "--wait"]), &["cannot be read, and are left: abc"]);
+        assert_eq!(runtime.written(), None);
+    }
+    fs::remove_file(runtime.0.join("journal/sandboxes/abc.json")).unwrap();
+    for _ in 0..2 {
+        assert!(runtime.install(&["--remove", "--wait"]).status.success());
+        assert!(!runtime.0.join("conf/weft.d/00-weft.conflist").exists());
+    }
 }
 
 #[test]

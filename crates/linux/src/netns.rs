@@ -235,7 +235,22 @@ impl AsFd for Netns {
     }
 }
 
-/// The only `setns` there is.
+/// Moves this process, whose only thread asks, to the files and programs of the host: the mount namespace and the root of
+/// the first process, which is the host's where a container shares its process ids. `nsenter --target 1 --mount --root`
+///
+/// # Errors
+/// [`crate::Kind::Denied`] without the privilege.
+pub fn enter_files_of_host() -> Result<(), Error> {
+    let step = || "enter the mount namespace of process 1".to_owned();
+    let open = |path: &str| File::open(path).map_err(|error| Error::io(format!("open {path}"), &error));
+    let (mounts, root) = (open("/proc/1/ns/mnt")?, open("/proc/1/root")?);
+    let entered = rustix::thread::move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount))
+        .and_then(|()| rustix::process::fchdir(&root))
+        .and_then(|()| rustix::process::chroot("."));
+    entered.map_err(|errno| Error::kernel(step(), errno))
+}
+
+/// The only other `setns` there is.
 fn enter(file: &File) -> Result<(), Errno> {
     rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
 }

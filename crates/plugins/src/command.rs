@@ -67,6 +67,10 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         [handover::COMMAND, directory, ledger, lease] => {
             handover::doubt(Path::new(directory), ledger, lease).map(|said| given_up(&said))
         }
+        [orders::COMMAND, orders::ON_HOST] => {
+            let entered = linux::netns::enter_files_of_host().or_refused();
+            entered.and_then(|()| orders::obey()).map(|()| ExitCode::SUCCESS)
+        }
         [handover::COMMAND, directory, ledger, lease, ip] => give_up(directory, ledger, lease, ip),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
         ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),

@@ -8,7 +8,9 @@
 //! - an installer that still runs would write the configuration again: then it ends, and says so;
 //! - what waits leaves a sandbox alone as long as its namespace is there, and takes it down by the journal then. It can be
 //!   ended and begun again;
-//! - credentials that were installed go with the configuration.
+//! - credentials that were installed go with the configuration;
+//! - while it waits the configuration lies beside those of the runtime, where none reads it: who begins again finds the same
+//!   journal by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,7 +29,7 @@ use npwg::journal;
 use serde_json::value::RawValue;
 
 use super::root::Place;
-use super::thin::Thin;
+use super::thin::{self, Thin};
 use super::{Arguments, Places, is_meta_plugin, sync_directory};
 use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
@@ -57,29 +59,49 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         privilege::require("weft install --remove --wait", "it takes down what sandboxes have left")?;
     }
     let places = Places::of(arguments)?;
-    let Places { networks: _, plugins: _, written: Place { named, here }, sign: _ } = &places;
-    let configured = if here.exists() { MetaPlugin::find_any(Some(here), &[])? } else { None };
+    let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = &places;
+    let removed = networks.join(thin::DIRECTORY).join(&arguments.file_name);
+    let configured = match [here, &removed.here].into_iter().find(|path| path.exists()) {
+        Some(path) => MetaPlugin::find_any(Some(path), &[])?,
+        None => None,
+    };
     let usual = || Path::new(journal::DIRECTORY).join(journal::ENTRIES);
     let journal = configured.as_ref().map_or_else(usual, MetaPlugin::journal);
-    let journal = Place::below(&arguments.root, &journal)?;
+    let mut journal = Place::below(&arguments.root, &journal)?;
+    // A journal elsewhere is in no mount of ours.
+    journal.here = arguments.on_host.path(&journal.here);
     match here.exists() {
         false => progress.line(format!("{}: not there", named.display())),
         true => {
             refuse_if_needed(&places, &journal, arguments)?;
-            let removed = fs::remove_file(here).and_then(|()| sync_directory(here));
-            removed.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
+            let gone = match arguments.wait {
+                true => put_aside(here, &removed.here),
+                false => fs::remove_file(here),
+            };
+            let gone = gone.and_then(|()| sync_directory(here));
+            gone.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
             progress.line(format!("{}: removed", named.display()));
         }
     }
     Thin::remove(&places)?.into_iter().for_each(|line| progress.line(line));
     if arguments.wait {
         let interrupt = Interrupt::watch()?;
-        wait(configured, &Journal::at(&journal.here), &places.written, &interrupt, progress)?;
+        let hands = Hands::find()?.on_host(arguments.on_host)?;
+        let journal = Journal::at(&journal.here);
+        wait(configured, &hands, &journal, &places.written, &interrupt, progress)?;
+        // It has told all that it was kept for.
+        let _ = fs::remove_file(&removed.here);
         if arguments.follow {
             stay(&places.written, &interrupt)?;
         }
     }
     Ok(())
+}
+
+/// Keeps a configuration where runtimes read none.
+fn put_aside(here: &Path, removed: &Path) -> io::Result<()> {
+    removed.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::rename(here, removed)
 }
 
 /// Stays until it is told to end.
@@ -140,6 +162,7 @@ fn entries(journal: &Path) -> io::Result<usize> {
 /// Takes down what sandboxes have left, until the journal is empty.
 fn wait(
     configured: Option<MetaPlugin>,
+    hands: &Hands,
     journal: &Journal,
     written: &Place,
     interrupt: &Interrupt,
@@ -152,7 +175,6 @@ fn wait(
     let configuration = RawValue::from_string(meta_plugin.object.to_json())
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
     let multus = meta_plugin.flavour == Flavour::Multus;
-    let hands = Hands::find()?;
     let (mut known, mut told) = (BTreeMap::new(), BTreeSet::new());
     loop {
         interrupt.stop_here()?;

@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::privilege;
 
 /// Directory of its own, below that of the plugins and that of the networks.
-const DIRECTORY: &str = "weft.d";
+pub(super) const DIRECTORY: &str = "weft.d";
 /// The program in it.
 const PROGRAM: &str = "weft";
 /// The credentials in it.
