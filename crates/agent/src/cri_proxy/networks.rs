@@ -2,6 +2,7 @@
 //!
 //! Rules:
 //! - what is told to a writer is on disk by then; writers follow each other;
+//! - what a writer began is finished, whether or not the writer waits for it: memory is as the disk is;
 //! - a sandbox keeps the configuration it was attached with, so a network may be replaced at any time;
 //! - a network in use is not removed: the journal says who uses it, and what is being attached counts;
 //! - a generation orders writers of one object; another uid is another object.
@@ -14,7 +15,7 @@ use cni::network::Network;
 use cni::{Error, code};
 use ipnet::IpNet;
 use npwg::journal::{Entry, State};
-use tokio::sync::Mutex as Turn;
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tonic::Status;
 use tracing::{info, warn};
 
@@ -23,7 +24,7 @@ use super::plugins::Plugins;
 use super::store::{Store, Stored};
 use crate::failure::Failure;
 use crate::journal::{Journal, Row};
-use crate::network_api::validation::{self, fault};
+use crate::network_api::validation::{self, Checked, fault};
 use crate::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 
 /// Most networks.
@@ -43,7 +44,7 @@ pub(crate) struct Networks {
     known: Mutex<BTreeMap<Name, Arc<Stored>>>,
     /// Sandboxes that are being attached, by network.
     running: Mutex<BTreeMap<Name, usize>>,
-    writing: Turn<()>,
+    writing: Arc<Turn<()>>,
 }
 
 /// A network that a sandbox can be attached to.
@@ -83,7 +84,7 @@ impl Networks {
             journal,
             known: Mutex::new(known),
             running: Mutex::default(),
-            writing: Turn::new(()),
+            writing: Arc::default(),
         })
     }
 
@@ -105,13 +106,19 @@ impl Networks {
         self: &Arc<Networks>,
         config: Option<NetworkConfig>,
     ) -> Result<Arc<Stored>, Status> {
-        let mut checked = validation::check(config)?;
+        let checked = validation::check(config)?;
         let networks = Arc::clone(self);
         let (needs, version) = (checked.needs.clone(), checked.network.version);
         blocking(move || networks.plugins.look().require(&needs, version))
             .await?
             .map_err(|error| fault("config.cniv1_config", types(&checked.needs), error))?;
-        let _turn = self.writing.lock().await;
+        let turn = Arc::clone(&self.writing).lock_owned().await;
+        let networks = Arc::clone(self);
+        finished(turn, async move { networks.replace(checked).await }).await
+    }
+
+    /// Stores what was checked, where it is another than before.
+    async fn replace(self: &Arc<Networks>, mut checked: Checked) -> Result<Arc<Stored>, Status> {
         let before = self.known().get(&checked.name).cloned();
         if before.is_none() && self.known().len() >= NETWORKS_MAX {
             return Err(Status::resource_exhausted(format!("there are {NETWORKS_MAX} networks already")));
@@ -131,12 +138,24 @@ impl Networks {
 
     async fn write(self: &Arc<Networks>, stored: &Arc<Stored>) -> Result<(), Status> {
         let (store, writes) = (self.store.clone(), Arc::clone(stored));
-        let written = blocking(move || store.write(&writes)).await?;
-        written.map_err(|cause| {
-            Status::internal(format!("network {}: not stored: {cause}", stored.checked.name))
-        })?;
-        self.known().insert(stored.checked.name.clone(), Arc::clone(stored));
+        let name = &stored.checked.name;
+        match blocking(move || store.write(&writes)).await? {
+            Ok(()) => drop(self.known().insert(name.clone(), Arc::clone(stored))),
+            Err(cause) => return Err(self.failed(name, "stored", &cause).await),
+        }
         Ok(())
+    }
+
+    /// What failed may be done all the same, but for its durability: the disk says what is there.
+    async fn failed(self: &Arc<Networks>, name: &Name, what: &str, cause: &std::io::Error) -> Status {
+        let (store, wanted) = (self.store.clone(), name.clone());
+        match blocking(move || store.look(&wanted)).await {
+            Ok(Ok(Some(there))) => drop(self.known().insert(name.clone(), Arc::new(there))),
+            Ok(Ok(None)) => drop(self.known().remove(name)),
+            Ok(Err(why)) => warn!(network = %name, why, "what is stored cannot be read"),
+            Err(status) => warn!(network = %name, why = status.message(), "what is stored is not known"),
+        }
+        Status::internal(format!("network {name}: not {what}: {cause}: try again"))
     }
 
     /// Removes one, or lets it drain.
@@ -146,36 +165,37 @@ impl Networks {
         drain: bool,
     ) -> Result<(), Status> {
         let name = validation::name(metadata.as_ref(), "metadata")?;
-        let _turn = self.writing.lock().await;
-        let Some(stored) = self.known().get(&name).cloned() else { return Ok(()) };
         let uid = metadata.map(|metadata| metadata.uid).unwrap_or_default();
+        let turn = Arc::clone(&self.writing).lock_owned().await;
+        let networks = Arc::clone(self);
+        finished(turn, async move { networks.take_away(&name, &uid, drain).await }).await
+    }
+
+    async fn take_away(self: &Arc<Networks>, name: &Name, uid: &str, drain: bool) -> Result<(), Status> {
+        let Some(stored) = self.known().get(name).cloned() else { return Ok(()) };
         let known = stored.checked.config.metadata.as_ref().map_or("", |metadata| metadata.uid.as_str());
         if !uid.is_empty() && uid != known {
             let why = format!("network {name} has uid {known:?}, not {uid:?}: it is another one");
             return Err(Status::failed_precondition(why));
         }
-        let users = self.users(&name).await?;
+        let users = self.users(name).await?;
         match (users.is_empty(), drain) {
-            (true, _) => self.forget(&name).await,
+            (true, _) => self.forget(name).await,
             (false, true) => {
                 let draining = Stored { draining: true, ..Stored::clone(&stored) };
                 self.write(&Arc::new(draining)).await?;
                 info!(network = %name, sandboxes = users.len(), "draining");
                 Ok(())
             }
-            (false, false) => {
-                let shown = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
-                let more = users.len().saturating_sub(NAMED_MAX);
-                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-                Err(Status::failed_precondition(format!("network {name} is in use by {shown}{more}")))
-            }
+            (false, false) => Err(in_use(name, &users)),
         }
     }
 
     async fn forget(self: &Arc<Networks>, name: &Name) -> Result<(), Status> {
         let (store, gone) = (self.store.clone(), name.clone());
-        let removed = blocking(move || store.remove(&gone)).await?;
-        removed.map_err(|cause| Status::internal(format!("network {name}: not removed: {cause}")))?;
+        if let Err(cause) = blocking(move || store.remove(&gone)).await? {
+            return Err(self.failed(name, "removed", &cause).await);
+        }
         self.known().remove(name);
         info!(network = %name, "removed");
         Ok(())
@@ -345,6 +365,27 @@ fn types(needs: &[PluginType]) -> String {
     needs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// The refusal to remove what is used.
+fn in_use(name: &Name, users: &[String]) -> Status {
+    let shown = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = users.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Status::failed_precondition(format!("network {name} is in use by {shown}{more}"))
+}
+
+/// Goes on with a writer's work when the writer has gone: a call that is cancelled is dropped wherever it waits.
+async fn finished<T: Send + 'static>(
+    turn: OwnedMutexGuard<()>,
+    work: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::spawn(async move {
+        let done = work.await;
+        drop(turn);
+        done
+    });
+    done.await.map_err(|cause| Status::internal(cause.to_string()))?
+}
+
 /// Does what takes time away from the thread that answers.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
@@ -353,38 +394,4 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config(uid: &str, generation: u32, kind: &str) -> NetworkConfig {
-        let metadata =
-            NetworkMetadata { name: "n".into(), namespace: String::new(), uid: uid.into(), generation };
-        let plugin = crate::network_api::CniPlugin { r#type: kind.into(), ..Default::default() };
-        let cni = crate::network_api::CniConfig { plugins: vec![plugin], ..Default::default() };
-        NetworkConfig { metadata: Some(metadata), cniv1_config: Some(cni), ..Default::default() }
-    }
-
-    #[test]
-    fn generations_order_writers_of_one_object() {
-        let stored = config("u", 5, "bridge");
-        for (uid, written, kind, expected) in [
-            ("u", 0, "bridge", Some(5)),
-            ("u", 0, "ptp", Some(6)),
-            ("", 5, "bridge", Some(5)),
-            ("u", 5, "ptp", None),
-            ("u", 4, "bridge", None),
-            ("u", 9, "ptp", Some(9)),
-            ("u", 9, "bridge", Some(9)),
-            ("another", 1, "ptp", Some(1)),
-        ] {
-            let mut config = config(uid, written, kind);
-            let settled = settle(&mut config, Some(&stored)).ok();
-            let metadata = config.metadata.unwrap();
-            assert_eq!(settled.map(|()| metadata.generation), expected, "{uid} {written} {kind}");
-            assert_eq!(metadata.uid, if uid.is_empty() { "u" } else { uid });
-        }
-        let mut first = config("", 0, "bridge");
-        settle(&mut first, None).unwrap();
-        assert_eq!(first.metadata.unwrap().generation, 1);
-    }
-}
+mod tests;

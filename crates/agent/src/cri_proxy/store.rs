@@ -72,7 +72,22 @@ impl Store {
         Ok(found)
     }
 
+    /// What is stored under this name.
+    ///
+    /// # Errors
+    /// Why it cannot be read, with its file.
+    pub(crate) fn look(&self, name: &Name) -> Result<Option<Stored>, String> {
+        let path = self.file(name);
+        match path.try_exists() {
+            Ok(false) => Ok(None),
+            _ => read(&path).map(Some).map_err(|why| format!("{}: {why}", path.display())),
+        }
+    }
+
     /// Writes one, durably.
+    ///
+    /// # Errors
+    /// It is not written; or it is, and may not outlive a loss of power.
     pub(crate) fn write(&self, stored: &Stored) -> io::Result<()> {
         let Stored { checked, draining } = stored;
         let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
@@ -93,6 +108,9 @@ impl Store {
     }
 
     /// Removes one, durably; one that is not there is removed.
+    ///
+    /// # Errors
+    /// As [`Store::write`].
     pub(crate) fn remove(&self, name: &Name) -> io::Result<()> {
         match fs::remove_file(self.file(name)) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => Err(cause),
