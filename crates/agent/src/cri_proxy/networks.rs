@@ -172,7 +172,9 @@ impl Networks {
     }
 
     async fn take_away(self: &Arc<Networks>, name: &Name, uid: &str, drain: bool) -> Result<(), Status> {
-        let Some(stored) = self.known().get(name).cloned() else { return Ok(()) };
+        let Some(stored) = self.known().get(name).cloned() else {
+            return self.take_away_unknown(name, uid).await;
+        };
         let known = stored.checked.config.metadata.as_ref().map_or("", |metadata| metadata.uid.as_str());
         if !uid.is_empty() && uid != known {
             let why = format!("network {name} has uid {known:?}, not {uid:?}: it is another one");
@@ -189,6 +191,26 @@ impl Networks {
             }
             (false, false) => Err(in_use(name, &users)),
         }
+    }
+
+    /// A file that could not be read is not known, and would be there again once it can be.
+    async fn take_away_unknown(self: &Arc<Networks>, name: &Name, uid: &str) -> Result<(), Status> {
+        let (store, wanted) = (self.store.clone(), name.clone());
+        let unread = match blocking(move || store.look(&wanted)).await? {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => "it was not there, or not readable, when the proxy was started".to_owned(),
+            Err(why) => why,
+        };
+        if !uid.is_empty() {
+            let why = format!("network {name}: {unread}: whether its uid is {uid:?} is not known: name none");
+            return Err(Status::failed_precondition(why));
+        }
+        let users = self.users(name).await?;
+        if !users.is_empty() {
+            return Err(in_use(name, &users));
+        }
+        warn!(network = %name, why = unread, "a network that could not be read is removed");
+        self.forget(name).await
     }
 
     async fn forget(self: &Arc<Networks>, name: &Name) -> Result<(), Status> {

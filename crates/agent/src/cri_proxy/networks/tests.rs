@@ -144,3 +144,31 @@ async fn what_failed_is_known_as_the_disk_has_it() {
     networks.failed(&later.checked.name, "removed", &std::io::Error::other("no")).await;
     assert_as_stored(&networks, &store, "removed, and not durable");
 }
+
+#[tokio::test]
+async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not_come_back() {
+    let place = Place::new("unreadable");
+    let name = Name::read("red");
+    place.networks().set(Some(noted("red", 1))).await.unwrap();
+    let file = std::fs::read_dir(place.0.join("store")).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read(&file).unwrap();
+    std::fs::write(&file, "{").unwrap();
+    let networks = place.networks();
+    assert!(networks.all().is_empty(), "it is told and passed over");
+    let with_uid = NetworkMetadata { uid: "u".to_owned(), ..metadata("red").unwrap() };
+    let refused = networks.remove(Some(with_uid), false).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains(&file.display().to_string()), "{refused:?}");
+    // In use, by what may use it.
+    let held = networks.hold(vec![name]);
+    let refused = networks.remove(metadata("red"), true).await.unwrap_err();
+    assert!(refused.message().contains("in use by 1 that are being made"), "{refused:?}");
+    drop(held);
+    networks.remove(metadata("red"), false).await.unwrap();
+    assert!(!file.exists(), "it would be there again, once it can be read");
+    // One that came under the proxy's hands goes as well.
+    std::fs::write(&file, &whole).unwrap();
+    networks.remove(metadata("red"), false).await.unwrap();
+    assert!(!file.exists());
+    networks.remove(metadata("red"), false).await.unwrap();
+}
