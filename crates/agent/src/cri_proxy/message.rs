@@ -91,8 +91,11 @@ pub(crate) fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, Status> {
 
 /// The answer of a call that went well.
 pub(crate) fn reply(message: &impl Message) -> Response<Body> {
-    let Some(bytes) = framed(&message.encode_to_vec()) else {
-        return Status::resource_exhausted("the answer is too large").into_http();
+    let length = message.encoded_len();
+    let framed = (length <= MESSAGE_MAX).then(|| framed(&message.encode_to_vec())).flatten();
+    let Some(bytes) = framed else {
+        let why = format!("the answer has {length} bytes, and clients take {MESSAGE_MAX}: remove networks");
+        return Status::resource_exhausted(why).into_http();
     };
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));

@@ -15,6 +15,7 @@ use cni::network::Network;
 use cni::{Error, code};
 use ipnet::IpNet;
 use npwg::journal::{Entry, State};
+use prost::Message;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tonic::Status;
 use tracing::{info, warn};
@@ -29,6 +30,8 @@ use crate::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 
 /// Most networks.
 const NETWORKS_MAX: usize = 10_000;
+/// Most bytes of all networks as messages: a list of them, with the one on disk, is one of 16 MiB at most.
+const BYTES_MAX: usize = 14 << 20;
 /// Most sandboxes named in a message.
 const NAMED_MAX: usize = 8;
 
@@ -124,6 +127,7 @@ impl Networks {
             return Err(Status::resource_exhausted(format!("there are {NETWORKS_MAX} networks already")));
         }
         settle(&mut checked.config, before.as_deref().map(|stored| &stored.checked.config))?;
+        self.require_room(&checked)?;
         if let Some(same) =
             before.filter(|stored| stored.checked.config == checked.config && !stored.draining)
         {
@@ -134,6 +138,22 @@ impl Networks {
         self.write(&stored).await?;
         info!(network = %stored.checked.name, ?generation, "set");
         Ok(stored)
+    }
+
+    /// Who lists the networks must be able to take them all.
+    fn require_room(&self, checked: &Checked) -> Result<(), Status> {
+        let known = self.known();
+        let others = known.values().filter(|stored| stored.checked.name != checked.name);
+        let others: usize = others.map(|stored| stored.checked.config.encoded_len()).sum();
+        let own = checked.config.encoded_len();
+        let before = known.get(&checked.name).map_or(0, |stored| stored.checked.config.encoded_len());
+        match others + own > BYTES_MAX && own > before {
+            false => Ok(()),
+            true => Err(Status::resource_exhausted(format!(
+                "network {} has {own} bytes beside {others} of the others, and all may have {BYTES_MAX}: remove some",
+                checked.name
+            ))),
+        }
     }
 
     async fn write(self: &Arc<Networks>, stored: &Arc<Stored>) -> Result<(), Status> {

@@ -172,3 +172,32 @@ async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not
     assert!(!file.exists());
     networks.remove(metadata("red"), false).await.unwrap();
 }
+
+#[tokio::test]
+async fn networks_that_no_client_could_list_are_not_taken() {
+    let place = Place::new("large");
+    let networks = place.networks();
+    let large = |name: &str, bytes: usize| {
+        let mut config = noted(name, 0);
+        let plugin = &mut config.cniv1_config.get_or_insert_default().plugins[0];
+        plugin.parameters.insert("text".to_owned(), format!("{:?}", "x".repeat(bytes)));
+        Some(config)
+    };
+    let mut refused = None;
+    for number in 0..20 {
+        match networks.set(large(&format!("n{number}"), 950_000)).await {
+            Ok(_) => {}
+            Err(status) => refused = refused.or(Some((number, status))),
+        }
+    }
+    let (number, status) = refused.unwrap();
+    assert_eq!((number, status.code()), (15, tonic::Code::ResourceExhausted));
+    assert!(status.message().starts_with("network n15 has 950"), "{status:?}");
+    let all: usize = networks.all().iter().map(|stored| stored.checked.config.encoded_len()).sum();
+    assert!(all <= BYTES_MAX && networks.all().len() == 15, "{all}");
+    // There is room for small ones, for a smaller one in another's place, and for what was given back.
+    networks.set(Some(noted("small", 1))).await.unwrap();
+    networks.set(large("n3", 900_000)).await.unwrap();
+    networks.remove(metadata("n4"), false).await.unwrap();
+    networks.set(large("n15", 950_000)).await.unwrap();
+}
