@@ -7,7 +7,7 @@
 use rig::cluster::recording;
 use rig::containerd::NETWORKS;
 use rig::proxy::{SOCKET, bridge};
-use rig::{Proxy, assert_nothing_left, links};
+use rig::{Containerd, Proxy, assert_nothing_left, links};
 use serde_json::json;
 use testkit::{Feature, host};
 
@@ -183,6 +183,43 @@ fn a_network_that_fails_fails_the_sandbox_and_the_others_are_undone() {
     assert_nothing_left("a network that fails", proxy.node(), &before);
     // And a file that is nobody's default.
     assert_eq!(proxy.run(["ls", NETWORKS]), "");
+}
+
+#[test]
+fn a_runtime_that_does_not_call_the_proxy_is_told_and_makes_no_sandbox_without_its_networks() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    // Its directory is the administrator's, and not the one that the proxy is told of.
+    let Some(node) = Containerd::new(host) else { return };
+    rig::install(&node);
+    let admins = rig::with(&rig::cluster::bridge("admins", 1), &json!({ "cniVersion": "1.0.0" })).to_string();
+    node.write("/tmp/10-admins.conflist", &admins);
+    node.run(["mv", "/tmp/10-admins.conflist", &format!("{NETWORKS}/10-admins.conflist")]);
+    node.until_configured(&admins);
+    let mut proxy = Proxy::before(node);
+    proxy.relaunch(&[]);
+    assert_eq!(proxy.findings(), [""; 0], "nobody asks for networks");
+    // As without the proxy: the runtime makes it.
+    let plain = proxy.cri().run_pod_sandbox(&proxy.node().pod("plain", &[])).expect("a pod");
+    proxy.set(&bridge("red", 1));
+    proxy.set(&bridge("blue", 2));
+    let before = proxy.node().snapshot();
+    let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect_err("nobody asked the proxy");
+    for word in ["called no list of weft cri-proxy", "conf_dir", "must be /etc/cni/weft"] {
+        assert!(error.contains(word), "{word:?} is missing in: {error}");
+    }
+    assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), [(plain.clone(), true)], "it is taken back");
+    assert_nothing_left("a sandbox without its networks", proxy.node(), &before);
+    let found = proxy.findings();
+    assert!(found.iter().any(|finding| finding.contains("no sandbox gets blue, red")), "{found:?}");
+    rig::machine::until("it says so by itself", || {
+        proxy.log().contains("the runtime does not call the proxy").then_some(())
+    });
+    proxy.remove(&plain);
+    // A runtime that has no network is not ready, whatever the proxy's are.
+    proxy.run(["rm", &format!("{NETWORKS}/10-admins.conflist")]);
+    rig::machine::until("the runtime has no network", || proxy.node().network_ready().err());
+    let why = proxy.ready().expect_err("no sandbox can be made");
+    assert_eq!(why, proxy.node().network_ready().expect_err("the same"), "the runtime's words");
 }
 
 /// Takes down what the runtime has, as a kubelet does that finds it, and makes sandboxes until nothing else is in the journal.

@@ -21,7 +21,7 @@ mod facts;
 mod giver;
 pub(crate) mod health;
 mod leases;
-mod local_service;
+pub(crate) mod local_service;
 pub(crate) mod metrics;
 pub(crate) mod once;
 pub(crate) mod orders;

@@ -27,7 +27,8 @@ mod plugins;
 mod relay;
 mod reply;
 mod request;
-mod runtime_network;
+pub(crate) mod runtime_network;
+mod sandbox;
 mod store;
 mod wire;
 
@@ -130,14 +131,15 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());
-    if owner == Owner::Ours {
+    if let Owner::Ours(directory) = &owner {
         tokio::spawn(runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known)));
+        tokio::spawn(runtime_network::follow(runtime.clone(), directory.clone()));
     }
     let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
     let planner = Arc::new(Planner { networks: Arc::clone(&networks), agent: agent.clone(), overseer });
     let conditions = Arc::new(Conditions::of(networks, sandboxes));
     let calls = Arc::new(Calls { conditions, journal, owner, gatherer: Gatherer::new() });
-    info!(listen = %listen.display(), runtime = %runtime.display(), ?owner, "started");
+    info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
     let (end, mut ended) = watch::channel(());
     let asked = tokio::spawn(questions.serve(planner, async move {
         // The sender goes when the door is shut.
@@ -165,7 +167,7 @@ fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failur
 fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<Owner, Failure> {
     let Some(directory) = directory else { return Ok(Owner::Runtime) };
     runtime_network::write(directory, &arguments.plan_socket, &arguments.journal, &arguments.plugins)?;
-    Ok(Owner::Ours)
+    Ok(Owner::Ours(directory.to_owned()))
 }
 
 /// Follows the journal, and lets networks go that have drained.

@@ -3,12 +3,13 @@
 //! | call | what happens |
 //! |---|---|
 //! | `SetPodNetwork`, `RemovePodNetwork`, `ListPodNetwork` | answered here |
-//! | `RunPodSandbox` | checked, given our annotation if it asks for networks, forwarded |
+//! | `RunPodSandbox` | checked, given our annotation if it asks for networks, forwarded; the answer counts if we were asked for the plan |
 //! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; the answer gets addresses by network; in `v1alpha2` it does not |
-//! | `ListPodSandbox`, `StreamPodSandboxes` | forwarded; the answer without our annotation |
-//! | `Status` | forwarded; `NetworkReady` is the networks' |
+//! | `ListPodSandbox`, `PodSandboxStats` and their like | forwarded; the answer without our annotation |
+//! | `Status` | forwarded; `NetworkReady` is the runtime's and the networks' |
 //! | any other, also one that this release has never heard of | forwarded |
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use http_body_util::{BodyExt, Full};
@@ -26,7 +27,7 @@ use super::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
 use super::networks::InUse;
 use super::reply::Told;
 use super::request::{self, ATTACHMENTS};
-use super::{relay, reply, wire};
+use super::{relay, reply, sandbox, wire};
 use crate::journal::Journal;
 use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
 
@@ -39,11 +40,20 @@ const MESSAGE_MAX: usize = 1024;
 const RUNTIME_SERVICES: &[(&str, Told)] =
     &[("/runtime.v1.RuntimeService/", Told::All), ("/runtime.v1alpha2.RuntimeService/", Told::Primary)];
 
+/// Methods whose answers repeat the annotations of sandboxes, and nothing of their networks.
+const TELLING_ATTRIBUTES: &[&str] = &[
+    "ListPodSandbox",
+    "StreamPodSandboxes",
+    "PodSandboxStats",
+    "ListPodSandboxStats",
+    "StreamPodSandboxStats",
+];
+
 /// Whose the network of sandboxes is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The runtime calls the meta-plugin, and that asks us.
-    Ours,
+    /// The runtime calls the meta-plugin, by our list in this directory, and that asks us.
+    Ours(PathBuf),
     /// The runtime does it by itself.
     Runtime,
 }
@@ -59,7 +69,7 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Answers one call.
-    pub(crate) async fn answer(&self, backend: &Backend, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(&self, backend: &Arc<Backend>, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path().to_owned();
         let answered = self.dispatch(backend, request, &path).await;
         answered.unwrap_or_else(|status| {
@@ -71,7 +81,7 @@ impl Calls {
 
     async fn dispatch(
         &self,
-        backend: &Backend,
+        backend: &Arc<Backend>,
         request: Request<Incoming>,
         path: &str,
     ) -> Result<Response<Body>, Status> {
@@ -81,11 +91,12 @@ impl Calls {
             LIST => return self.list(request.into_body()).await,
             _ => {}
         }
-        let called =
-            RUNTIME_SERVICES.iter().find_map(|(service, told)| Some((path.strip_prefix(service)?, *told)));
-        let Some((method, told)) = called else { return forward(backend, request).await };
+        let called = RUNTIME_SERVICES
+            .iter()
+            .find_map(|(service, told)| Some((*service, path.strip_prefix(service)?, *told)));
+        let Some((service, method, told)) = called else { return forward(backend, request).await };
         match method {
-            "RunPodSandbox" => self.run_pod_sandbox(backend, request).await,
+            "RunPodSandbox" => self.run_pod_sandbox(backend, service, request).await,
             "PodSandboxStatus" => {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::status(message, &journal, told)))
@@ -95,8 +106,10 @@ impl Calls {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::event(message, &journal))).await
             }
-            "ListPodSandbox" | "StreamPodSandboxes" => rewrite(backend, request, Box::new(reply::list)).await,
-            "Status" if self.owner == Owner::Ours => {
+            _ if TELLING_ATTRIBUTES.contains(&method) => {
+                rewrite(backend, request, Box::new(reply::list)).await
+            }
+            "Status" if self.owner != Owner::Runtime => {
                 let ready = self.conditions.readiness().await;
                 rewrite(backend, request, Box::new(move |message| reply::readiness(message, &ready))).await
             }
@@ -123,19 +136,28 @@ impl Calls {
 
     async fn run_pod_sandbox(
         &self,
-        backend: &Backend,
+        backend: &Arc<Backend>,
+        service: &'static str,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Status> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let message = self.gatherer.gather(body).await?;
         let (message, held) = self.admit(message)?;
         let Some(framed) = framed(&message) else {
             return Err(Status::resource_exhausted("the request is too large"));
         };
+        // An answer that is looked at must not be compressed.
+        parts.headers.remove("grpc-accept-encoding");
         let body = Full::new(framed).map_err(Cause::from).boxed_unsync();
-        let answered = backend.call(Request::from_parts(parts, body)).await;
+        let answered = backend.call(Request::from_parts(parts, body)).await?;
+        let answered = match (&self.owner, &held) {
+            (Owner::Ours(directory), Some(_)) => {
+                sandbox::confirmed(answered, &self.journal, (backend, service), directory).await?
+            }
+            _ => answered.map(relay::untouched),
+        };
         drop(held);
-        Ok(answered?.map(relay::untouched))
+        Ok(answered)
     }
 
     /// The request with what it asks for, checked; and its networks, held.

@@ -1,4 +1,5 @@
-//! What the proxy looks at in CRI's own messages, and nothing else: they are decoded with these, never encoded.
+//! What the proxy looks at in CRI's own messages, and nothing else: clients' and the runtime's are decoded with these, never
+//! encoded.
 //!
 //! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
@@ -76,4 +77,27 @@ pub(crate) struct PodIp {
 pub(crate) struct Condition {
     #[prost(string, tag = "1")]
     pub(crate) kind: String,
+    #[prost(bool, tag = "2")]
+    pub(crate) holds: bool,
+}
+
+/// The answer to `RunPodSandbox`, and the request of `StopPodSandbox` and `RemovePodSandbox`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct PodSandboxId {
+    #[prost(string, tag = "1")]
+    pub(crate) id: String,
+}
+
+/// Of `Status`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    pub(crate) verbose: bool,
+}
+
+/// The answer, of which only the runtime's notes are looked at.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StatusInfo {
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub(crate) info: BTreeMap<String, String>,
 }

@@ -160,14 +160,15 @@ fn forget(value: &mut Value) {
     }
 }
 
-/// `StatusResponse`: whether the network is ready, as its networks are.
+/// `StatusResponse`: whether the network is ready, as the runtime and its networks are.
 pub(crate) fn readiness(message: &[u8], ready: &Result<(), String>) -> Option<Vec<u8>> {
     wire::edit(message, |response| {
         let status = response.content.filter(|_| response.number == 1)?;
         let edited = wire::edit(status, |record| {
             let content = record.content.filter(|_| record.number == 1)?;
-            let Condition { kind } = Condition::decode(content).ok()?;
-            (kind == NETWORK_READY).then(|| condition(content, ready))
+            let Condition { kind, holds } = Condition::decode(content).ok()?;
+            // A runtime that is not ready says so itself: it has not read our list, and makes no sandbox.
+            (kind == NETWORK_READY && holds).then(|| condition(content, ready))
         })?;
         let mut out = Vec::new();
         wire::push(&mut out, 1, &edited);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_is_ready_as_its_networks_are_and_other_conditions_stay() {
+    fn the_network_is_ready_as_runtime_and_networks_are_and_other_conditions_stay() {
         #[derive(Clone, PartialEq, Message)]
         struct Full {
             #[prost(string, tag = "1")]
@@ -313,12 +314,18 @@ mod tests {
             status: Some(Conditions { conditions: vec![condition("RuntimeReady", true, "", ""), network] }),
         };
         let not_ready = condition(NETWORK_READY, false, "NetworkPluginNotReady", "no network");
-        for (told, ready, expected) in [
-            (condition(NETWORK_READY, true, "", ""), Err("no network".to_owned()), not_ready.clone()),
-            (not_ready, Ok(()), condition(NETWORK_READY, true, "", "")),
+        let ready = condition(NETWORK_READY, true, "", "");
+        let uninitialized = condition(NETWORK_READY, false, "NetworkPluginNotReady", "not initialized");
+        let no_network = || Err("no network".to_owned());
+        for (told, networks, expected) in [
+            (&ready, no_network(), &not_ready),
+            (&ready, Ok(()), &ready),
+            (&uninitialized, Ok(()), &uninitialized),
+            (&uninitialized, no_network(), &uninitialized),
         ] {
-            let edited = readiness(&response(told).encode_to_vec(), &ready).unwrap();
-            assert_eq!(Response::decode(edited.as_slice()).unwrap(), response(expected));
+            let told = response(told.clone());
+            let edited = readiness(&told.encode_to_vec(), &networks).unwrap_or_else(|| told.encode_to_vec());
+            assert_eq!(Response::decode(edited.as_slice()).unwrap(), response(expected.clone()));
         }
     }
 }

@@ -3,13 +3,19 @@
 //! Rules: it is written beside its place and renamed within the directory (runtimes overlook what comes from elsewhere);
 //! it stays when the proxy ends, because sandboxes are taken down through it; somebody else's file is not replaced.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cni::network::Network;
 use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
 
+use super::messages::{StatusInfo, StatusRequest};
+use crate::agent::local_service;
 use crate::failure::Failure;
 
 /// Its name: it sorts before others, for a runtime takes the first.
@@ -18,6 +24,14 @@ const FILE: &str = "00-weft.conflist";
 pub(crate) const NAME: &str = "weft-cri";
 /// What runtimes of CNI 1.0.0 and 1.1.0 understand.
 const VERSION: &str = "1.0.0";
+
+/// The method by which a runtime tells of itself, and where in its notes the lists are that it has read: containerd's.
+const STATUS: &str = "/runtime.v1.RuntimeService/Status";
+const LISTS: &str = "cniconfig";
+/// How soon a runtime reads a list that is new.
+const READ_MAX: Duration = Duration::from_secs(5);
+/// How often it is asked whether it has, and how long that may take.
+const LOOK_PERIOD: Duration = Duration::from_secs(30);
 
 /// Writes it, unless it is there as it should be.
 pub(crate) fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> Result<(), Failure> {
@@ -64,6 +78,50 @@ fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
             },
         }],
     })
+}
+
+/// Warns when the runtime says that it has not read the list, and when it has; for ever.
+pub(crate) async fn follow(runtime: PathBuf, directory: PathBuf) {
+    let mut before = true;
+    let mut wait = READ_MAX;
+    loop {
+        sleep(wait).await;
+        wait = LOOK_PERIOD;
+        let question =
+            local_service::call::<_, StatusInfo>(&runtime, STATUS, StatusRequest { verbose: true });
+        // Who is away says nothing.
+        let Ok(Ok(StatusInfo { info })) = timeout(LOOK_PERIOD, question).await else { continue };
+        let Some(Known { reads, from }) = known(&info) else { continue };
+        match (reads, before) {
+            (false, true) => warn!(
+                from,
+                "the runtime does not call the proxy: sandboxes that ask for networks are refused; its conf_dir must be {}, and max_conf_num 1; restart it then",
+                directory.display()
+            ),
+            (true, false) => info!(from, "the runtime calls the proxy"),
+            _ => {}
+        }
+        before = reads;
+    }
+}
+
+/// What a runtime says of the lists that it has read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Is ours among them?
+    pub(crate) reads: bool,
+    /// The directory where it looks.
+    pub(crate) from: String,
+}
+
+/// What a runtime's notes about itself say of it; nothing, if it tells no lists.
+pub(crate) fn known(info: &BTreeMap<String, String>) -> Option<Known> {
+    let told: Value = serde_json::from_str(info.get(LISTS)?).ok()?;
+    let networks = told.get("Networks")?.as_array();
+    let named = networks.into_iter().flatten().filter_map(|network| network.pointer("/Config/Name"));
+    let reads = named.into_iter().any(|name| name == NAME);
+    let from = told.get("PluginConfDir").and_then(Value::as_str).unwrap_or_default().to_owned();
+    Some(Known { reads, from })
 }
 
 fn is_ours(bytes: &[u8]) -> bool {

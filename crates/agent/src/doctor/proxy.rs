@@ -6,9 +6,10 @@ use tonic::{Code, Status};
 
 use super::Finding;
 use crate::agent;
+use crate::cri_proxy::runtime_network::Known;
 use crate::failure::Failure;
 use crate::network_api::client::Client;
-use crate::network_api::{Name, Network};
+use crate::network_api::{FALLBACK, Name, Network};
 
 /// Is one used here?
 pub(super) fn is_used(socket: &Path) -> bool {
@@ -20,8 +21,9 @@ pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
     agent::runtime()?.block_on(async {
         let what = format!("weft cri-proxy at {}", socket.display());
         match look(socket).await {
-            Ok((networks, runtime)) => {
+            Ok((networks, runtime, lists)) => {
                 let mut findings: Vec<Finding> = networks.iter().flat_map(of_network).collect();
+                findings.extend(unread(&what, &networks, lists.as_ref()));
                 findings.extend(runtime.err().filter(|status| status.code() == Code::Unavailable).map(
                     |status| {
                         Finding::new(
@@ -41,14 +43,36 @@ pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
     })
 }
 
-async fn look(socket: &Path) -> Result<(Vec<Network>, Result<(), Status>), Status> {
+type Seen = (Vec<Network>, Result<(), Status>, Option<Known>);
+
+async fn look(socket: &Path) -> Result<Seen, Status> {
     let client = Client::connect(socket).await?;
-    Ok((client.list().await?, client.reach_runtime().await))
+    Ok((client.list().await?, client.reach_runtime().await, client.runtime_lists().await))
+}
+
+/// Networks are set, and the runtime does not ask for them.
+fn unread(what: &str, networks: &[Network], lists: Option<&Known>) -> Option<Finding> {
+    let Known { reads, from } = lists?;
+    let is_set = |network: &&Network| label(network) != FALLBACK;
+    let set: Vec<String> = networks.iter().filter(is_set).map(label).collect();
+    if *reads || set.is_empty() {
+        return None;
+    }
+    let why = format!(
+        "the runtime reads {from:?} and has no list of the proxy from there: no sandbox gets {}",
+        set.join(", ")
+    );
+    let cure = "conf_dir in the runtime's configuration must be the directory of --runtime-networks, and max_conf_num 1; restart the runtime then";
+    Some(Finding::new(what, why, cure))
+}
+
+fn label(network: &Network) -> String {
+    let metadata = network.config.as_ref().and_then(|config| config.metadata.as_ref());
+    metadata.map(|metadata| Name::of(metadata).to_string()).unwrap_or_default()
 }
 
 fn of_network(network: &Network) -> Vec<Finding> {
-    let name = network.config.as_ref().and_then(|config| config.metadata.as_ref()).map(Name::of);
-    let what = format!("network {}", name.map(|name| name.to_string()).unwrap_or_default());
+    let what = format!("network {}", label(network));
     let status = network.status.clone().unwrap_or_default();
     let unmanaged = (!status.sandbox_management).then(|| {
         let why =

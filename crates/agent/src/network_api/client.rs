@@ -11,6 +11,9 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
+use crate::cri_proxy::messages::{StatusInfo, StatusRequest};
+use crate::cri_proxy::runtime_network::{self, Known};
+
 use super::{
     Empty, LIST, ListReply, Network, NetworkConfig, NetworkMetadata, REMOVE, RemoveRequest, SET, SetReply,
     SetRequest,
@@ -69,6 +72,13 @@ impl Client {
     /// Asks the runtime behind a proxy for its version, and throws that away.
     pub(crate) async fn reach_runtime(&self) -> Result<(), Status> {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
+    }
+
+    /// What the runtime says of the lists that it has read; nothing, if it does not tell.
+    pub(crate) async fn runtime_lists(&self) -> Option<Known> {
+        let request = StatusRequest { verbose: true };
+        let told = self.call::<_, StatusInfo>("/runtime.v1.RuntimeService/Status", request).await;
+        runtime_network::known(&told.ok()?.info)
     }
 
     async fn call<Q: Message + 'static, A: Message + Default + 'static>(
