@@ -165,9 +165,17 @@ fn a_network_in_use_stays_or_drains() {
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect_err("it drains");
     assert!(error.contains("it is being removed"), "{error}");
+    let drains = || proxy.networks()["red"]["status"]["draining"].as_bool();
+    assert_eq!(drains(), Some(true));
+    // Whoever sets it again wants it to stay.
+    proxy.set(&bridge("red", 1));
+    assert_eq!((drains(), &proxy.networks()["red"]["config"]["metadata"]["generation"]), (None, &json!(1)));
+    proxy.remove(&proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect("it stays"));
+    proxy.network(&["rm", "red", "--drain"], "").success();
     // A proxy that is replaced knows.
     proxy.stop("KILL");
     proxy.launch();
+    assert_eq!(drains(), Some(true));
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     proxy.remove(&web);
     rig::machine::until("the network is gone", || proxy.networks().is_empty().then_some(()));

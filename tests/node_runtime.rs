@@ -167,8 +167,16 @@ fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
     agent.kube.kubectl(["delete", "net-attach-def", "-n", rig::agent::NAMESPACE, "after", "before"]);
     until("it drains", || {
         let networks = proxy.networks();
-        (networks.get("after")?["status"]["sandbox_management"] == false).then_some(())
+        (networks.get("after")?["status"]["draining"] == true).then_some(())
     });
+    // One that comes back meanwhile stays, as `kubectl replace --force` has it, and takes sandboxes at once.
+    agent.definition("after", &json!({}), &bridge("after", 12));
+    until("it does not drain any more", || {
+        (proxy.networks().get("after")?["status"]["sandbox_management"] == true).then_some(())
+    });
+    let db = proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "blue/after")])).expect("a pod");
+    proxy.remove(&db);
+    agent.kube.kubectl(["delete", "net-attach-def", "-n", rig::agent::NAMESPACE, "after"]);
     proxy.remove(&web);
     until("only somebody else's is left", || (names() == ["mine"]).then_some(()));
 }

@@ -115,6 +115,11 @@ fn is_zero(number: &i32) -> bool {
     *number == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+fn is_false(truth: &bool) -> bool {
+    !truth
+}
+
 /// `SetPodNetwork`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct SetRequest {
@@ -155,6 +160,10 @@ pub(crate) struct NetworkStatus {
     /// Are those that are attached as they were?
     #[prost(bool, tag = "2")]
     pub(crate) connectivity: bool,
+    /// Does it go with its last sandbox?
+    #[prost(bool, tag = "1001")]
+    #[serde(skip_serializing_if = "is_false")]
+    pub(crate) draining: bool,
 }
 
 /// A network as it is.

@@ -3,7 +3,7 @@
 //!
 //! Rules: what the runtime lists is compared with what the cluster has, at every change and every half minute, so that
 //! neither a restart nor a missed call leaves a difference; a network whose uid is not our mark is somebody else's
-//! and is left alone; one in use drains.
+//! and is left alone; one in use drains, and is set again if its definition comes back meanwhile.
 //!
 //! Source: «CRI Network API», «Kubernetes integration»; the standard, 3.
 
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::brain::Brain;
 use crate::network_api::client::{Client, InUse};
-use crate::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
+use crate::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 
 /// The uid of networks that come from definitions.
 const MARK: &str = "network-attachment-definition";
@@ -51,13 +51,39 @@ pub(crate) async fn follow(brain: Arc<Brain>, socket: PathBuf) {
     }
 }
 
+/// What is to be done about a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    /// It is as it should be.
+    Nothing,
+    /// It is missing, different, or on its way out although its definition is there.
+    Set,
+    /// Its definition is gone.
+    Remove,
+    /// Somebody else has set one of this name.
+    Refuse,
+}
+
+/// Between what a definition stands for, if there is one, and what the runtime lists.
+fn deed(wanted: Option<&NetworkConfig>, there: Option<&Network>) -> Deed {
+    let draining = there.and_then(|there| there.status.as_ref()).is_some_and(|status| status.draining);
+    let config = there.map(|there| there.config.clone().unwrap_or_default());
+    match (wanted, config) {
+        (Some(_), Some(there)) if !is_ours(&there) => Deed::Refuse,
+        (Some(wanted), Some(there)) if without_generation(&there) == *wanted && !draining => Deed::Nothing,
+        (Some(_), _) => Deed::Set,
+        (None, Some(there)) if is_ours(&there) && !draining => Deed::Remove,
+        (None, _) => Deed::Nothing,
+    }
+}
+
 /// Sets what is missing or different, removes what is too much.
 async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>) -> Result<(), Status> {
     let client = Client::connect(socket).await?;
-    let mut there: BTreeMap<Name, NetworkConfig> = BTreeMap::new();
+    let mut there: BTreeMap<Name, Network> = BTreeMap::new();
     for network in client.list().await? {
-        let config = network.config.unwrap_or_default();
-        there.insert(Name::of(&config.metadata.clone().unwrap_or_default()), config);
+        let metadata = network.config.as_ref().and_then(|config| config.metadata.clone());
+        there.insert(Name::of(&metadata.unwrap_or_default()), network);
     }
     let mut wanted = BTreeSet::new();
     for definition in brain.definitions.all() {
@@ -80,7 +106,9 @@ async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>
             }
         }
     }
-    let too_much = there.iter().filter(|(name, config)| is_ours(config) && !wanted.contains(*name));
+    let too_much = there
+        .iter()
+        .filter(|(name, network)| !wanted.contains(*name) && deed(None, Some(network)) == Deed::Remove);
     for (Name { namespace, name }, _) in too_much {
         let metadata = NetworkMetadata {
             name: name.clone(),
@@ -89,7 +117,7 @@ async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>
             generation: 0,
         };
         client.remove(metadata, InUse::Drained).await?;
-        info!(namespace, name, "removed");
+        info!(namespace, name, "removed, once nothing uses it");
     }
     told.retain(|name, _| wanted.contains(name));
     Ok(())
@@ -103,18 +131,17 @@ async fn set(
     client: &Client,
     name: &Name,
     config: NetworkConfig,
-    there: Option<&NetworkConfig>,
+    there: Option<&Network>,
 ) -> Result<(), Status> {
-    match there {
-        Some(there) if !is_ours(there) => {
-            return Err(Status::already_exists("somebody else has set a network of this name"));
+    match deed(Some(&config), there) {
+        Deed::Nothing | Deed::Remove => Ok(()),
+        Deed::Refuse => Err(Status::already_exists("somebody else has set a network of this name")),
+        Deed::Set => {
+            client.set(config).await?;
+            info!(network = %name, "set");
+            Ok(())
         }
-        Some(there) if without_generation(there) == config => return Ok(()),
-        _ => {}
     }
-    client.set(config).await?;
-    info!(network = %name, "set");
-    Ok(())
 }
 
 fn without_generation(config: &NetworkConfig) -> NetworkConfig {
@@ -135,4 +162,41 @@ fn network(definition: &Definition) -> Result<NetworkConfig, String> {
         generation: 0,
     };
     Ok(NetworkConfig { metadata: Some(metadata), ..view })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network_api::{CniConfig, NetworkStatus};
+
+    fn config(uid: &str, version: &str, generation: u32) -> NetworkConfig {
+        let metadata =
+            NetworkMetadata { name: "n".into(), uid: uid.into(), generation, ..Default::default() };
+        let cni = CniConfig { cni_version: version.into(), ..Default::default() };
+        NetworkConfig { metadata: Some(metadata), cniv1_config: Some(cni), ..Default::default() }
+    }
+
+    #[test]
+    fn what_drains_is_set_again_when_its_definition_is_back_and_is_removed_once() {
+        let there = |config: NetworkConfig, draining: bool| {
+            // Whether it is ready says nothing of whether it drains.
+            let status = NetworkStatus { sandbox_management: false, connectivity: true, draining };
+            Network { config: Some(config), status: Some(status) }
+        };
+        let wanted = config(MARK, "1.0.0", 0);
+        for (wanted, there, expected) in [
+            (Some(&wanted), None, Deed::Set),
+            (Some(&wanted), Some(there(config(MARK, "1.0.0", 3), false)), Deed::Nothing),
+            (Some(&wanted), Some(there(config(MARK, "1.0.0", 3), true)), Deed::Set),
+            (Some(&wanted), Some(there(config(MARK, "0.4.0", 3), false)), Deed::Set),
+            (Some(&wanted), Some(there(config("", "1.0.0", 3), false)), Deed::Refuse),
+            (Some(&wanted), Some(there(config("", "1.0.0", 3), true)), Deed::Refuse),
+            (None, Some(there(config(MARK, "1.0.0", 3), false)), Deed::Remove),
+            (None, Some(there(config(MARK, "1.0.0", 3), true)), Deed::Nothing),
+            (None, Some(there(config("", "1.0.0", 3), false)), Deed::Nothing),
+            (None, None, Deed::Nothing),
+        ] {
+            assert_eq!(deed(wanted, there.as_ref()), expected, "{there:?}");
+        }
+    }
 }

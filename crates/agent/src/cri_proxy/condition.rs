@@ -177,6 +177,7 @@ impl Conditions {
             status: Some(NetworkStatus {
                 sandbox_management: managed.into_inner(),
                 connectivity: connected.into_inner(),
+                draining: stored.draining,
             }),
         });
         told.collect()

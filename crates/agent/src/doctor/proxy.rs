@@ -74,9 +74,9 @@ fn label(network: &Network) -> String {
 fn of_network(network: &Network) -> Vec<Finding> {
     let what = format!("network {}", label(network));
     let status = network.status.clone().unwrap_or_default();
-    let unmanaged = (!status.sandbox_management).then(|| {
-        let why =
-            "takes no sandboxes: a plugin is missing, too old or not ready, or the network is being removed";
+    // One that drains was told to.
+    let unmanaged = (!status.sandbox_management && !status.draining).then(|| {
+        let why = "takes no sandboxes: a plugin is missing, too old or not ready";
         Finding::new(&what, why, "weft network show, and the log of weft cri-proxy")
     });
     let disconnected = (!status.connectivity).then(|| {
