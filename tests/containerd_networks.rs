@@ -243,6 +243,33 @@ fn a_network_may_be_everybodys_default_and_without_the_list_the_proxy_only_forwa
 }
 
 #[test]
+fn the_network_on_disk_and_one_that_was_set_by_its_name_are_two() {
+    let proxy = proxy!();
+    let file = format!("{NETWORKS}/10-admins.conflist");
+    proxy.write(&file, cluster::bridge("admins", 1).to_string());
+    proxy.network(&["set", "-f", "-"], &cluster::bridge("admins", 1).to_string()).success();
+    let web = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect("a pod");
+    let connected = || {
+        let networks = proxy.networks();
+        ["_fallback", "admins"].map(|name| networks[name]["status"]["connectivity"].clone())
+    };
+    assert_eq!(connected(), [true, true]);
+    proxy.node().inside(&web).run(["ip", "link", "delete", "eth0"]);
+    rig::machine::until("the sandbox is not as it was", || (connected() == [false, true]).then_some(()));
+    let shown = proxy.network(&["list"], "").success().stdout;
+    let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).expect("a row").to_owned();
+    let ends = |name: &str| row(name).split_whitespace().rev().take(2).collect::<Vec<_>>().join(" ");
+    assert_eq!((ends("_fallback"), ends("admins")), ("no yes".to_owned(), "yes yes".to_owned()), "{shown}");
+    let shown = proxy.network(&["show", "admins"], "").success().stdout;
+    assert!(shown.contains("\"bridge\": \"br1\"") && !shown.contains("_fallback"), "{shown}");
+    let refused = proxy.network(&["show", "nobody"], "");
+    assert!(refused.stderr.contains("there is no network nobody"), "{refused}");
+    // Nobody asked for it.
+    proxy.network(&["rm", "admins"], "").success();
+    proxy.remove(&web);
+}
+
+#[test]
 fn the_runtime_is_the_one_that_was_named() {
     let proxy = proxy!();
     let version = proxy.cri().version().expect("a version");

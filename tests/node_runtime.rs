@@ -205,4 +205,29 @@ fn pods_that_select_definitions_and_sandboxes_that_ask_for_networks_live_on_one_
     for id in [&web, &db] {
         proxy.remove(id);
     }
+    // A network that was set is everybody's default: the agent's plan has its addresses, and the proxy knows who uses it.
+    let mut pods = rig::proxy::bridge("pods", 31);
+    pods["metadata"]["namespace"] = "infra".into();
+    pods["ip_ranges"] = json!([{ "cidr": "10.32.0.0/24" }]);
+    let list = &mut pods["cniv1_config"];
+    list["network_name"] = "podnet".into();
+    list["plugins"][0]["capabilities"] = json!(["ipRanges"]);
+    list["plugins"][0]["parameters"]["ipam"] = json!({ "type": "host-local" });
+    proxy.set(&pods);
+    proxy.relaunch(&["--agent", "/run/weft/agent.sock", "--default-network", "infra/pods"]);
+    let mut selecting = known(&agent, proxy.node(), "late", "net-a");
+    selecting.metadata.as_mut().expect("metadata").attempt = 1;
+    let late = proxy.cri().run_pod_sandbox(&selecting).expect("a pod");
+    let inside = proxy.node().inside(&late);
+    assert_eq!(links(&inside), ["eth0", "net1"]);
+    assert!(rig::addresses_on(&inside, "eth0")[0].starts_with("10.32.0."));
+    assert_eq!(agent.status("late")[0]["name"], "podnet", "as the agent calls it");
+    let refused = proxy.network(&["rm", "infra/pods"], "");
+    assert!(refused.stderr.contains(&format!("infra/pods is in use by sandbox {late}")), "{refused}");
+    inside.run(["ip", "link", "delete", "eth0"]);
+    until("its network is told that it is not as it was", || {
+        (proxy.networks()["pods"]["status"]["connectivity"] == false).then_some(())
+    });
+    proxy.remove(&late);
+    proxy.network(&["rm", "infra/pods"], "").success();
 }

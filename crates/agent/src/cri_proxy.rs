@@ -14,6 +14,7 @@
 mod authority;
 mod backend;
 mod calls;
+mod claim;
 mod condition;
 mod door;
 mod edited;
@@ -21,6 +22,7 @@ mod fallback;
 mod message;
 pub(crate) mod messages;
 mod networks;
+mod note;
 mod parameters;
 mod planner;
 mod plugins;
@@ -52,6 +54,7 @@ use crate::listener::Listener;
 use crate::network_api::Name;
 pub(crate) use backend::with_sources;
 use calls::{Calls, Owner};
+use claim::Claim;
 use condition::Conditions;
 use fallback::Fallback;
 use message::Gatherer;
@@ -122,6 +125,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
         arguments;
     let grace = Duration::from_secs(arguments.orphan_grace);
+    let _claim = Claim::of(&[("--journal", directory), ("--store", &arguments.store)])?;
     let entries = directory.join(record::ENTRIES);
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
@@ -136,7 +140,12 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         tokio::spawn(runtime_network::follow(runtime.clone(), directory.clone()));
     }
     let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
-    let planner = Arc::new(Planner { networks: Arc::clone(&networks), agent: agent.clone(), overseer });
+    let planner = Arc::new(Planner {
+        networks: Arc::clone(&networks),
+        runtime: runtime.clone(),
+        agent: agent.clone(),
+        overseer,
+    });
     let conditions = Arc::new(Conditions::of(networks, sandboxes));
     let calls = Arc::new(Calls { conditions, journal, owner, gatherer: Gatherer::new() });
     info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");

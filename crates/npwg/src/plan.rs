@@ -57,6 +57,9 @@ pub struct Plan {
     pub delegates: Vec<Delegate>,
     /// What a person should hear of.
     pub warnings: Vec<Warning>,
+    /// What its planner notes for itself; who carries the plan out only keeps it.
+    #[serde(default, skip_serializing_if = "Object::is_empty")]
+    pub note: Object,
 }
 
 /// A pod's identity.
@@ -262,6 +265,7 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
         status: request.node.status,
         delegates,
         warnings,
+        note: Object::default(),
     })
 }
 

@@ -88,11 +88,10 @@ impl Overseer {
         self.ordered(self.suspected(seen, now), now)
     }
 
-    /// The same where no cluster is known: what the runtime has lost of the sandboxes that it made by the list `network`.
-    pub(crate) fn lost(&self, network: &str) -> Vec<Order> {
+    /// The same where no cluster is known: what the runtime has lost of its own sandboxes.
+    pub(crate) fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Order> {
         let now = Instant::now();
-        // By another list it is another runtime's, or somebody's own.
-        let seen = |entry: &Entry| (entry.network.as_str() == network).then_some(PodSeen::Here);
+        let seen = |entry: &Entry| is_its_own(entry).then_some(PodSeen::Here);
         self.ordered(self.suspected(seen, now), now)
     }
 

@@ -19,11 +19,11 @@ use cni::network::Network;
 use cni::runtime::chain;
 use cni::{Error, Verb};
 use npwg::journal::Entry;
-use npwg::plan::Role;
 use tonic::Status;
 
 use super::fallback::OnDisk;
 use super::networks::{Networks, blocking};
+use super::note;
 use super::plugins::Look;
 use super::store::Stored;
 use crate::agent::sandboxes::Sandboxes;
@@ -236,17 +236,12 @@ fn users<'a>(
 ) -> Vec<(usize, Option<Place<'a>>)> {
     let places: BTreeMap<String, usize> =
         all.iter().enumerate().map(|(index, stored)| (stored.checked.name.to_string(), index)).collect();
-    let fallback =
-        places.get(FALLBACK).and_then(|index| Some((*index, &all.get(*index)?.checked.network.name)));
+    let on_disk = places.get(FALLBACK).and_then(|index| all.get(*index));
+    let on_disk = on_disk.map(|stored| stored.checked.network.name.as_str());
     let mut users = Vec::new();
     for entry in entries.filter(|entry| entry.complete && Path::new(&entry.netns).exists()) {
-        for (place, delegate) in entry.plan.delegates.iter().enumerate() {
-            let by_label = places.get(&delegate.network).copied();
-            // Who asked for nothing has it under its CNI name.
-            let by_default = fallback
-                .filter(|(_, name)| delegate.role == Role::Default && **name == delegate.config_name)
-                .map(|(index, _)| index);
-            users.extend(by_label.or(by_default).map(|index| (index, Some((entry, place)))));
+        for (place, label) in note::attached(entry, on_disk) {
+            users.extend(places.get(&label).map(|index| (*index, Some((entry, place)))));
         }
     }
     users

@@ -14,13 +14,13 @@ use cni::name::PluginType;
 use cni::network::Network;
 use cni::{Error, code};
 use ipnet::IpNet;
-use npwg::journal::{Entry, State};
 use prost::Message;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 use tonic::Status;
 use tracing::{info, warn};
 
 use super::fallback::{Fallback, OnDisk};
+use super::note;
 use super::plugins::Plugins;
 use super::store::{Store, Stored};
 use crate::failure::Failure;
@@ -270,10 +270,12 @@ impl Networks {
         let mut users: Vec<String> = rows
             .iter()
             .filter_map(|row| match row {
-                Row::Entry(entry) if uses(entry, &label) => Some(format!(
-                    "sandbox {} ({}/{})",
-                    entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name
-                )),
+                Row::Entry(entry) if note::attached(entry, None).iter().any(|(_, on)| *on == label) => {
+                    Some(format!(
+                        "sandbox {} ({}/{})",
+                        entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name
+                    ))
+                }
                 Row::Entry(_) => None,
                 Row::Broken { container, .. } => {
                     Some(format!("sandbox {container}, whose entry in the journal cannot be read"))
@@ -360,14 +362,6 @@ impl Drop for InUse {
 
 fn on_disk(network: Network) -> Usable {
     Usable { label: FALLBACK.to_owned(), network, ranges: Vec::new() }
-}
-
-/// Is something of this sandbox attached to the network, or may it be?
-fn uses(entry: &Entry, label: &str) -> bool {
-    let attachments = entry.plan.delegates.iter().zip(&entry.attachments);
-    attachments
-        .into_iter()
-        .any(|(delegate, attachment)| delegate.network == label && attachment.state != State::Detached)
 }
 
 /// Settles uid and generation beside what is stored.

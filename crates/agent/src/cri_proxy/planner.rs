@@ -25,6 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::networks::{Networks, Usable};
+use super::note::{self, Note};
 use super::request::{ATTACHMENTS, Attachment};
 use super::{condition, runtime_network};
 use crate::agent::metrics::Metrics;
@@ -40,6 +41,8 @@ const STAND_IN: &str = "networks";
 #[derive(Debug)]
 pub(crate) struct Planner {
     pub(crate) networks: Arc<Networks>,
+    /// The runtime's socket.
+    pub(crate) runtime: PathBuf,
     /// The agent's socket, for sandboxes that ask for nothing.
     pub(crate) agent: Option<PathBuf>,
     /// Who looks for sandboxes that the runtime has lost.
@@ -61,17 +64,29 @@ impl Oracle for Planner {
         let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
         let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
         let attachments = attachments(&node, question)?;
-        match (&self.agent, attachments.as_slice()) {
+        let (mut plan, networks) = match (&self.agent, attachments.as_slice()) {
             (Some(agent), []) if !question.pod.name.is_empty() => {
                 let default = self.networks.default_network()?;
-                relay(agent, question, &default).await
+                let mut plan = relay(agent, question, &default).await?;
+                let networks = give_default(&mut plan, default)?;
+                (plan, networks)
             }
-            (_, asked) => plan(question, node, self.wanted(asked, question)?),
-        }
+            (_, asked) => {
+                let wanted = self.wanted(asked, question)?;
+                let label = |wanted: &Wanted| (wanted.interface.to_string(), wanted.usable.label.clone());
+                let networks = wanted.iter().map(label).collect();
+                (plan(question, node, wanted)?, networks)
+            }
+        };
+        Note { runtime: note::settled(&self.runtime), networks }.write(&mut plan)?;
+        Ok(plan)
     }
 
     fn orders(&self) -> Vec<Order> {
-        self.overseer.lost(runtime_network::NAME)
+        let runtime = note::settled(&self.runtime);
+        // By another list it is another meta-plugin's, or somebody's own.
+        self.overseer
+            .lost(|entry| entry.network == runtime_network::NAME && !note::is_anothers(entry, &runtime))
     }
 
     fn metrics(&self) -> Option<&Metrics> {
@@ -181,14 +196,33 @@ fn plan(question: &Question, mut node: NodeConfiguration, wanted: Vec<Wanted>) -
     Ok(plan)
 }
 
+/// What an agent cannot know of the default network: its ranges. Its label stays the agent's, which tells pods' statuses.
+fn give_default(plan: &mut Plan, default: Usable) -> Result<BTreeMap<String, String>, Error> {
+    let Some(delegate) = plan.delegates.iter_mut().find(|delegate| delegate.role == Role::Default) else {
+        return Err(Error::internal("the agent's plan has no default network"));
+    };
+    // A pod may have selected another one for its default.
+    if delegate.config_name != default.network.name {
+        return Ok(BTreeMap::new());
+    }
+    give_ranges(delegate, &default)?;
+    Ok(BTreeMap::from([(delegate.ifname.to_string(), default.label)]))
+}
+
+/// The addresses of a network that was set with some.
+fn give_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
+    match usable.ranges.as_slice() {
+        [] => Ok(()),
+        ranges => delegate.runtime_config.set(IP_RANGES, &condition::ip_ranges(ranges)),
+    }
+}
+
 /// The network's own name, its ranges, and the sandbox's parameters.
 fn give(delegate: &mut Delegate, wanted: Wanted) -> Result<(), Error> {
     let Wanted { interface: _, usable, parameters, unasked } = wanted;
+    give_ranges(delegate, &usable)?;
     if !unasked || usable.label != crate::network_api::FALLBACK {
         delegate.network = usable.label;
-    }
-    if !usable.ranges.is_empty() {
-        delegate.runtime_config.set(IP_RANGES, &condition::ip_ranges(&usable.ranges))?;
     }
     for (capability, value) in parameters {
         verify(delegate, &capability, &value).context(&delegate.network)?;

@@ -149,6 +149,7 @@ fn entry(
         status: configuration.style,
         delegates,
         warnings: Vec::new(),
+        note: cni::object::Object::default(),
     };
     let network_status = status_of(&plan, &rest);
     let attachments = rest.into_iter().map(|(_, result)| attachment(result)).collect();
