@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
     findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
-    if proxy::is_used(cri_socket) {
+    if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }
     tell(&findings, known.len(), *output)
@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn of_configuration(named: Option<&Path>, cri_socket: &Path) -> Option<Finding> {
     let found = match MetaPlugin::find_any(named, &[]) {
         Ok(Some(found)) => found,
-        Ok(None) if proxy::is_used(cri_socket) => return None,
+        Ok(None) if proxy::is_used(cri_socket, []) => return None,
         Ok(None) => return Some(Finding::new("configuration", "no file configures weft", "weft install")),
         Err(failure) => {
             return Some(Finding::new("configuration", failure.to_string(), "weft lint names the place"));

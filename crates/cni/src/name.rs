@@ -162,6 +162,12 @@ pub fn ifname_fault(text: &str) -> Option<&'static str> {
     if text.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
         return Some("contains / or : or whitespace");
     }
+    if text.contains('%') {
+        return Some("contains %, which the kernel takes for a pattern");
+    }
+    if text == "all" || text == "default" {
+        return Some("is the kernel's word for every interface");
+    }
     None
 }
 
@@ -204,6 +210,8 @@ mod tests {
         }
         let bad =
             ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\u{85}", "a\u{a0}", "sixteen-bytes---", "a\0b"];
+        // The kernel makes another name of these, or has no directory for their settings.
+        let bad = bad.into_iter().chain(["x%d", "a%%", "%", "all", "default"]);
         for bad in bad {
             assert_eq!(IfName::new(bad).map_err(|e| e.code), Err(4), "{bad:?}");
         }

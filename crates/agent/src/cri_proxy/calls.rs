@@ -58,6 +58,15 @@ pub(crate) enum Owner {
     Runtime,
 }
 
+/// A sandbox whose networks nobody removes until it is made.
+#[derive(Debug)]
+enum Admitted {
+    /// It gets the default network, which may be one that was set.
+    Unasked(#[expect(dead_code, reason = "it holds as long as it is there")] Option<InUse>),
+    /// It asks for these.
+    Asking(#[expect(dead_code, reason = "it holds as long as it is there")] InUse),
+}
+
 /// What answers calls.
 #[derive(Debug)]
 pub(crate) struct Calls {
@@ -151,7 +160,7 @@ impl Calls {
         let body = Full::new(framed).map_err(Cause::from).boxed_unsync();
         let answered = backend.call(Request::from_parts(parts, body)).await?;
         let answered = match (&self.owner, &held) {
-            (Owner::Ours(directory), Some(_)) => {
+            (Owner::Ours(directory), Admitted::Asking(_)) => {
                 sandbox::confirmed(answered, &self.journal, (backend, service), directory).await?
             }
             _ => answered.map(relay::untouched),
@@ -161,12 +170,14 @@ impl Calls {
     }
 
     /// The request with what it asks for, checked; and its networks, held.
-    fn admit(&self, message: Bytes) -> Result<(Bytes, Option<InUse>), Status> {
+    fn admit(&self, message: Bytes) -> Result<(Bytes, Admitted), Status> {
         let RunPodSandboxRequest { config } = decode(&message)?;
         let config = config.unwrap_or_default();
         let attachments = request::attachments(&config, &self.conditions.networks)?;
         if attachments.is_empty() {
-            return Ok((message, None));
+            let default = self.conditions.networks.default_name().filter(|_| !config.is_on_host());
+            let held = default.map(|name| self.conditions.networks.hold(vec![name.clone()]));
+            return Ok((message, Admitted::Unasked(held)));
         }
         if self.owner == Owner::Runtime {
             let why = "the runtime makes the networks of sandboxes by itself";
@@ -183,7 +194,7 @@ impl Calls {
         wire::push(&mut config, CONFIG_ANNOTATIONS, &wire::entry(ATTACHMENTS, &text));
         let mut message = message.to_vec();
         wire::push(&mut message, CONFIG, &config);
-        Ok((message.into(), Some(held)))
+        Ok((message.into(), Admitted::Asking(held)))
     }
 }
 

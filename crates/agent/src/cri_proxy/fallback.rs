@@ -40,7 +40,7 @@ impl Fallback {
 
     /// What is there now.
     pub(crate) fn read(&self) -> OnDisk {
-        let Directory { networks, faults } = match Directory::read(&self.0) {
+        let Directory { networks, faults } = match Directory::of_runtime(&self.0) {
             Ok(directory) => directory,
             Err(error) => return OnDisk::Broken(error.to_string()),
         };
@@ -65,4 +65,34 @@ fn broken_file(path: &Path, error: &cni::Error) -> OnDisk {
 fn is_ours(network: &Network) -> bool {
     let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
     first.is_some_and(|plugin| plugin.as_str() == OURSELVES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_what_a_runtime_would_take_by_itself() {
+        let directory = std::env::temp_dir().join(format!("weft-fallback-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let list = |name: &str| {
+            format!(r#"{{"cniVersion":"1.0.0","name":"{name}","plugins":[{{"type":"bridge"}}]}}"#)
+        };
+        let found = || match Fallback::of(&directory).read() {
+            OnDisk::Found(network) => network.name.to_string(),
+            other => format!("{other:?}"),
+        };
+        let write = |file: &str, text: &str| std::fs::write(directory.join(file), text).unwrap();
+        for ignored in ["00-a.configlist", "01-a.config", "02-a.conflist.new", "03-a.yaml"] {
+            write(ignored, &list("ignored"));
+        }
+        assert_eq!(found(), "Absent");
+        write("20-b.conflist", &list("b"));
+        assert_eq!(found(), "b");
+        write("10-c.conf", r#"{"cniVersion":"1.0.0","name":"c","type":"bridge"}"#);
+        assert_eq!(found(), "c");
+        write("05-d.json", "{");
+        assert!(found().starts_with("Broken("), "{}", found());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -335,6 +335,11 @@ impl Networks {
         }
     }
 
+    /// The network that was set and is what sandboxes get that ask for nothing, if one is.
+    pub(crate) fn default_name(&self) -> Option<&Name> {
+        self.default.as_ref()
+    }
+
     /// Holds networks as being in use.
     pub(crate) fn hold(self: &Arc<Networks>, names: Vec<Name>) -> InUse {
         let mut running = self.running();

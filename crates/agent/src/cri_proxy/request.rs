@@ -207,6 +207,10 @@ mod tests {
             (&["eth0", "1234567890123456"], "[1].interface_name"),
             (&["eth0", "a/b"], "[1].interface_name"),
             (&["eth0", "."], "[1].interface_name"),
+            (&["eth0", "x%d"], "[1].interface_name: \"x%d\""),
+            (&["eth0", "a%%"], "[1].interface_name: \"a%%\""),
+            (&["eth0", "all"], "[1].interface_name: \"all\""),
+            (&["eth0", "default"], "[1].interface_name: \"default\""),
         ] {
             let error = named(asked).unwrap_err();
             assert!(error.contains(word), "{asked:?}: {error}");

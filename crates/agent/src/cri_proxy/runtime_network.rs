@@ -1,6 +1,7 @@
 //! The list by which the runtime calls the meta-plugin, and that asks us: one file in the runtime's directory.
 //!
-//! Rules: it is written beside its place and renamed within the directory (runtimes overlook what comes from elsewhere);
+//! Rules: it is written beside its place, by a name that no runtime loads, and renamed within the directory (runtimes overlook
+//! what comes from elsewhere);
 //! it stays when the proxy ends, because sandboxes are taken down through it; somebody else's file is not replaced.
 
 use std::collections::BTreeMap;
@@ -20,6 +21,10 @@ use crate::failure::Failure;
 
 /// Its name: it sorts before others, for a runtime takes the first.
 const FILE: &str = "00-weft.conflist";
+/// What it is called until it is whole: runtimes load what ends in `.conf`, `.conflist` or `.json`, hidden or not.
+const TEMPORARY: &str = ".00-weft.conflist.new";
+/// The same in older releases, which a runtime loads.
+const TEMPORARY_BEFORE: &str = ".00-weft.conflist";
 /// Name of the network.
 pub(crate) const NAME: &str = "weft-cri";
 /// What runtimes of CNI 1.0.0 and 1.1.0 understand.
@@ -36,6 +41,9 @@ const LOOK_PERIOD: Duration = Duration::from_secs(30);
 /// Writes it, unless it is there as it should be.
 pub(crate) fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> Result<(), Failure> {
     let path = directory.join(FILE);
+    for left in [TEMPORARY, TEMPORARY_BEFORE] {
+        let _ = fs::remove_file(directory.join(left));
+    }
     let failed =
         |cause: std::io::Error| Failure::new(format!("runtime's network {}: {cause}", path.display()));
     let list = list(socket, journal, plugins);
@@ -51,14 +59,23 @@ pub(crate) fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &s
         _ => {}
     }
     fs::create_dir_all(directory).map_err(failed)?;
-    let temporary = directory.join(format!(".{FILE}"));
-    let mut file = fs::File::create(&temporary).map_err(failed)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    fs::rename(&temporary, &path).map_err(failed)
+    let temporary = directory.join(TEMPORARY);
+    let written = fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map_err(failed)
+}
+
+/// Is our list in this directory?
+pub(crate) fn is_in(directory: &Path) -> bool {
+    fs::read(directory.join(FILE)).is_ok_and(|bytes| is_ours(&bytes))
 }
 
 fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
-    let first = plugins.split(':').next().unwrap_or_default();
+    let directories: Vec<&str> = plugins.split(':').filter(|directory| !directory.is_empty()).collect();
     json!({
         "cniVersion": VERSION,
         "name": NAME,
@@ -68,7 +85,8 @@ fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
             "clusterNetwork": "default",
             "agentSocket": socket,
             "cniDir": journal,
-            "binDir": first,
+            // As in CNI_PATH: the meta-plugin puts it before what the runtime says.
+            "binDir": directories.join(":"),
             "capabilities": {
                 "io.kubernetes.cri.pod-annotations": true,
                 "portMappings": true,
@@ -126,4 +144,63 @@ pub(crate) fn known(info: &BTreeMap<String, String>) -> Option<Known> {
 
 fn is_ours(bytes: &[u8]) -> bool {
     Network::parse(bytes, FILE).is_ok_and(|network| network.name.as_str() == NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use npwg::configuration::{Flavour, NodeConfiguration};
+
+    use super::*;
+
+    #[test]
+    fn the_meta_plugin_is_told_of_every_directory_of_plugins() {
+        let list = list(Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin::/usr/lib/cni");
+        let node = NodeConfiguration::read(list["plugins"][0].to_string().as_bytes(), Flavour::Weft).unwrap();
+        assert_eq!(node.bin_dir, "/opt/cni/bin:/usr/lib/cni");
+    }
+
+    #[test]
+    fn nothing_that_a_runtime_loads_is_there_by_half() {
+        let directory = std::env::temp_dir().join(format!("weft-list-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let write = || write(&directory, Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin");
+        let names = || {
+            let files = fs::read_dir(&directory).unwrap();
+            let mut names: Vec<_> =
+                files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        // What one left that died, of this release and of the one before.
+        for left in [TEMPORARY, TEMPORARY_BEFORE] {
+            fs::write(directory.join(left), "{").unwrap();
+        }
+        assert!(!is_in(&directory));
+        write().unwrap();
+        assert_eq!((names(), is_in(&directory)), (vec![FILE.to_owned()], true));
+        // It cannot be put in its place.
+        fs::remove_file(directory.join(FILE)).unwrap();
+        fs::create_dir_all(directory.join(TEMPORARY).join("x")).unwrap();
+        write().unwrap_err();
+        let loaded = [".conf", ".conflist", ".json"];
+        assert!(names().iter().all(|name| loaded.iter().all(|end| !name.ends_with(end))), "{:?}", names());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_runtime_says_whether_it_has_read_the_list_and_from_where() {
+        let info = |text: &str| BTreeMap::from([(LISTS.to_owned(), text.to_owned())]);
+        let told = |name: &str| {
+            let text = format!(
+                r#"{{"PluginConfDir":"/etc/cni/net.d","Networks":[{{"Config":{{"Name":"cni-loopback"}}}},{{"Config":{{"Name":"{name}"}}}}]}}"#
+            );
+            known(&info(&text))
+        };
+        let from = || "/etc/cni/net.d".to_owned();
+        assert_eq!(told("weft-cri"), Some(Known { reads: true, from: from() }));
+        assert_eq!(told("admins"), Some(Known { reads: false, from: from() }));
+        let none = known(&info(r#"{"PluginConfDir":"/etc/cni/net.d","Networks":null}"#));
+        assert_eq!(none, Some(Known { reads: false, from: from() }));
+        assert_eq!((known(&BTreeMap::new()), known(&info("{"))), (None, None));
+    }
 }

@@ -2,18 +2,24 @@
 
 use std::path::Path;
 
+use npwg::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;
 use crate::agent;
-use crate::cri_proxy::runtime_network::Known;
+use crate::cri_proxy::runtime_network::{self, Known};
 use crate::failure::Failure;
 use crate::network_api::client::Client;
 use crate::network_api::{FALLBACK, Name, Network};
 
-/// Is one used here?
-pub(super) fn is_used(socket: &Path) -> bool {
+/// Where the runtime's lists are, by the usual configurations.
+const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];
+
+/// Is one used here? One that was ended has left its list to the runtime, or sandboxes.
+pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a Entry>) -> bool {
     socket.exists()
+        || LISTS.iter().any(|directory| runtime_network::is_in(Path::new(directory)))
+        || sandboxes.into_iter().any(|entry| entry.network == runtime_network::NAME)
 }
 
 /// What is wrong with it.

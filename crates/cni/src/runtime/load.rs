@@ -57,8 +57,20 @@ impl Directory {
     /// # Errors
     /// Code 5 if the directory itself cannot be read.
     pub fn read(path: &Path) -> Result<Directory, Error> {
+        Directory::with(path, [LISTS, SINGLES])
+    }
+
+    /// The same of what libcni takes for one, and container runtimes with it: no `.configlist`, no `.config`.
+    ///
+    /// # Errors
+    /// As [`Directory::read`].
+    pub fn of_runtime(path: &Path) -> Result<Directory, Error> {
+        Directory::with(path, [STRICT_LISTS, STRICT_SINGLES])
+    }
+
+    fn with(path: &Path, kinds: [&[&str]; 2]) -> Result<Directory, Error> {
         let mut directory = Directory::default();
-        for extensions in [LISTS, SINGLES] {
+        for extensions in kinds {
             for file in files(path, extensions)? {
                 match network(&file) {
                     Ok(network) => directory.networks.push((file, network)),
