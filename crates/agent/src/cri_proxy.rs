@@ -11,6 +11,7 @@
 //!
 //! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
 
+mod answers;
 mod authority;
 mod backend;
 mod calls;
@@ -40,8 +41,9 @@ use std::time::Duration;
 
 use clap::Args;
 use npwg::journal as record;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::agent::orders::Overseer;
 use crate::agent::runtime_sandboxes::{self, RuntimeSandboxes};
@@ -118,7 +120,18 @@ pub(crate) struct Arguments {
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
+    raise_descriptors();
     agent::runtime()?.block_on(work(arguments))
+}
+
+/// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
+fn raise_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 async fn work(arguments: &Arguments) -> Result<(), Failure> {

@@ -5,7 +5,7 @@
 //! | `sandbox_management` | every plugin is there and speaks the version; STATUS, from 1.1.0 on; not while it drains |
 //! | `connectivity` | CHECK of each live attachment, from 0.4.0 on unless `disable_check`; true if there is none |
 //!
-//! Rules: STATUS and CHECK run programs, a few at a time; what one said counts for a few seconds and no longer.
+//! Rules: STATUS and CHECK run programs, a few at a time; who asks has an answer within a bound, however many of them hang.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,31 +21,27 @@ use cni::{Error, Verb};
 use npwg::journal::Entry;
 use tonic::Status;
 
+use super::answers::{Answers, PARALLEL};
 use super::fallback::OnDisk;
 use super::networks::{Networks, blocking};
 use super::note;
-use super::plugins::Look;
+use super::plugins;
 use super::store::Stored;
 use crate::agent::sandboxes::Sandboxes;
 use crate::network_api::validation::Checked;
 use crate::network_api::{self, FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
 
-/// How long what a plugin said counts.
-const FRESH: Duration = Duration::from_secs(5);
-/// Plugins asked at a time.
-const PARALLEL: usize = 4;
-/// Most answers kept.
-const ANSWERS_MAX: usize = 20_000;
-
-/// What a plugin said, and when.
-type Answer = (Instant, Result<(), Error>);
+/// Most networks that are told of where none is ready.
+const FAULTS_MAX: usize = 8;
+/// How long plugins are asked for one who wants to know: none is begun after that.
+const ASK_MAX: Duration = Duration::from_secs(12);
 
 /// The networks and their sandboxes, watched.
 #[derive(Debug)]
 pub(crate) struct Conditions {
     pub(crate) networks: Arc<Networks>,
     sandboxes: Arc<Sandboxes>,
-    answers: Mutex<BTreeMap<String, Answer>>,
+    answers: Answers,
 }
 
 /// What was found of a network: both hold until a plugin says otherwise.
@@ -60,7 +56,7 @@ type Place<'a> = (&'a Entry, usize);
 impl Conditions {
     /// Of these networks, with what the journal knows.
     pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> Conditions {
-        Conditions { networks, sandboxes, answers: Mutex::default() }
+        Conditions { networks, sandboxes, answers: Answers::default() }
     }
 
     /// All networks, as they are now; the one on disk is as if it had been set.
@@ -94,7 +90,7 @@ impl Conditions {
     }
 
     fn is_ready(&self) -> Result<(), String> {
-        let look = self.networks.plugins.look();
+        let look = Look::at(&self.networks);
         let managed = |label: &str, network: &Network| {
             let needs = network.needs()?;
             self.management(&look, label, network, &needs)
@@ -109,16 +105,29 @@ impl Conditions {
         if let OnDisk::Broken(_) = self.networks.fallback.read() {
             return Err(absent);
         }
-        let mut why = absent;
-        for stored in self.networks.all() {
+        let usable: Vec<Arc<Stored>> =
+            self.networks.all().into_iter().filter(|stored| !stored.draining).collect();
+        let (some, faults) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+        each(&usable, |stored| {
+            // One that is ready is enough.
+            if some.load(Ordering::Relaxed) {
+                return;
+            }
             let label = stored.checked.name.to_string();
             match managed(&label, &stored.checked.network) {
-                Ok(()) if !stored.draining => return Ok(()),
-                Ok(()) => {}
-                Err(error) => why = format!("{why}; network {label}: {error}"),
+                Ok(()) => some.store(true, Ordering::Relaxed),
+                Err(error) => {
+                    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+                    faults.insert(label, error);
+                }
             }
+        });
+        if some.into_inner() {
+            return Ok(());
         }
-        Err(why)
+        let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let told = faults.iter().take(FAULTS_MAX).map(|(label, error)| format!("; network {label}: {error}"));
+        Err(format!("{absent}{}", told.collect::<String>()))
     }
 
     fn on_disk(&self) -> Option<Arc<Stored>> {
@@ -139,7 +148,7 @@ impl Conditions {
     fn examine(&self, all: &[Arc<Stored>]) -> Vec<network_api::Network> {
         let sandboxes = self.sandboxes.all();
         let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), all);
-        let look = self.networks.plugins.look();
+        let look = Look::at(&self.networks);
         let unasked = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
         let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, unasked())).collect();
         // Each network for itself, then each attachment on it.
@@ -154,7 +163,7 @@ impl Conditions {
                     found.managed.store(!draining && ready(), Ordering::Relaxed);
                 }
                 Some((entry, place)) if found.connected.load(Ordering::Relaxed) => {
-                    if self.connected(entry, *place).is_err() {
+                    if self.connected(entry, *place, look.until).is_err() {
                         found.connected.store(false, Ordering::Relaxed);
                     }
                 }
@@ -162,16 +171,7 @@ impl Conditions {
                 Some(_) => {}
             }
         };
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..PARALLEL.min(questions.len()) {
-                scope.spawn(|| {
-                    while let Some(question) = questions.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        ask(question);
-                    }
-                });
-            }
-        });
+        each(&questions, ask);
         let told = networks.into_iter().map(|(stored, Found { managed, connected })| network_api::Network {
             config: Some(stored.checked.config.clone()),
             status: Some(NetworkStatus {
@@ -190,43 +190,57 @@ impl Conditions {
         network: &Network,
         needs: &[PluginType],
     ) -> Result<(), Error> {
-        look.require(needs, network.version)?;
+        look.plugins.require(needs, network.version)?;
         if network.version < Verb::Status.since() {
             return Ok(());
         }
         // Another configuration is another question.
         let key = format!("status {label} {}", String::from_utf8_lossy(network.bytes()));
-        self.ask(key, || chain::status(&self.networks.plugins, network, self.networks.plugins.path()))
+        let ask = || chain::status(&self.networks.plugins, network, self.networks.plugins.path());
+        self.answers.ask(key, look.until, ask).unwrap_or_else(|| Err(plugins::late()))
     }
 
-    fn connected(&self, entry: &Entry, place: usize) -> Result<(), Error> {
+    fn connected(&self, entry: &Entry, place: usize, until: Instant) -> Result<(), Error> {
         let Some(delegate) = entry.plan.delegates.get(place) else { return Ok(()) };
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
         if network.disable_check || network.version < Verb::Check.since() {
             return Ok(());
         }
         let key = format!("check {} {}", entry.container_id, delegate.ifname);
-        self.ask(key, || {
+        let told = self.answers.ask(key, until, || {
             let last = entry.last_result(place, &network)?;
             chain::check(&self.networks.plugins, &network, &entry.parameters(delegate), last.as_ref())
-        })
+        });
+        // Of what nobody could ask nothing is known.
+        told.unwrap_or(Ok(()))
     }
+}
 
-    fn ask(&self, key: String, ask: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let known = self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some((when, answer)) = known
-            && when.elapsed() < FRESH
-        {
-            return answer;
-        }
-        let answer = ask();
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if answers.len() >= ANSWERS_MAX {
-            answers.retain(|_, (when, _)| when.elapsed() < FRESH);
-        }
-        answers.insert(key, (Instant::now(), answer.clone()));
-        answer
+/// One look at networks: at their plugins, and how long those are asked.
+struct Look<'a> {
+    plugins: plugins::Look<'a>,
+    until: Instant,
+}
+
+impl Look<'_> {
+    fn at(networks: &Networks) -> Look<'_> {
+        let until = Instant::now() + ASK_MAX;
+        Look { plugins: networks.plugins.look_until(until), until }
     }
+}
+
+/// Does it for each, a few at a time.
+fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..PARALLEL.min(all.len()) {
+            scope.spawn(|| {
+                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    work(one);
+                }
+            });
+        }
+    });
 }
 
 /// The live attachments on each of these networks, with the network's place among them.

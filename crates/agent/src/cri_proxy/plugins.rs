@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::environment::Environment;
 use cni::invoke::Invoke;
@@ -36,6 +36,13 @@ pub(crate) struct Plugins {
 pub(crate) struct Look<'a> {
     plugins: &'a Plugins,
     seen: Mutex<BTreeMap<PluginType, Result<Vec<String>, Error>>>,
+    /// None is asked anew after that.
+    until: Option<Instant>,
+}
+
+/// Why nothing is known of a plugin.
+pub(crate) fn late() -> Error {
+    Error::new(code::TRY_AGAIN_LATER, "not asked: other plugins take their time")
 }
 
 impl Look<'_> {
@@ -45,6 +52,9 @@ impl Look<'_> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         for plugin in needs {
             if !seen.contains_key(plugin) {
+                if self.until.is_some_and(|until| until <= Instant::now()) {
+                    return Err(late());
+                }
                 seen.insert(plugin.clone(), self.plugins.versions(plugin));
             }
             match seen.get(plugin) {
@@ -108,7 +118,12 @@ impl Plugins {
 
     /// Looks at plugins, at each once.
     pub(crate) fn look(&self) -> Look<'_> {
-        Look { plugins: self, seen: Mutex::default() }
+        Look { plugins: self, seen: Mutex::default(), until: None }
+    }
+
+    /// The same for so long.
+    pub(crate) fn look_until(&self, until: Instant) -> Look<'_> {
+        Look { until: Some(until), ..self.look() }
     }
 
     fn versions(&self, plugin: &PluginType) -> Result<Vec<String>, Error> {
