@@ -59,7 +59,6 @@ use calls::{Calls, Owner};
 use claim::Claim;
 use condition::Conditions;
 use fallback::Fallback;
-use message::Gatherer;
 use networks::Networks;
 use planner::Planner;
 use plugins::Plugins;
@@ -160,7 +159,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         overseer,
     });
     let conditions = Arc::new(Conditions::of(networks, sandboxes));
-    let calls = Arc::new(Calls { conditions, journal, owner, gatherer: Gatherer::new() });
+    let calls = Arc::new(Calls { conditions, journal, owner, room: message::room() });
     info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
     let (end, mut ended) = watch::channel(());
     let asked = tokio::spawn(questions.serve(planner, async move {

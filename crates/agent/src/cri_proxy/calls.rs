@@ -16,6 +16,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use prost::bytes::Bytes;
+use tokio::sync::Semaphore;
 use tonic::Status;
 use tracing::debug;
 
@@ -73,14 +74,30 @@ pub(crate) struct Calls {
     pub(crate) conditions: Arc<Conditions>,
     pub(crate) journal: Journal,
     pub(crate) owner: Owner,
-    pub(crate) gatherer: Gatherer,
+    /// The room for larger messages.
+    pub(crate) room: Arc<Semaphore>,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    backend: Arc<Backend>,
+    gatherer: Gatherer,
+}
+
+impl Client {
+    /// With its own way to the runtime that listens at `runtime`.
+    pub(crate) fn of(calls: &Calls, runtime: &Arc<PathBuf>) -> Client {
+        let backend = Arc::new(Backend::at(Arc::clone(runtime)));
+        Client { backend, gatherer: Gatherer::within(&calls.room) }
+    }
 }
 
 impl Calls {
     /// Answers one call.
-    pub(crate) async fn answer(&self, backend: &Arc<Backend>, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(&self, client: &Client, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path().to_owned();
-        let answered = self.dispatch(backend, request, &path).await;
+        let answered = self.dispatch(client, request, &path).await;
         answered.unwrap_or_else(|status| {
             let status = bounded(status);
             debug!(path, code = ?status.code(), why = status.message(), "refused");
@@ -90,14 +107,15 @@ impl Calls {
 
     async fn dispatch(
         &self,
-        backend: &Arc<Backend>,
+        client: &Client,
         request: Request<Incoming>,
         path: &str,
     ) -> Result<Response<Body>, Status> {
+        let backend = &client.backend;
         match path {
-            SET => return self.set(request.into_body()).await,
-            REMOVE => return self.remove(request.into_body()).await,
-            LIST => return self.list(request.into_body()).await,
+            SET => return self.set(client, request.into_body()).await,
+            REMOVE => return self.remove(client, request.into_body()).await,
+            LIST => return self.list(client, request.into_body()).await,
             _ => {}
         }
         let called = RUNTIME_SERVICES
@@ -105,7 +123,7 @@ impl Calls {
             .find_map(|(service, told)| Some((*service, path.strip_prefix(service)?, *told)));
         let Some((service, method, told)) = called else { return forward(backend, request).await };
         match method {
-            "RunPodSandbox" => self.run_pod_sandbox(backend, service, request).await,
+            "RunPodSandbox" => self.run_pod_sandbox(client, service, request).await,
             "PodSandboxStatus" => {
                 let journal = self.journal.clone();
                 rewrite(backend, request, Box::new(move |message| reply::status(message, &journal, told)))
@@ -126,31 +144,31 @@ impl Calls {
         }
     }
 
-    async fn set(&self, body: Incoming) -> Result<Response<Body>, Status> {
-        let SetRequest { config } = decode(&self.gatherer.gather(body).await?)?;
+    async fn set(&self, client: &Client, body: Incoming) -> Result<Response<Body>, Status> {
+        let SetRequest { config } = decode(&client.gatherer.gather(body).await?)?;
         let stored = self.conditions.networks.set(config).await?;
         Ok(answer(&SetReply { network: self.conditions.one(stored).await? }))
     }
 
-    async fn remove(&self, body: Incoming) -> Result<Response<Body>, Status> {
-        let RemoveRequest { metadata, drain } = decode(&self.gatherer.gather(body).await?)?;
+    async fn remove(&self, client: &Client, body: Incoming) -> Result<Response<Body>, Status> {
+        let RemoveRequest { metadata, drain } = decode(&client.gatherer.gather(body).await?)?;
         self.conditions.networks.remove(metadata, drain).await?;
         Ok(answer(&Empty {}))
     }
 
-    async fn list(&self, body: Incoming) -> Result<Response<Body>, Status> {
-        let Empty {} = decode(&self.gatherer.gather(body).await?)?;
+    async fn list(&self, client: &Client, body: Incoming) -> Result<Response<Body>, Status> {
+        let Empty {} = decode(&client.gatherer.gather(body).await?)?;
         Ok(answer(&ListReply { networks: self.conditions.list().await? }))
     }
 
     async fn run_pod_sandbox(
         &self,
-        backend: &Arc<Backend>,
+        client: &Client,
         service: &'static str,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Status> {
         let (mut parts, body) = request.into_parts();
-        let message = self.gatherer.gather(body).await?;
+        let message = client.gatherer.gather(body).await?;
         let (message, held) = self.admit(message)?;
         let Some(framed) = framed(&message) else {
             return Err(Status::resource_exhausted("the request is too large"));
@@ -158,6 +176,7 @@ impl Calls {
         // An answer that is looked at must not be compressed.
         parts.headers.remove("grpc-accept-encoding");
         let body = Full::new(framed).map_err(Cause::from).boxed_unsync();
+        let backend = &client.backend;
         let answered = backend.call(Request::from_parts(parts, body)).await?;
         let answered = match (&self.owner, &held) {
             (Owner::Ours(directory), Admitted::Asking(_)) => {

@@ -16,8 +16,8 @@ use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
 use super::authority::Respelled;
-use super::backend::{Backend, CONNECTION_WINDOW, HEADERS_MAX, STREAM_WINDOW};
-use super::calls::Calls;
+use super::backend::{CONNECTION_WINDOW, HEADERS_MAX, STREAM_WINDOW};
+use super::calls::{Calls, Client};
 use crate::listener::Listener;
 
 /// Clients at a time.
@@ -49,10 +49,10 @@ pub(crate) async fn serve(
             warn!(clients = CLIENTS_MAX, "too many clients");
             continue;
         };
-        let backend = Arc::new(Backend::at(Arc::clone(&runtime)));
+        let client = Arc::new(Client::of(&calls, &runtime));
         let (calls, ended) = (Arc::clone(&calls), ended.clone());
         tokio::spawn(async move {
-            attend(stream, backend, calls, ended).await;
+            attend(stream, client, calls, ended).await;
             drop(permit);
         });
     }
@@ -63,15 +63,10 @@ pub(crate) async fn serve(
 }
 
 /// One client, to its end.
-async fn attend(
-    stream: UnixStream,
-    backend: Arc<Backend>,
-    calls: Arc<Calls>,
-    mut ended: watch::Receiver<()>,
-) {
+async fn attend(stream: UnixStream, client: Arc<Client>, calls: Arc<Calls>, mut ended: watch::Receiver<()>) {
     let service = service_fn(|request| {
-        let (calls, backend) = (Arc::clone(&calls), Arc::clone(&backend));
-        async move { Ok::<_, Infallible>(calls.answer(&backend, request).await) }
+        let (calls, client) = (Arc::clone(&calls), Arc::clone(&client));
+        async move { Ok::<_, Infallible>(calls.answer(&client, request).await) }
     });
     let mut builder = Builder::new(TokioExecutor::new());
     builder
