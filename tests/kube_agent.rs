@@ -11,7 +11,7 @@
 use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, addresses_on, assert_nothing_left, assert_refused};
+use rig::{Agent, Machine, addresses_on, assert_nothing_left, assert_refused};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
@@ -337,4 +337,57 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
         "{}",
         agent.page("/metrics")
     );
+}
+
+#[test]
+fn the_shipped_roles_allow_nothing_that_is_somebody_elses() {
+    let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
+    for part in ["ipam", "neutron"] {
+        let rights = testkit::workspace().join("deploy").join(part).join("rbac.yaml");
+        agent.kube.kubectl(["apply", "-f", rights.to_str().expect("a path")]);
+    }
+    let may = |account: &str, words: &str| {
+        let who = format!("--as=system:serviceaccount:kube-system:{account}");
+        let line = ["auth", "can-i", "-n", "kube-system", &who].into_iter().chain(words.split(' '));
+        agent.kube.attempt(line, "").stdout.trim() == "yes"
+    };
+    for (account, words) in [
+        ("weft-agent", "patch pods --subresource=status"),
+        ("weft-controller-ipam", "update leases/weft-ipam"),
+        ("weft-neutron", "update leases/weft-neutron"),
+    ] {
+        until("the rights are known", || may(account, words).then_some(()));
+    }
+    let of_nobody = [
+        "* *",
+        "get secrets",
+        "get configmaps",
+        "create pods",
+        "create pods --subresource=exec",
+        "delete pods",
+        "update nodes",
+        "create network-attachment-definitions.k8s.cni.cncf.io",
+        "list leases",
+        "get leases/kube-scheduler",
+        "update leases/kube-controller-manager",
+        "delete leases",
+        "create clusterroles",
+        "impersonate users",
+    ];
+    for account in ["weft-agent", "weft-controller-ipam", "weft-neutron"] {
+        for words in of_nobody {
+            assert!(!may(account, words), "{account}: {words}");
+        }
+    }
+    for (account, words) in [
+        ("weft-agent", "patch pods"),
+        ("weft-agent", "create leases"),
+        ("weft-agent", "get leases/weft-ipam"),
+        ("weft-controller-ipam", "patch pods"),
+        ("weft-controller-ipam", "update leases/weft-neutron"),
+        ("weft-neutron", "delete ipblocks.weft.dev"),
+        ("weft-neutron", "update leases/weft-ipam"),
+    ] {
+        assert!(!may(account, words), "{account}: {words}");
+    }
 }
