@@ -69,7 +69,7 @@ fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
 fn others() -> Vec<(&'static str, Value)> {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
-    vec![
+    [
         ("image.repository", json!("registry.example/weft")),
         ("image.tag", json!("1.2.3")),
         ("image.digest", json!(format!("sha256:{}", "0".repeat(64)))),
@@ -100,15 +100,27 @@ fn others() -> Vec<(&'static str, Value)> {
         ("agent.resources", resources.clone()),
         ("agent.nodeSelector", words.clone()),
         ("agent.affinity", json!({ "nodeAffinity": {} })),
-        ("agent.tolerations", tolerations.clone()),
+        ("agent.tolerations", tolerations),
         ("agent.priorityClassName", json!("")),
         ("agent.maxUnavailable", json!(1)),
         ("agent.podAnnotations", words.clone()),
-        ("agent.podLabels", words.clone()),
+        ("agent.podLabels", words),
+        ("agent.securityContext", json!({ "seLinuxOptions": { "type": "spc_t" } })),
         ("hotPlug.enabled", json!(false)),
         ("hotPlug.resources", resources.clone()),
         ("removal.enabled", json!(true)),
-        ("removal.resources", resources.clone()),
+        ("removal.resources", resources),
+    ]
+    .into_iter()
+    .chain(others_of_controllers())
+    .collect()
+}
+
+/// The same of the controllers.
+fn others_of_controllers() -> [(&'static str, Value); 17] {
+    let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
+    let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
+    [
         ("ipam.enabled", json!(false)),
         ("ipam.replicas", json!(1)),
         ("ipam.resources", resources.clone()),
@@ -267,6 +279,7 @@ fn values_that_are_wrong_are_refused_by_name() {
         ("agent.listen.port", json!(70000), "/agent/listen/port"),
         ("agent.logFormat", json!("xml"), "/agent/logFormat"),
         ("agent.traces.endpoint", json!("127.0.0.1"), "/agent/traces/endpoint"),
+        ("agent.securityContext", json!("spc_t"), "/agent/securityContext"),
         ("agent.extraEnv", json!([{ "value": "grpc" }]), "/agent/extraEnv"),
         ("image.digest", json!("latest"), "/image/digest"),
         ("image.pullPolicy", json!("Sometimes"), "/image/pullPolicy"),

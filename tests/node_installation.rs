@@ -32,6 +32,8 @@ macro_rules! node {
             node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
         }
         node.write(DEFAULT, network("default", 1).to_string());
+        // As some installers have it: the directories are not root's.
+        node.run(["chown", "1000", "/opt/cni/bin", "/etc/cni/net.d"]);
         node.until_ready(true);
         node
     }};

@@ -30,6 +30,12 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* The same of what writes below directories that may be another user's. */}}
+{{- define "weft.writer" -}}
+{{ include "weft.bare" . }}
+  add: [DAC_OVERRIDE]
+{{- end -}}
+
 {{/* A ServiceAccount, called with its name and namespace. */}}
 {{- define "weft.account" -}}
 apiVersion: v1
