@@ -248,6 +248,21 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
 }
 
 #[test]
+fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let addresses = [
+        ("0.0.0.0", "--listen=0.0.0.0:9464", "host: 127.0.0.1\n"),
+        ("::", "--listen=[::]:9464", "host: ::1\n"),
+        ("fd00::7", "--listen=[fd00::7]:9464", "host: fd00::7\n"),
+    ];
+    let values = addresses.map(|(address, ..)| with(&json!({}), "agent.listen.address", &json!(address)));
+    for ((address, listen, probed), made) in addresses.into_iter().zip(helm.template(&values)) {
+        let made = made.unwrap_or_else(|why| panic!("{address}: {why}"));
+        assert!(made.contains(listen) && made.matches(probed).count() == 2, "{address}: {made}");
+    }
+}
+
+#[test]
 fn each_value_is_good_for_something() {
     let Some(helm) = Helm::new(host!()) else { return };
     let mut there = BTreeSet::new();
@@ -277,6 +292,7 @@ fn values_that_are_wrong_are_refused_by_name() {
         ("agent.loglevel", json!("debug"), "loglevel"),
         ("agent.orphanGrace", json!(-1), "/agent/orphanGrace"),
         ("agent.listen.port", json!(70000), "/agent/listen/port"),
+        ("agent.listen.address", json!("node"), "/agent/listen/address"),
         ("agent.logFormat", json!("xml"), "/agent/logFormat"),
         ("agent.traces.endpoint", json!("127.0.0.1"), "/agent/traces/endpoint"),
         ("agent.securityContext", json!("spc_t"), "/agent/securityContext"),
