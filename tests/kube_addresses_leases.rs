@@ -127,3 +127,99 @@ fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_p
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "work", "--grace-period=0", "--force"]);
     until("what it had", || (of_node(&nodes, "worker-1") == 0).then_some(()));
 }
+
+/// Everything that two nodes are given, by name of the container; nothing twice.
+fn each_once(all: &mut BTreeSet<String>, more: impl IntoIterator<Item = String>) {
+    for ip in more {
+        assert!(all.insert(ip.clone()), "{ip} twice");
+    }
+}
+
+#[test]
+fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() {
+    let nodes = nodes!(3);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.73.0.0/26", 4);
+    let conf = |node| network(node, &json!({ "range": "10.73.0.0/26", "quarantine": 0 }));
+    let add = |node: usize, container: &str| nodes.attachment(&sandbox, container).add(&conf(node));
+    let mut all = BTreeSet::new();
+    each_once(&mut all, given(add(0, "a0")));
+    let bits = |bits: u8| {
+        let patch = format!(r#"{{"spec":{{"blockBits":{bits}}}}}"#);
+        nodes.kube.kubectl(["patch", "ippools.weft.dev", &name, "--type=merge", "-p", &patch]);
+    };
+    bits(3);
+    let words = ["pool 10.73.0.0-26", "blockBits", "10.73.0.0/26 4", "put them back"];
+    assert_refused("edited", &add(1, "b0"), 11, &words);
+    bits(4);
+    each_once(&mut all, given(add(1, "b0")));
+    // A smaller one in it, by a hand, of the same addresses.
+    let mine = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "mine" },
+        "spec": { "range": "10.73.0.48/28" } });
+    nodes.kube.apply(&mine.to_string());
+    let inner = network(2, &json!({ "range": "10.73.0.48/28", "pool": "mine", "quarantine": 0 }));
+    let refused = nodes.attachment(&sandbox, "m0").add(&inner);
+    assert_refused("of another's addresses", &refused, 11, &["pool mine", "10.73.0.0-26", "spec.exclude"]);
+    let named = network(2, &json!({ "range": "10.73.0.48/28", "pool": "mine", "network_name": "red" }));
+    let refused = nodes.attachment(&sandbox, "m0").add(&named);
+    assert_refused("of another space", &refused, 11, &["pool mine", "spec.networkName", "red"]);
+    nodes.kube.kubectl(["delete", "ippools.weft.dev", "mine", &name]);
+    // It is made anew by the first who needs it, and its blocks are what they were.
+    each_once(&mut all, given(add(2, "c0")));
+    let made = nodes.kube.json(["ippools.weft.dev", &name]);
+    assert_eq!(made["spec"]["blockBits"], json!(4), "{made}");
+    for node in 0..3 {
+        each_once(&mut all, all_of(&nodes, &sandbox, &format!("rest{node}"), &conf(node)));
+    }
+    assert_eq!(all.len(), 62);
+    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+}
+
+#[test]
+fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let make = |name: &str, range: &str, annotations: Value| {
+        let object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool",
+            "metadata": { "name": name, "annotations": annotations }, "spec": { "range": range, "blockBits": 4 } });
+        nodes.kube.apply(&object.to_string());
+    };
+    let begun = json!({ "weft.dev/cut": "begun" });
+    let add = |name: &str, range: &str| {
+        let conf = network(0, &json!({ "range": range, "pool": name, "quarantine": 0 }));
+        nodes.attachment(&sandbox, "c0").add(&conf)
+    };
+    // Another one begins, and is seen: whichever name sorts first, this one waits, if at all, and gives way.
+    for (own, other) in [("p-a", "p-b"), ("q-b", "q-a")] {
+        let third = if own == "p-a" { 74 } else { 75 };
+        let (small, large) = (format!("10.{third}.0.0/25"), format!("10.{third}.0.0/24"));
+        make(own, &small, json!({}));
+        make(other, &large, begun.clone());
+        assert_refused(
+            "both begin",
+            &add(own, &small),
+            11,
+            &[&format!("pool {own}"), &format!("pool {other}")],
+        );
+        let seen = nodes.kube.json(["ippools.weft.dev", own]);
+        assert!(seen["metadata"]["annotations"]["weft.dev/cut"].is_null(), "it has given way: {seen}");
+        // The other one has given way, too.
+        nodes.kube.kubectl(["annotate", "ippools.weft.dev", other, "weft.dev/cut-"]);
+        let _ = given(add(own, &small));
+        let seen = nodes.kube.json(["ippools.weft.dev", own]);
+        assert_eq!(seen["metadata"]["annotations"]["weft.dev/cut"], json!(format!("{small} 4")));
+    }
+}
+
+#[test]
+fn what_a_pool_leaves_out_of_a_block_is_not_given() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "p" },
+        "spec": { "range": "10.76.0.0/28", "blockBits": 4, "exclude": ["10.76.0.4/30"] } });
+    nodes.kube.apply(&object.to_string());
+    let conf = network(0, &json!({ "range": "10.76.0.0/28", "pool": "p", "quarantine": 0 }));
+    let all = all_of(&nodes, &sandbox, "c", &conf);
+    assert_eq!(all.len(), 10, "{all:?}");
+    assert!((4..8).all(|last| !all.contains(&format!("10.76.0.{last}"))), "{all:?}");
+}

@@ -36,6 +36,11 @@ pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
 /// object does so, too.
 pub(crate) const NOTICE: &str = "weft.dev/is-your-node-gone";
 
+/// Annotation of a pool: how it was cut when it was first used, or [`BEGUN`].
+const CUT: &str = "weft.dev/cut";
+/// It is about to be cut, if no other pool has addresses of it.
+const BEGUN: &str = "begun";
+
 /// Longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
 
@@ -71,6 +76,17 @@ pub(crate) struct PoolSpec {
     /// Parts of the range that are never given: another pool's, or somebody's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) exclude: Vec<String>,
+}
+
+/// How far a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Nobody has used it; or an older release did, which did not say so.
+    No,
+    /// It is about to be.
+    Begun,
+    /// Its range, blocks and address space are what they are.
+    Done,
 }
 
 /// How full a pool is.
@@ -245,6 +261,18 @@ impl BlockObject {
         }
     }
 
+    /// The size of the blocks of its pool when it was made, as a power of two.
+    pub(crate) fn bits(&self) -> Option<u8> {
+        let net: IpNet = self.spec.range.parse().ok()?;
+        if net.prefix_len() < net.max_prefix_len() {
+            return Some(net.max_prefix_len() - net.prefix_len());
+        }
+        let within = self.metadata.labels.as_ref().and_then(|labels| labels.get(WITHIN_LABEL));
+        let Some(within) = within else { return Some(0) };
+        let length: u8 = within.rsplit_once('-')?.1.parse().ok()?;
+        net.max_prefix_len().checked_sub(length)
+    }
+
     /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
     pub(crate) fn object(&self) -> Option<Object> {
         let BlockObject { types: _, metadata, spec } = self;
@@ -270,11 +298,48 @@ impl BlockObject {
 // === impl PoolObject ===
 
 impl PoolObject {
+    /// How far it is.
+    ///
+    /// # Errors
+    /// It is not any more what it was when it was cut: what was leased of it would be leased again.
+    pub(crate) fn cut(&self) -> Result<Cut, String> {
+        let annotations = self.metadata.annotations.as_ref();
+        match annotations.and_then(|all| all.get(CUT)).map(String::as_str) {
+            None => Ok(Cut::No),
+            Some(BEGUN) => Ok(Cut::Begun),
+            Some(was) if was == self.as_cut() => Ok(Cut::Done),
+            Some(was) => Err(format!(
+                "pool {}: spec: range, blockBits and networkName are {:?} and were {was:?} when it was first used: put them back, or, \
+                 when nobody has an address of it, delete its IPBlocks and the pool and make it anew",
+                self.metadata.name.as_deref().unwrap_or_default(),
+                self.as_cut()
+            )),
+        }
+    }
+
+    /// Writes down how far it is.
+    pub(crate) fn set_cut(&mut self, cut: Cut) {
+        let text = self.as_cut();
+        let annotations = self.metadata.annotations.get_or_insert_default();
+        match cut {
+            Cut::No => annotations.remove(CUT),
+            Cut::Begun => annotations.insert(CUT.to_owned(), BEGUN.to_owned()),
+            Cut::Done => annotations.insert(CUT.to_owned(), text),
+        };
+    }
+
+    fn as_cut(&self) -> String {
+        let PoolSpec { range, block_bits, network_name, exclude: _ } = &self.spec;
+        let bits = block_bits.map_or_else(|| "-".to_owned(), |bits| bits.to_string());
+        format!("{range} {bits} {network_name}").trim_end().to_owned()
+    }
+
     /// How it is cut, if its spec can be read and the size is known.
     ///
     /// # Errors
-    /// Which key is wrong.
+    /// Which key is wrong, or was changed since it was cut.
     pub(crate) fn grid(&self) -> Result<Option<Grid>, String> {
+        self.cut()?;
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let PoolSpec { range, block_bits, .. } = &self.spec;
         let net: IpNet =
@@ -350,6 +415,45 @@ mod tests {
             let mut object = good.clone();
             spoil(&mut object);
             assert_eq!(object.object(), None, "{object:?}");
+        }
+    }
+
+    #[test]
+    fn a_pool_that_was_edited_after_it_was_cut_has_no_grid_until_it_is_put_back() {
+        let spec = r#"{ "range": "10.0.0.0/24", "blockBits": 4, "networkName": "red" }"#;
+        let text = format!(r#"{{ "metadata": {{ "name": "p" }}, "spec": {spec} }}"#);
+        let mut pool: PoolObject = serde_json::from_str(&text).unwrap();
+        assert_eq!(pool.cut(), Ok(Cut::No));
+        pool.set_cut(Cut::Begun);
+        assert_eq!(pool.cut(), Ok(Cut::Begun));
+        pool.set_cut(Cut::Done);
+        assert_eq!(pool.cut(), Ok(Cut::Done));
+        let edits: [fn(&mut PoolSpec); 4] = [
+            |spec| spec.block_bits = Some(3),
+            |spec| spec.block_bits = None,
+            |spec| spec.range = "10.0.0.0/23".into(),
+            |spec| spec.network_name = "blue".into(),
+        ];
+        for edit in edits {
+            let mut edited = pool.clone();
+            edit(&mut edited.spec);
+            let why = edited.grid().unwrap_err();
+            assert!(why.contains("were \"10.0.0.0/24 4 red\" when it was first used"), "{why}");
+        }
+        pool.spec.exclude.push("10.0.0.0/28".into());
+        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is left out may change");
+    }
+
+    #[test]
+    fn an_object_says_of_which_blocks_its_pool_was() {
+        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        for (net, grid, bits) in [
+            ("10.0.0.0/24", grid, 8),
+            ("10.0.3.7/32", grid, 8),
+            ("10.0.3.7/32", Grid::new("10.0.0.0/16".parse().unwrap(), 0), 0),
+            ("fd00::7/128", Grid::new("fd00::/64".parse().unwrap(), 3), 3),
+        ] {
+            assert_eq!(BlockObject::of("p", &grid, &object(net)).bits(), Some(bits), "{net}");
         }
     }
 

@@ -1,14 +1,17 @@
 //! Which pool a network's range is, and how it is cut.
 //!
 //! ```text
-//!   by name ──► there? ──► its grid
+//!   by name ──► there? ──► cut ──► its grid
+//!              │       └─► not yet: begun ──► another one that has addresses of it? ── no ──► cut
 //!              └► range within another pool of the same address space? ──► that pool
-//!                 └► made; blocks by range and number of nodes; smaller pools inside it are excluded
+//!                 └► made, begun; blocks as they were, or by range and number of nodes; smaller pools inside it are excluded
 //! ```
 //!
-//! Rules: how a pool is cut is decided once; two pools that have addresses in common are one, the one that was there first.
+//! Rules: how a pool is cut is decided once and written beside its spec, which is refused when it says something else; what was
+//! leased of a pool that was deleted decides how it is cut anew. Two pools that have addresses in common are one, the one that was cut
+//! first: each says that it begins and looks then, so of two at least one sees the other.
 
-use std::cmp::Ordering;
+use std::time::Duration;
 
 use ipam::Grid;
 use ipnet::IpNet;
@@ -16,12 +19,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use npwg::exchange::addresses::PoolName;
+use tokio::time::sleep;
 
-use super::objects::{PoolObject, PoolSpec, kind_of};
+use super::objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label};
 use crate::agent::cluster::NodeObject;
 
-/// Nodes of a page.
+/// Objects of a page.
 const PAGE: u32 = 1000;
+/// How often, and how long in between, it is looked whether another one that began at the same moment has given way.
+const LOOKS: usize = 6;
+const LOOK: Duration = Duration::from_millis(250);
 
 /// A pool that addresses can be leased from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,109 +46,255 @@ pub(crate) struct Pool {
 /// # Errors
 /// One sentence: the API's, or what is wrong with the object.
 pub(crate) async fn resolve(client: &Client, wanted: &PoolName) -> Result<Pool, String> {
-    let pools: Api<PoolObject> = Api::all(client.clone());
-    let failed = |error: kube::Error| format!("pool {}: {error}", wanted.name);
-    if let Some(found) = pools.get_opt(&wanted.name).await.map_err(failed)? {
-        return usable(client, &pools, found, wanted).await;
+    let asking = Asking { client, pools: Api::all(client.clone()), wanted };
+    if let Some(found) = asking.done(asking.pools.get_opt(&wanted.name).await)? {
+        return asking.usable(found).await;
     }
     if wanted.given {
         return Err(format!("pool {} is not there: make an IPPool of that name", wanted.name));
     }
-    let others = pools.list(&ListParams::default()).await.map_err(failed)?.items;
+    let others = asking.done(asking.pools.list(&ListParams::default()).await)?.items;
     let same = |pool: &&PoolObject| pool.spec.network_name == wanted.network;
-    let ranges =
-        others.iter().filter(same).filter_map(|pool| Some((pool, pool.spec.range.parse::<IpNet>().ok()?)));
+    let ranges = others.iter().filter(same).filter_map(|pool| Some((pool, range(pool)?)));
     if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
-        return usable(client, &pools, around.clone(), wanted).await;
+        return asking.usable(around.clone()).await;
     }
     let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
-    let bits = Grid::for_nodes(wanted.range, nodes(client).await.map_err(failed)?).bits();
-    let pool = PoolObject {
+    let mut pool = PoolObject {
         types: kind_of::<PoolObject>(),
         metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
         spec: PoolSpec {
             range: wanted.range.to_string(),
-            block_bits: Some(bits),
+            block_bits: Some(asking.bits(&wanted.name, wanted.range).await?),
             network_name: wanted.network.clone(),
             exclude: inside.map(|(_, range)| range.to_string()).collect(),
         },
         status: None,
     };
-    match pools.create(&PostParams::default(), &pool).await {
-        Ok(made) => settle(&pools, made, wanted).await,
-        Err(kube::Error::Api(status)) if status.code == 409 => match pools.get(&wanted.name).await {
-            Ok(found) => usable(client, &pools, found, wanted).await,
-            Err(error) => Err(failed(error)),
-        },
-        Err(error) => Err(failed(error)),
-    }
-}
-
-/// Somebody may have made a pool around it, or in it, at the same moment: the one that was there first stays.
-async fn settle(pools: &Api<PoolObject>, made: PoolObject, wanted: &PoolName) -> Result<Pool, String> {
-    let failed = |error: kube::Error| format!("pool {}: {error}", wanted.name);
-    let others = pools.list(&ListParams::default()).await.map_err(failed)?.items;
-    let age = |pool: &PoolObject| (pool.metadata.creation_timestamp.clone(), pool.metadata.name.clone());
-    let meets = |pool: &PoolObject| {
-        let range = pool.spec.range.parse::<IpNet>().ok();
-        pool.spec.network_name == made.spec.network_name
-            && pool.metadata.name != made.metadata.name
-            && range.is_some_and(|range| range.contains(&wanted.range) || wanted.range.contains(&range))
-            && !made.spec.exclude.contains(&pool.spec.range)
-    };
-    if others
-        .iter()
-        .any(|other| meets(other) && age(other).partial_cmp(&age(&made)) != Some(Ordering::Greater))
-    {
-        let preconditions = Preconditions { uid: made.metadata.uid.clone(), resource_version: None };
-        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        pools.delete(&wanted.name, &parameters).await.map_err(failed)?;
-        return Err(format!(
-            "pool {}: another one of overlapping range was made at the same moment",
-            wanted.name
-        ));
-    }
-    read(&made)?.ok_or_else(|| format!("pool {}: spec.blockBits: missing", wanted.name))
-}
-
-/// A pool that is there, cut if it is not yet.
-async fn usable(
-    client: &Client,
-    pools: &Api<PoolObject>,
-    mut found: PoolObject,
-    wanted: &PoolName,
-) -> Result<Pool, String> {
-    let failed = |error: kube::Error| format!("pool {}: {error}", wanted.name);
-    let pool = match read(&found)? {
-        Some(pool) => pool,
-        None => {
-            // Made by a person who left it to us.
-            let range: IpNet =
-                found.spec.range.parse().map_err(|_| format!("pool {}: spec.range", wanted.name))?;
-            let nodes = nodes(client).await.map_err(failed)?;
-            found.spec.block_bits = Some(Grid::for_nodes(range, nodes).bits());
-            let name = found.metadata.name.clone().unwrap_or_default();
-            found.types = kind_of::<PoolObject>();
-            let found = pools.replace(&name, &PostParams::default(), &found).await.map_err(failed)?;
-            read(&found)?.ok_or_else(|| format!("pool {name}: spec.blockBits: missing"))?
+    pool.set_cut(Cut::Begun);
+    match asking.pools.create(&PostParams::default(), &pool).await {
+        Ok(made) => asking.cut(made, Made::Now).await,
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let found = asking.done(asking.pools.get(&wanted.name).await)?;
+            asking.usable(found).await
         }
-    };
-    match pool.grid.subnet().contains(&wanted.range) {
-        true => Ok(pool),
-        false => {
-            let own = pool.grid.subnet();
-            Err(format!(
-                "pool {}: spec.range: {own}: does not hold the network's range {}",
-                pool.name, wanted.range
-            ))
+        Err(error) => Err(asking.failed(&error)),
+    }
+}
+
+/// Whose a pool is that turns out not to be usable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// Made just now, and removed.
+    Now,
+    /// Somebody's: it stays.
+    Before,
+}
+
+/// A question for a pool.
+struct Asking<'a> {
+    client: &'a Client,
+    pools: Api<PoolObject>,
+    wanted: &'a PoolName,
+}
+
+impl Asking<'_> {
+    fn failed(&self, error: &kube::Error) -> String {
+        format!("pool {}: {error}", self.wanted.name)
+    }
+
+    fn done<T>(&self, done: Result<T, kube::Error>) -> Result<T, String> {
+        done.map_err(|error| self.failed(&error))
+    }
+
+    /// A pool that is there, cut if it is not yet.
+    async fn usable(&self, found: PoolObject) -> Result<Pool, String> {
+        let (name, space) = (name(&found), &found.spec.network_name);
+        let wanted = self.wanted;
+        // Who names a pool has its address space.
+        if *space != wanted.network && !(wanted.given && wanted.network.is_empty()) {
+            return Err(format!(
+                "pool {name}: spec.networkName: {space:?}: the network's network_name is {:?}",
+                wanted.network
+            ));
+        }
+        let pool = match found.cut()? {
+            Cut::Done => read(&found)?,
+            Cut::No | Cut::Begun => self.cut(found, Made::Before).await?,
+        };
+        let own = pool.grid.subnet();
+        match own.contains(&wanted.range) {
+            true => Ok(pool),
+            false => Err(format!(
+                "pool {name}: spec.range: {own}: does not hold the network's range {}",
+                wanted.range
+            )),
         }
     }
+
+    /// Cuts a pool that nobody uses yet, or that an older release uses.
+    async fn cut(&self, mut pool: PoolObject, made: Made) -> Result<Pool, String> {
+        let name = name(&pool);
+        let Some(own) = range(&pool) else { return read(&pool) };
+        if pool.spec.block_bits.is_none() {
+            pool.spec.block_bits = Some(self.bits(&name, own).await?);
+        }
+        let Pool { grid, .. } = read(&pool)?;
+        let leased = self.leased(&name).await?;
+        if let Some(other) = leased.iter().find(|block| !fits(block, &grid)) {
+            return Err(format!(
+                "pool {name}: spec: {}, which was leased of it, is none of its blocks of {} addresses: give it the range and the \
+                 blockBits that it had, or delete that IPBlock when nobody has an address of it",
+                other.metadata.name.as_deref().unwrap_or_default(),
+                grid.size()
+            ));
+        }
+        if leased.is_empty() && pool.cut()? == Cut::No {
+            pool.set_cut(Cut::Begun);
+            pool = self.replace(&pool).await?;
+        }
+        let mut looks = LOOKS;
+        while let Some((rival, way)) = self.rival(&pool, own, leased.is_empty()).await? {
+            looks -= 1;
+            if way == Way::Stands || looks == 0 {
+                return Err(self.withdraw(pool, made, &rival).await);
+            }
+            sleep(LOOK).await;
+        }
+        pool.set_cut(Cut::Done);
+        read(&self.replace(&pool).await?)
+    }
+
+    async fn replace(&self, pool: &PoolObject) -> Result<PoolObject, String> {
+        let written = PoolObject { types: kind_of::<PoolObject>(), ..pool.clone() };
+        self.done(self.pools.replace(&name(pool), &PostParams::default(), &written).await)
+    }
+
+    /// Another pool that has addresses of this one; `is_new`: nothing of this one was ever leased.
+    async fn rival(
+        &self,
+        pool: &PoolObject,
+        own: IpNet,
+        is_new: bool,
+    ) -> Result<Option<(PoolObject, Way)>, String> {
+        let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
+        let mut waits = None;
+        for other in others {
+            let Some(theirs) = range(&other).filter(|_| name(&other) != name(pool)) else { continue };
+            let apart = !theirs.contains(&own) && !own.contains(&theirs);
+            if apart || other.spec.network_name != pool.spec.network_name || excludes(pool, theirs) {
+                continue;
+            }
+            let state = other.cut().unwrap_or(Cut::Done);
+            // What it leaves out it has not, unless it leased it before.
+            if excludes(&other, own) {
+                let lies_inside =
+                    |block: &BlockObject| block.object().is_some_and(|it| own.contains(&it.net));
+                if is_new && self.leased(&name(&other)).await?.iter().any(lies_inside) {
+                    return Ok(Some((other, Way::Stands)));
+                }
+                continue;
+            }
+            let yields = name(&other) > name(pool);
+            match state {
+                Cut::Done => return Ok(Some((other, Way::Stands))),
+                // Both are doubled already, if they are.
+                _ if !is_new => {}
+                Cut::Begun if yields => waits = Some((other, Way::Begins)),
+                Cut::Begun => return Ok(Some((other, Way::Stands))),
+                Cut::No if !self.leased(&name(&other)).await?.is_empty() => {
+                    return Ok(Some((other, Way::Stands)));
+                }
+                // Nobody has used it.
+                Cut::No => {}
+            }
+        }
+        Ok(waits)
+    }
+
+    /// Gives way; why.
+    async fn withdraw(&self, mut pool: PoolObject, made: Made, rival: &PoolObject) -> String {
+        let (own, other) = (name(&pool), name(rival));
+        let (range, theirs) = (pool.spec.range.clone(), &rival.spec.range);
+        // What does not succeed leaves it begun: whoever wants it goes on.
+        if made == Made::Now {
+            let ObjectMeta { uid, resource_version, .. } = pool.metadata;
+            let preconditions = Some(Preconditions { uid, resource_version });
+            let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+            let _ = self.pools.delete(&own, &parameters).await;
+            return format!(
+                "pool {own}: pool {other} of overlapping range was made at the same moment: try again"
+            );
+        }
+        if pool.cut() == Ok(Cut::Begun) {
+            pool.set_cut(Cut::No);
+            let _ = self.replace(&pool).await;
+        }
+        format!(
+            "pool {own}: spec.range: {range}: pool {other} has addresses of it ({theirs}): use that one, or write what is the \
+             other's into spec.exclude, or give one of them another networkName"
+        )
+    }
+
+    /// Everything that was leased of a pool.
+    async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, String> {
+        let blocks = Api::<BlockObject>::all(self.client.clone());
+        let mut parameters =
+            ListParams::default().labels(&format!("{POOL_LABEL}={}", label(pool))).limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let page = self.done(blocks.list(&parameters).await)?;
+            all.extend(page.items.into_iter().filter(|block| block.spec.pool == pool));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// The size of blocks: as of those that were leased before the pool was deleted, else by the number of nodes.
+    async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, String> {
+        let leased = self.leased(pool).await?;
+        if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
+            return Ok(bits);
+        }
+        Ok(Grid::for_nodes(range, self.done(nodes(self.client).await)?).bits())
+    }
 }
 
-fn read(object: &PoolObject) -> Result<Option<Pool>, String> {
-    let name = object.metadata.name.clone().unwrap_or_default();
-    let exclude = object.exclude()?;
-    Ok(object.grid()?.map(|grid| Pool { name, grid, exclude }))
+/// What is to be done about another pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// It gives way to nobody.
+    Stands,
+    /// It begins at the same moment, and gives way when it sees us.
+    Begins,
+}
+
+fn name(pool: &PoolObject) -> String {
+    pool.metadata.name.clone().unwrap_or_default()
+}
+
+fn range(pool: &PoolObject) -> Option<IpNet> {
+    pool.spec.range.parse().ok()
+}
+
+/// Does a pool leave out all of these addresses?
+fn excludes(pool: &PoolObject, range: IpNet) -> bool {
+    pool.exclude().is_ok_and(|nets| nets.iter().any(|net| net.contains(&range)))
+}
+
+/// Is an object a block, or in a block, as a grid has them? One that makes no sense is found elsewhere.
+fn fits(block: &BlockObject, grid: &Grid) -> bool {
+    let Some(object) = block.object() else { return true };
+    let around = grid.block_of(object.net.addr());
+    around.is_some() && block.bits() == Some(grid.bits())
+}
+
+fn read(object: &PoolObject) -> Result<Pool, String> {
+    let (name, exclude) = (name(object), object.exclude()?);
+    let grid = object.grid()?.ok_or_else(|| format!("pool {name}: spec.blockBits: missing"))?;
+    Ok(Pool { name, grid, exclude })
 }
 
 /// How many nodes there are: one object is asked for, and how many more there would be. A server that does not say is asked

@@ -192,6 +192,7 @@ impl Supplier {
             Want::Kept => self.serve_claim(&counter, &pool.name, demand, shelf).await,
             _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
         }
+        .map(|supply| without(supply, &pool.exclude))
     }
 
     async fn pool(&self, demand: &Demand, shelf: &mut Shelf) -> Result<Pool, String> {
@@ -324,6 +325,18 @@ impl Supplier {
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
         own.map(|owned| owned.object).filter(|object| object.holder.ledger == ledger).collect()
     }
+}
+
+/// What a pool leaves out is not its node's, in a block that has more than that.
+fn without(mut supply: Supply, exclude: &[ipnet::IpNet]) -> Supply {
+    for lease in supply.leases.iter_mut().filter(|lease| !lease.bound) {
+        let first = 0..ipam::grid::addresses_of(lease.net);
+        let all = first.map(|offset| ipam::grid::nth(lease.net, offset));
+        let left_out = |ip: &std::net::IpAddr| exclude.iter().any(|net| net.contains(ip));
+        let holes: Vec<_> = all.filter(|ip| left_out(ip) && !lease.holes.contains(ip)).collect();
+        lease.holes.extend(holes);
+    }
+    supply
 }
 
 /// Takes what was leased ahead, if it is what is wanted.
