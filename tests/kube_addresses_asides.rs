@@ -22,8 +22,8 @@ fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() 
     let range = json!({ "range": "10.18.0.8-10.18.0.119/25", "quarantine": 0 });
     let conf = network(0, &range);
     let add = |container: &str| given(nodes.attachment(&sandbox, container).add(&conf))[0].clone();
-    // With the fifth fewer than four are left in the block, and the agent leases another, which no ledger has yet.
-    let mut seen: BTreeSet<String> = (0..5).map(|at| add(&format!("c{at}"))).collect();
+    // With the seventh fewer than two are left, a quarter, in the block, and the agent leases another, which no ledger has yet.
+    let mut seen: BTreeSet<String> = (0..7).map(|at| add(&format!("c{at}"))).collect();
     let ahead = nodes.machine.wait("agent-0", "leases a block ahead", || {
         let holds = |block: &Value| {
             let first = last_byte(block["spec"]["range"].as_str().unwrap().split('/').next().unwrap());
@@ -38,7 +38,7 @@ fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() 
     assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&asking)), [named.as_str()], "at the first try");
     seen.insert(named);
     // The rest of both blocks is given as ever, and nothing is left of the question.
-    for at in 5..15 {
+    for at in 7..15 {
         let ip = add(&format!("c{at}"));
         assert!(seen.insert(ip.clone()), "{ip} twice");
     }

@@ -8,9 +8,9 @@
 #![cfg(test)]
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, control, given, network, pool, weft};
+use rig::addresses::{Nodes, control, given, ledgers, network, pool, weft};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
@@ -222,4 +222,69 @@ fn what_a_pool_leaves_out_of_a_block_is_not_given() {
     let all = all_of(&nodes, &sandbox, "c", &conf);
     assert_eq!(all.len(), 10, "{all:?}");
     assert!((4..8).all(|last| !all.contains(&format!("10.76.0.{last}"))), "{all:?}");
+}
+
+#[test]
+fn calls_do_not_queue_behind_an_agent_that_is_silent() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.77.0.0/26", 4);
+    let conf = network(0, &json!({ "range": "10.77.0.0/26", "quarantine": 0 }));
+    for at in 0..10 {
+        let _ = given(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf));
+    }
+    // One that was asked for outside of the node's block is given back by its DEL, and the agent is to be told.
+    let block = nodes.blocks()[0]["spec"]["range"].as_str().unwrap().to_owned();
+    let outside = if block.starts_with("10.77.0.0/") { "10.77.0.40" } else { "10.77.0.5" };
+    let mut named = conf.clone();
+    named["args"] = json!({ "cni": { "ips": [outside] } });
+    let _ = given(nodes.attachment(&sandbox, "named").add(&named));
+    let id = nodes.machine.run(["cat", "/run/services/agent-0.pid"]);
+    nodes.machine.run(["kill", "-s", "STOP", id.trim()]);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let del = |container: String| nodes.attachment(&sandbox, &container).del(&conf).success();
+        scope.spawn(move || del("named".to_owned()));
+        for at in 0..9 {
+            scope.spawn(move || del(format!("c{at}")));
+        }
+    });
+    let _ = given(nodes.attachment(&sandbox, "new").add(&conf));
+    let took = begun.elapsed();
+    nodes.machine.run(["kill", "-s", "CONT", id.trim()]);
+    // Each of them asks it for two seconds, at the same time; one after the other they took twenty.
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    // It is told with a later call.
+    nodes.attachment(&sandbox, "c9").del(&conf).success();
+    let is_told = || {
+        nodes
+            .blocks()
+            .iter()
+            .all(|block| block["spec"]["range"] != format!("{outside}/32") || block["spec"]["node"].is_null())
+    };
+    until("the address that was asked for to be nobody's", || is_told().then_some(()));
+}
+
+#[test]
+fn a_nodes_single_pod_does_not_take_the_blocks_of_others_and_its_last_block_goes_with_gc() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.78.0.0/29", 2);
+    let conf = |node| network(node, &json!({ "range": "10.78.0.0/29", "quarantine": 0 }));
+    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf(0)));
+    std::thread::sleep(Duration::from_secs(1));
+    let _ = given(nodes.attachment(&sandbox, "c1").add(&conf(1)));
+    nodes.attachment(&sandbox, "c0").del(&conf(0)).success();
+    // As if it had been two hours ago: since when a block is leased, and an address free, is in the ledger.
+    let ledger = format!("{}/10.78.0.0-29/ledger", ledgers(0));
+    let age = format!(
+        "import struct\nb=bytearray(open('{ledger}','rb').read())\ndef old(at):\n v=struct.unpack_from('<Q',b,at)[0]\n t=v&((1<<56)-1)\n \
+         struct.pack_into('<Q',b,at,(v>>56<<56)|(t-7200000 if t else 0))\nold(2048+8)\n[old(12288+16*i) for i in range(4)]\n\
+         open('{ledger}','r+b').write(b)"
+    );
+    nodes.machine.run(["/usr/bin/python3", "-c", &age]);
+    let mut sweep = conf(0);
+    sweep["cni.dev/valid-attachments"] = json!([]);
+    nodes.attachment(&sandbox, "none").call("GC", sweep.to_string()).success();
+    assert_eq!((of_node(&nodes, "worker-0"), of_node(&nodes, "worker-1")), (0, 1), "{:#?}", nodes.blocks());
 }

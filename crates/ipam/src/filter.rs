@@ -10,9 +10,6 @@ use crate::grid::Grid;
 use crate::number::number;
 use crate::range::Range;
 
-/// Blocks looked at to find one that is free.
-const LOOK_MAX: u128 = 1 << 20;
-
 /// The addresses of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
@@ -63,11 +60,28 @@ impl Filter {
         let index = |number| grid.index_of(self.range.family().address(number));
         let span = index(first).zip(index(last));
         let (low, count) = span.map_or((0, 0), |(low, high)| (low, (high - low).saturating_add(1)));
-        let start = u128::from(spread(seed)) % count.max(1);
-        (0..count.min(LOOK_MAX))
-            .map(move |step| low + (start + step) % count)
-            .filter_map(|index| grid.block(index))
-            .filter(|block| self.meets(*block))
+        // As wide as an IPv6 range is; of 0 it is the first.
+        let (near, far) = (spread(seed), spread(spread(seed)));
+        let start = (u128::from(far) << 64 | u128::from(near)) % count.max(1);
+        let parts = [(low + start, count - start), (low, start)];
+        parts.into_iter().flat_map(move |(from, count)| self.blocks_from(grid, from, count))
+    }
+
+    /// The blocks with addresses for us among `count` from the one with this number on; what is excluded is stepped over at once.
+    fn blocks_from<'a>(
+        &'a self,
+        grid: &'a Grid,
+        from: u128,
+        count: u128,
+    ) -> impl Iterator<Item = IpNet> + 'a {
+        let mut at = (count > 0).then_some(from);
+        let last = from.saturating_add(count.saturating_sub(1));
+        std::iter::from_fn(move || {
+            let next = self.next(number(grid.block(at?)?.network()))?;
+            let index = grid.index_of(self.range.family().address(next)).filter(|index| *index <= last)?;
+            at = index.checked_add(1);
+            grid.block(index)
+        })
     }
 
     /// The addresses of a block that may be given, in order.
@@ -142,8 +156,29 @@ mod tests {
             let expected = ["10.0.0.16/28", "10.0.0.32/28", "10.0.0.64/28", "10.0.0.80/28", "10.0.0.96/28"];
             assert_eq!(blocks, expected);
         }
+        assert_eq!(self::filter("10.0.0.0/24", "", "", "", &["10.0.0.0/24"]).blocks(&grid, 7).count(), 0);
         let six = Grid::new("fd00::/64".parse().unwrap(), 8);
         let wide = self::filter("fd00::/64", "", "", "", &[]);
         assert!(wide.blocks(&six, u64::MAX).next().is_some());
+    }
+
+    #[test]
+    fn a_block_is_found_behind_whatever_is_excluded_and_anywhere_in_a_large_range() {
+        let six = Grid::new("fd00:6::/64".parse().unwrap(), 8);
+        for exclude in
+            [&["fd00:6::/65"][..], &["fd00:6::8000:0:0:0/65"], &["fd00:6::/66", "fd00:6::8000:0:0:0/65"]]
+        {
+            let filter = filter("fd00:6::/64", "", "", "", exclude);
+            for seed in [0, 1, 99, u64::MAX] {
+                let block = filter.blocks(&six, seed).next().unwrap();
+                assert!(filter.meets(block), "{exclude:?}: {block}");
+            }
+        }
+        let whole = Grid::new("fd00::/16".parse().unwrap(), 8);
+        let wide = filter("fd00::/16", "", "", "", &[]);
+        let first = |seed| wide.blocks(&whole, seed).next().unwrap().network().to_string();
+        let high: std::collections::BTreeSet<String> =
+            (1..9).map(|seed| first(seed)[..9].to_owned()).collect();
+        assert!(high.len() > 4, "every node begins elsewhere, in the high bits, too: {high:?}");
     }
 }

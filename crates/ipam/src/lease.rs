@@ -20,8 +20,9 @@ use ipnet::IpNet;
 
 use crate::filter::Filter;
 use crate::grid::Grid;
-use crate::ledger::{Clock, Lease};
+use crate::ledger::{Clock, Lease, State};
 use crate::registry::{Fault, Holder, Object, Registry};
+use crate::turn::Known;
 
 /// Blocks tried before the pool is listed.
 const BLIND: usize = 2;
@@ -131,18 +132,25 @@ impl<R: Registry> Counter<'_, R> {
         Err(Refusal::Contended)
     }
 
-    /// Could something be leased?
-    pub async fn has_room(&self) -> Result<(), Refusal> {
+    /// Could an address be had: of a block of ours that is not confirmed yet, or of what could be leased?
+    pub async fn has_room(&self, known: &[Known]) -> Result<(), Refusal> {
         let all = self.registry.all().await?;
-        let taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
-        if self.unwritten(&taken).is_some() {
+        let is_ours = |known: &&Known| {
+            let found = all.iter().find(|object| object.net == known.net);
+            found.is_some_and(|object| {
+                object.lease_id() == known.lease && object.holder.node == self.holder.node
+            })
+        };
+        let mut unconfirmed = known.iter().filter(|known| known.state == State::Unconfirmed && !known.held);
+        if unconfirmed.any(|known| self.filter.meets(known.net) && is_ours(&known)) {
             return Ok(());
         }
-        let rested = |object: &Object| object.is_nobodys() && object.rests_until(self.clock).is_none();
-        match all.iter().filter(|object| object.is_single()).any(rested) {
-            true => Ok(()),
-            false => Err(Refusal::Exhausted),
-        }
+        // Who leases the block around it, or itself, may have it.
+        let rested = |object: &&Object| {
+            object.is_single() && object.is_nobodys() && object.rests_until(self.clock).is_none()
+        };
+        let taken = all.iter().filter(|object| !rested(object)).map(|object| object.net).collect();
+        self.unwritten(&taken).map(drop).ok_or(Refusal::Exhausted)
     }
 
     /// Finds the single addresses inside a block of ours and writes them down before it is used.

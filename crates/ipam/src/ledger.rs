@@ -186,7 +186,7 @@ impl Clock {
     /// When an address that is free since `since` has rested; nothing if it has.
     ///
     /// A clock that was set back by more than the rest makes nobody wait for the old time to come again.
-    fn rests_until(self, since: u64) -> Option<u64> {
+    pub(crate) fn rests_until(self, since: u64) -> Option<u64> {
         let ends = since.saturating_add(self.rest);
         (since > 0 && self.now < ends && since <= self.now.saturating_add(self.rest)).then_some(ends)
     }

@@ -100,10 +100,10 @@ impl Object {
         self.holder.node.is_empty() && self.holder.claim.is_empty()
     }
 
-    /// When it has rested since it was given back, by the clocks of two nodes; nothing if it has.
+    /// When it has rested since it was given back, by the clocks of two nodes; nothing if it has. A clock that was ahead once
+    /// makes nobody wait for its time to come.
     pub fn rests_until(&self, clock: Clock) -> Option<u64> {
-        let ends = self.holder.freed.saturating_add(clock.rest);
-        (ends > clock.now).then_some(ends)
+        clock.rests_until(self.holder.freed)
     }
 
     /// Is it one address?

@@ -302,12 +302,7 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 /// `seen` is what is believed to be this ledger's; it may be old.
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = Supply::default();
-    for Known { net, lease, .. } in ask.known.iter().filter(|known| known.state == State::Returning) {
-        match give_back(counter.registry, *net, lease, counter.clock.now).await {
-            Ok(()) => supply.gone.push(lease.clone()),
-            Err(fault) => supply.refusal = Some(fault.into()),
-        }
-    }
+    give_back_returning(counter, ask, &mut supply).await;
     if ask.known.iter().any(|known| known.state == State::Unconfirmed)
         && let Err(refusal) = confirm(counter, ask, &mut supply).await
     {
@@ -349,6 +344,17 @@ pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Obj
         Err(refusal) => supply.refusal = Some(refusal),
     }
     supply
+}
+
+/// Gives back what is to be. That is all that may be asked for without the ledger's lock: a lease that is returning is nothing
+/// else ever after.
+pub async fn give_back_returning<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, supply: &mut Supply) {
+    for Known { net, lease, .. } in ask.known.iter().filter(|known| known.state == State::Returning) {
+        match give_back(counter.registry, *net, lease, counter.clock.now).await {
+            Ok(()) => supply.gone.push(lease.clone()),
+            Err(fault) => supply.refusal = Some(fault.into()),
+        }
+    }
 }
 
 /// Does an address lie in a block that was just confirmed?

@@ -188,7 +188,17 @@ impl Supplier {
         };
         match demand.wish {
             Want::Ahead => self.lease_ahead(&counter, shelf).await,
-            Want::Room => Ok(Supply { refusal: counter.has_room().await.err(), ..Supply::default() }),
+            Want::Room => {
+                let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
+                Ok(Supply { refusal: counter.has_room(&known).await.err(), ..Supply::default() })
+            }
+            Want::Return => {
+                self.give_back_old(&counter, shelf).await?;
+                let ask = Ask { known: demand.known.iter().map(known).collect(), wish: Wish::Nothing };
+                let mut supply = Supply::default();
+                turn::give_back_returning(&counter, &ask, &mut supply).await;
+                Ok(supply)
+            }
             Want::Kept => self.serve_claim(&counter, &pool.name, demand, shelf).await,
             _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
         }
@@ -235,6 +245,15 @@ impl Supplier {
         Ok(Supply::default())
     }
 
+    /// What was leased ahead of a need that did not come.
+    async fn give_back_old(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<(), String> {
+        for (_, lease) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
+            let given = give_back(counter.registry, lease.net, &lease.uid, counter.clock.now);
+            given.await.map_err(|fault| fault.to_string())?;
+        }
+        Ok(())
+    }
+
     /// What a claim keeps; an IPAMClaim has its say before, and hears of it after.
     async fn serve_claim(
         &self,
@@ -277,10 +296,7 @@ impl Supplier {
     ) -> Result<Supply, String> {
         let unconfirmed = demand.known.iter().any(|known| known.state == KnownState::Unconfirmed);
         if demand.wish == Want::Nothing {
-            for (_, lease) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
-                let given = give_back(counter.registry, lease.net, &lease.uid, counter.clock.now);
-                given.await.map_err(|fault| fault.to_string())?;
-            }
+            self.give_back_old(counter, shelf).await?;
         }
         if (!unconfirmed || demand.wish != Want::Any)
             && let Some(lease) = ready(counter, demand.wish, shelf)
@@ -375,7 +391,7 @@ fn known(known: &Known) -> turn::Known {
 
 fn wish(want: Want) -> Wish {
     match want {
-        Want::Nothing | Want::Room | Want::Ahead => Wish::Nothing,
+        Want::Nothing | Want::Return | Want::Room | Want::Ahead => Wish::Nothing,
         Want::Any => Wish::Any,
         Want::Kept => Wish::Kept,
         Want::Address(ip) => Wish::Address(ip),

@@ -26,6 +26,7 @@ mod exhaustive;
 mod fragments;
 mod handover;
 mod model;
+mod room;
 
 use cluster::{Cluster, Shape};
 

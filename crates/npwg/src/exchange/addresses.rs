@@ -108,6 +108,8 @@ pub enum KnownState {
 pub enum Want {
     /// To give back and to confirm.
     Nothing,
+    /// To give back; nobody has the ledger locked.
+    Return,
     /// Addresses.
     Any,
     /// An address that a claim may keep.

@@ -32,10 +32,11 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
+use ipam::grid::addresses_of;
 use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
-use npwg::exchange::addresses::Want;
+use npwg::exchange::addresses::{Demand, Want};
 
 use self::agent::Lack;
 use self::settings::{Pool, Set, Settings, Source};
@@ -45,8 +46,8 @@ use crate::directory;
 /// The plugin, under one of its names.
 pub struct WeftIpam(pub &'static str);
 
-/// Fewer free addresses than this, and the agent is told that more will be needed. A block of 256 is enough for the
-/// 250 pods of a full node without another.
+/// Fewer free addresses than this, and the agent is told that more will be needed; of small blocks a quarter. A block of 256 is
+/// enough for the 250 pods of a full node without another.
 const LOW: usize = 4;
 /// How long a block is idle before it is given back, in milliseconds.
 const IDLE: u64 = 600_000;
@@ -141,7 +142,7 @@ impl Plugin for WeftIpam {
                 let Some(store) = found else { return Ok(()) };
                 let held = store.ledger.held().map(|(place, ..)| place);
                 let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
-                release(&settings, store, pool, Demanded::Always, &stale)
+                release(&settings, store, pool, Demanded::Always, &stale).map(drop)
             });
             errors.extend(swept.err());
         }
@@ -328,10 +329,16 @@ fn give_from(
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
 }
 
+/// How many free addresses are few.
+fn low(store: &Store) -> usize {
+    let size = store.ledger.blocks().find(|block| !block.bound).map_or(0, |block| addresses_of(block.net));
+    usize::try_from(size / 4).unwrap_or(LOW).clamp(1, LOW)
+}
+
 /// Waits for the disk, and tells the agent if few addresses are left.
 fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Store) -> Result<(), Error> {
-    let low =
-        settings.source == Source::Cluster && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), LOW);
+    let low = settings.source == Source::Cluster
+        && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), low(&store));
     let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Want::Ahead, &who.name));
     store.settle()?;
     if let Some(demand) = demand {
@@ -376,7 +383,7 @@ fn want(wish: Wish) -> Want {
 /// When the agent is asked although nothing was given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Demanded {
-    /// Never: DEL.
+    /// Only if something is to be given back, and when nobody waits for the ledger: DEL.
     IfNeeded,
     /// Always: GC, which finds what nobody knows of.
     Always,
@@ -392,13 +399,19 @@ fn take_back(settings: &Arc<Settings>, gone: Gone) -> Result<bool, Error> {
             let (store, held) = match opened.and_then(|store| store.held_by(&gone.marks)) {
                 Ok(found) => found,
                 Err(refused) => {
-                    return gone.put_off(&own.directory.join(&from.name), refused).map(|()| false);
+                    return gone.put_off(&own.directory.join(&from.name), refused).map(|()| (false, None));
                 }
             };
-            release(&own, store, &from, Demanded::IfNeeded, &held).map(|()| !held.is_empty())
+            release(&own, store, &from, Demanded::IfNeeded, &held).map(|demand| (!held.is_empty(), demand))
         };
         match Store::with(&settings.directory, &pool.name, turn) {
-            Ok(was) => found |= was.unwrap_or_default(),
+            Ok(was) => {
+                let (was, demand) = was.unwrap_or_default();
+                found |= was;
+                if let Some(demand) = demand {
+                    errors.extend(give_back(settings, pool, &demand).err());
+                }
+            }
             Err(error) => errors.push(error),
         }
     }
@@ -464,31 +477,50 @@ impl Gone {
     }
 }
 
+/// Has the cluster told what is given back, while nobody waits for the ledger: an agent that is silent delays this call alone.
+fn give_back(settings: &Settings, pool: &Pool, demand: &Demand) -> Result<(), Error> {
+    // Without an agent it goes with a later call: this one has done what concerns its pod.
+    let Ok((supply, _)) = agent::ask(&settings.socket, demand) else { return Ok(()) };
+    let clock = Clock { now: now(), rest: settings.rest };
+    let turn = move |opened: Result<Store, Refused>| {
+        let Ok(mut store) = opened else { return Ok(()) };
+        let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
+        store.write(&edits)?;
+        store.settle()
+    };
+    Store::with(&settings.directory, &pool.name, turn).map(drop)
+}
+
+/// Frees what is held at these places; what the agent is to be asked for then.
 fn release(
     settings: &Settings,
     mut store: Store,
     pool: &Pool,
     demanded: Demanded,
     stale: &[Place],
-) -> Result<(), Error> {
+) -> Result<Option<Demand>, Error> {
     let clock = Clock { now: now(), rest: settings.rest };
     let edits = turn::free(&mut store.ledger, clock.now, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
-        return store.settle();
+        return store.settle().map(|()| None);
     }
-    let edits = turn::tidy(&mut store.ledger, clock, IDLE, LOW as u64);
+    // GC gives the last block back, too: where it is called there may be no pod any more.
+    let keep = if demanded == Demanded::Always { 0 } else { low(&store) as u64 };
+    let edits = turn::tidy(&mut store.ledger, clock, IDLE, keep);
     store.write(&edits)?;
-    let returning = store.ledger.blocks().any(|block| block.state == State::Returning);
-    if returning || demanded == Demanded::Always {
-        let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
-        // Without an agent it goes with a later call: this one has done what concerns its pod.
-        if let Ok((supply, _)) = agent::ask(&settings.socket, &demand) {
-            let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
-            store.write(&edits)?;
-        }
+    if demanded == Demanded::IfNeeded {
+        let returning = store.ledger.blocks().any(|block| block.state == State::Returning);
+        let demand = returning.then(|| agent::demand(settings, pool, &store.ledger, Want::Return, ""));
+        return store.settle().map(|()| demand);
     }
-    store.settle()
+    let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
+    // Without an agent it goes with a later call.
+    if let Ok((supply, _)) = agent::ask(&settings.socket, &demand) {
+        let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
+        store.write(&edits)?;
+    }
+    store.settle().map(|()| None)
 }
 
 // === STATUS ===

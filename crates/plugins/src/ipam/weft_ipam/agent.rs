@@ -73,7 +73,7 @@ pub(super) struct Lack {
 
 /// Asks the agent and waits for its answer.
 pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack>), Error> {
-    let patience = if demand.wish == Want::Nothing { COURTESY } else { ADD_MAX };
+    let patience = if matches!(demand.wish, Want::Nothing | Want::Return) { COURTESY } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let why = format!(

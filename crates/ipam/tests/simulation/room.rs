@@ -1,0 +1,100 @@
+//! What STATUS is told: whether an address could be had, on a server where nothing goes wrong.
+
+use std::net::IpAddr;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use ipam::lease::{Counter, Refusal};
+use ipam::ledger::{Clock, State};
+use ipam::registry::{Holder, Object, Registry};
+use ipam::turn::Known;
+use ipam::{Filter, Grid, Range};
+use ipnet::IpNet;
+
+use super::model::Api;
+
+fn wait<T>(task: impl Future<Output = T>) -> T {
+    let mut task = pin!(task);
+    loop {
+        if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return done;
+        }
+    }
+}
+
+/// A pool of two blocks of four, and a network that may have a part of it.
+struct World {
+    api: Api,
+    filter: Filter,
+    grid: Grid,
+}
+
+const NOW: u64 = 1_000_000;
+
+impl World {
+    fn new(first: &str, last: &str) -> World {
+        let subnet: IpNet = "10.0.0.0/29".parse().unwrap();
+        let end = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        let range = Range::between(subnet, end(first), end(last)).unwrap();
+        let api = Api::new(1);
+        api.server.lock().unwrap().trouble = 0;
+        World { api, filter: Filter { range, exclude: Vec::new() }, grid: Grid::new(subnet, 2) }
+    }
+
+    fn make(&self, net: &str, node: &str, freed: u64) -> Object {
+        let holder = Holder { node: node.into(), ledger: "l".into(), freed, ..Holder::default() };
+        wait(self.api.create(net.parse().unwrap(), &holder)).unwrap()
+    }
+
+    fn room(&self, known: &[Known]) -> Result<(), Refusal> {
+        let counter = Counter {
+            registry: &self.api,
+            grid: self.grid,
+            filter: &self.filter,
+            holder: Holder { node: "n0".into(), ledger: "l".into(), ..Holder::default() },
+            shares_claim: false,
+            clock: Clock { now: NOW, rest: 10 },
+            seed: 0,
+            looks: 0,
+        };
+        wait(counter.has_room(known))
+    }
+}
+
+fn known(object: &Object, state: State) -> Known {
+    Known { net: object.net, lease: object.lease_id(), state, held: false }
+}
+
+#[test]
+fn what_is_not_confirmed_yet_is_room_if_it_is_still_ours() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let (own, other) = (world.make("10.0.0.0/30", "n0", 0), world.make("10.0.0.4/30", "n1", 0));
+    assert_eq!(world.room(&[known(&own, State::Active)]), Err(Refusal::Exhausted));
+    assert_eq!(world.room(&[known(&own, State::Unconfirmed)]), Ok(()));
+    assert_eq!(world.room(&[known(&other, State::Unconfirmed)]), Err(Refusal::Exhausted));
+}
+
+#[test]
+fn an_address_that_was_given_back_is_room_where_its_block_can_be_leased_and_the_network_may_have_it() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let _ = world.make("10.0.0.0/30", "n0", 0);
+    let _ = world.make("10.0.0.5/32", "", 1);
+    assert_eq!(world.room(&[]), Ok(()), "the second block");
+    let _ = world.make("10.0.0.4/30", "n1", 0);
+    assert_eq!(world.room(&[]), Err(Refusal::Exhausted), "it lies in another's block");
+
+    let world = World::new("10.0.0.1", "10.0.0.4");
+    let _ = world.make("10.0.0.0/30", "n0", 0);
+    let _ = world.make("10.0.0.4/32", "n1", 0);
+    let _ = world.make("10.0.0.5/32", "", 1);
+    assert_eq!(world.room(&[]), Err(Refusal::Exhausted), "the network may not have it");
+}
+
+#[test]
+fn a_clock_that_was_ahead_once_keeps_no_address_for_ever() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let clock = Clock { now: NOW, rest: 10 };
+    assert_eq!(world.make("10.0.0.1/32", "", NOW - 5).rests_until(clock), Some(NOW + 5));
+    assert_eq!(world.make("10.0.0.2/32", "", NOW - 10).rests_until(clock), None);
+    assert_eq!(world.make("10.0.0.3/32", "", NOW + 31_536_000_000).rests_until(clock), None);
+}
