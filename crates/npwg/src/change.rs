@@ -11,7 +11,6 @@
 
 use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};
-use serde::de::DeserializeOwned;
 
 use crate::journal::{Attachment, Entry, State};
 use crate::plan::{Delegate, Plan, Role, RouteWish};
@@ -100,15 +99,18 @@ fn seems_same(known: &Delegate, wanted: &Delegate) -> bool {
     let mac = |of| HardwareAddress::parse(arg(of, "MAC")?).filter(|mac| mac.bytes().len() == ETHERNET_LENGTH);
     ip(known) == ip(wanted)
         && mac(known) == mac(wanted)
-        && agree::<Vec<RequestedIp>>(known, wanted, capability::IPS)
-        && agree::<HardwareAddress>(known, wanted, capability::MAC)
-        && agree::<HardwareAddress>(known, wanted, capability::INFINIBAND_GUID)
+        && [capability::IPS, capability::MAC, capability::INFINIBAND_GUID]
+            .iter()
+            .all(|key| agree(known, wanted, key))
 }
 
-/// Do both say the same, or one of them nothing?
-fn agree<T: DeserializeOwned + PartialEq>(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
-    let value = |of: &Delegate| of.runtime_config.read::<T>(key).ok().flatten();
-    value(known).zip(value(wanted)).is_none_or(|(known, wanted)| known == wanted)
+/// Do both say the same, but for blanks and case, or one of them nothing?
+fn agree(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
+    let text = |of: &Delegate| {
+        let raw = of.runtime_config.get(key)?.get();
+        Some(raw.to_ascii_lowercase().replace(' ', ""))
+    };
+    text(known).zip(text(wanted)).is_none_or(|(known, wanted)| known == wanted)
 }
 
 fn refuse_default_route(delegate: &Delegate) -> Result<(), Error> {

@@ -15,12 +15,13 @@ mod networks;
 mod route;
 mod transport;
 
+use std::collections::BTreeMap;
+
 use cni::capability::{HardwareAddress, RequestedIp};
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::network::Network;
 use cni::object::Object;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use crate::configuration::NodeConfiguration;
 use crate::definition::Disk;
@@ -98,7 +99,7 @@ pub struct Delegate {
     /// What the pod asked of it ([`Element::requests`](crate::selection::Element::requests)), if it selected it.
     /// Entries of older releases do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked: Option<Map<String, Value>>,
+    pub asked: Option<BTreeMap<String, String>>,
     /// What to do about default routes once every network is attached.
     pub default_route: RouteWish,
     /// The file that carries what is known about its device, if there is one.

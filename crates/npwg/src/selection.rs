@@ -15,12 +15,13 @@ mod element;
 mod form;
 mod value;
 
+use std::collections::BTreeMap;
+
 use cni::capability::{Bandwidth, HardwareAddress, PortMapping, RequestedIp};
 use cni::name::IfName;
 use cni::object::Object;
-use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use crate::metadata::NetworkReference;
 use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
@@ -106,29 +107,29 @@ impl Element {
         }
     }
 
-    /// What it asks of its network, by key, in a form that can be compared: the same however it is written. What is
-    /// its name, its interface and the default route is known by other means.
-    pub fn requests(&self) -> Map<String, Value> {
-        fn put<T: Serialize>(into: &mut Map<String, Value>, key: &str, value: Option<T>) {
-            let value = value.and_then(|value| serde_json::to_value(value).ok());
-            into.extend(value.map(|value| (key.to_owned(), value)));
-        }
+    /// What it asks of its network, by key, as text that is the same however it was written. Its name, its interface and
+    /// the default route are known by other means.
+    pub fn requests(&self) -> BTreeMap<String, String> {
         let Element { index: _, network: _, interface: _, default_route: _, ips, mac, guid, .. } = self;
         let Element { cni_args, port_mappings, bandwidth, ipam_claim, device_id, .. } = self;
-        let mut all = Map::new();
-        put(&mut all, "ips", (!ips.is_empty()).then_some(ips));
-        put(&mut all, "mac", mac.as_ref());
-        put(&mut all, "infiniband-guid", guid.as_ref());
-        put(&mut all, "portMappings", (!port_mappings.is_empty()).then_some(port_mappings));
-        put(&mut all, "bandwidth", bandwidth.as_ref());
-        put(&mut all, "ipam-claim-reference", ipam_claim.as_ref());
-        put(&mut all, "deviceID", device_id.as_ref());
         // What is too deep for a value is compared by its text.
-        let value =
-            |raw: &RawValue| serde_json::from_str(raw.get()).unwrap_or_else(|_| Value::from(raw.get()));
-        let args: Map<_, _> = cni_args.iter().map(|(key, raw)| (key.to_owned(), value(raw))).collect();
-        put(&mut all, "cni-args", (!args.is_empty()).then_some(args));
-        all
+        let value = |raw: &RawValue| {
+            serde_json::from_str::<Value>(raw.get())
+                .map_or_else(|_| raw.get().to_owned(), |value| value.to_string())
+        };
+        let args = cni_args.iter().map(|(key, raw)| (format!("cni-args.{key}"), value(raw)));
+        let others = [
+            ("ips", (!ips.is_empty()).then(|| serde_json::to_string(ips))),
+            ("mac", mac.as_ref().map(|mac| Ok(mac.to_string()))),
+            ("infiniband-guid", guid.as_ref().map(|guid| Ok(guid.to_string()))),
+            ("portMappings", (!port_mappings.is_empty()).then(|| serde_json::to_string(port_mappings))),
+            ("bandwidth", bandwidth.as_ref().map(serde_json::to_string)),
+            ("ipam-claim-reference", ipam_claim.clone().map(Ok)),
+            ("deviceID", device_id.clone().map(Ok)),
+        ];
+        let others =
+            others.into_iter().filter_map(|(key, text)| Some((key.to_owned(), text?.unwrap_or_default())));
+        others.chain(args).collect()
     }
 }
 
