@@ -107,6 +107,43 @@ fn a_client_of_another_language_sets_uses_and_removes_networks() {
     assert_eq!(answers[14]["reply"]["runtime_name"], "containerd");
 }
 
+#[test]
+fn writers_of_one_object_are_ordered_and_another_object_is_left_alone() {
+    let proxy = proxy!();
+    let set = |uid: &str, generation: u32, subnet| {
+        let mut config = network("red", subnet);
+        config["metadata"] = json!({ "name": "red", "uid": uid, "generation": generation });
+        json!({ "method": "SetPodNetwork", "request": { "config": config } })
+    };
+    let remove = |uid: &str| json!({ "method": "RemovePodNetwork", "request": { "metadata": { "name": "red", "uid": uid } } });
+    let calls = json!([
+        set("a", 5, 1),
+        set("a", 4, 2),
+        set("a", 5, 2),
+        set("a", 5, 1),
+        set("a", 6, 2),
+        remove("b"),
+        { "method": "ListPodNetwork" },
+        remove("a"),
+        { "method": "ListPodNetwork" },
+    ]);
+    let answers = calls!(proxy, calls);
+    let codes: Vec<&str> = answers.iter().map(|answer| answer["code"].as_str().expect("a code")).collect();
+    let (ok, refused) = ("OK", "FAILED_PRECONDITION");
+    assert_eq!(codes, [ok, refused, refused, ok, ok, refused, ok, ok, ok], "{answers:#?}");
+    let said = |place: usize| answers[place]["message"].as_str().expect("a text");
+    assert!(
+        said(1).starts_with("config.metadata.generation: 4: older than what is stored: 5"),
+        "{}",
+        said(1)
+    );
+    assert!(said(2).starts_with("config.metadata.generation: 5: is stored already"), "{}", said(2));
+    assert!(said(5).contains("has uid \"a\", not \"b\""), "{}", said(5));
+    let left = &answers[6]["reply"]["networks"][0]["config"]["metadata"];
+    assert_eq!((&left["uid"], &left["generation"]), (&json!("a"), &json!(6)));
+    assert_eq!(answers[8]["reply"]["networks"], json!([]));
+}
+
 /// Networks whose name or kind is wrong, each with the path that is told.
 fn wrong_metadata() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);

@@ -65,6 +65,26 @@ fn an_attachment_that_changed_is_told_by_its_network_and_by_doctor() {
 }
 
 #[test]
+fn a_plugin_that_is_not_ready_takes_its_network_s_readiness_along_and_hangs_nobody() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let Some(proxy) = Proxy::with_networks(host) else { return };
+    proxy.write(rig::cluster::RECORD, "");
+    let fail = json!({ "STATUS": [{ "do": "fail", "code": 50, "message": "no room at all" }] });
+    proxy.network(&["set", "-f", "-"], &recording("full", "one", &fail).to_string()).success();
+    assert_eq!(proxy.networks()["full"]["status"]["sandbox_management"], false);
+    let why = proxy.ready().expect_err("the only network is not ready");
+    assert!(why.contains("network full") && why.contains("no room at all"), "{why}");
+    // Who hangs has an end, and others are asked meanwhile.
+    let hang = json!({ "STATUS": [{ "do": "hang" }] });
+    proxy.network(&["set", "-f", "-"], &recording("slow", "two", &hang).to_string()).success();
+    let asked = std::time::Instant::now();
+    proxy.ready().expect_err("neither is ready");
+    assert!(asked.elapsed().as_secs() < 20, "{:?}", asked.elapsed());
+    proxy.set(&bridge("red", 1));
+    proxy.ready().expect("one that is ready is enough");
+}
+
+#[test]
 fn sandboxes_outlive_proxy_and_runtime_in_any_order_and_go_without_a_trace() {
     let proxy = proxy!();
     let before = proxy.node().snapshot();
@@ -93,14 +113,14 @@ fn sandboxes_outlive_proxy_and_runtime_in_any_order_and_go_without_a_trace() {
 }
 
 #[test]
-fn weft_killed_at_any_step_of_a_sandbox_on_two_networks_leaves_nothing_behind() {
+fn weft_killed_at_every_fifth_step_of_a_sandbox_on_two_networks_leaves_nothing_behind() {
     let proxy = proxy!();
     let before = proxy.node().snapshot();
     let killer = testkit::binary("weft-test-killer").display().to_string();
     proxy.run(["mkdir", "/opt/cni/real"]);
     proxy.run(["mv", "/opt/cni/bin/weft", "/opt/cni/real/weft"]);
     let mut killed = 0;
-    for step in (1..).step_by(13) {
+    for step in (1..).step_by(5) {
         // What the runtime calls ADD for is killed; its DEL is not.
         let script = format!(
             "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && exec {killer} {step} /opt/cni/real/weft\nexec /opt/cni/real/weft\n"
@@ -129,6 +149,7 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
     let killer = testkit::binary("weft-test-killer").display().to_string();
     let mut killed = 0;
     let mut expected = vec!["blue".to_owned(), "red".to_owned()];
+    let mut red = 1;
     for step in 1.. {
         proxy.stop("KILL");
         proxy.bury();
@@ -140,6 +161,8 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
         let name = format!("n{step}");
         let set = proxy.network(&["set", "-f", "-"], &bridge(&name, 9).to_string());
         let removed = proxy.network(&["rm", &name], "");
+        let other = if red == 1 { 3 } else { 1 };
+        let replaced = proxy.network(&["set", "-f", "-"], &bridge("red", other).to_string());
         let survived = proxy.cri().version().is_ok();
         if survived {
             proxy.stop("KILL");
@@ -157,6 +180,14 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
             _ if is_there => assert_eq!(proxy.networks()[&name]["status"]["sandbox_management"], true),
             _ => {}
         }
+        // One in another's place is there whole, and what was there before is, or it.
+        let shown = proxy.networks()["red"].clone();
+        assert_eq!(shown["status"]["sandbox_management"], true, "step {step}");
+        let bridge_of_red = shown["config"]["cniv1_config"]["plugins"][0]["parameters"]["bridge"].clone();
+        let is_other = bridge_of_red == format!("br{other}");
+        assert!(is_other || bridge_of_red == format!("br{red}"), "step {step}: {shown}");
+        assert!(is_other || replaced.code != Some(0), "step {step}: it was replaced, and is as before");
+        red = if is_other { other } else { red };
         if is_there {
             expected.push(name);
             expected.sort();

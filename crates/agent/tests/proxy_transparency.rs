@@ -150,6 +150,9 @@ fn call() -> impl Strategy<Value = Call> {
         "ListPodSandbox",
         "GetContainerEvents",
         "StreamPodSandboxes",
+        "PodSandboxStats",
+        "ListPodSandboxStats",
+        "Status",
     ])
     .prop_map(|method| format!("/runtime.v1.RuntimeService/{method}"));
     let metadata = prop::collection::btree_map("x-[a-z][a-z0-9-]{0,12}", "[ -~]{1,40}", 0..5);
@@ -211,6 +214,83 @@ fn calls_messages_and_metadata_that_nobody_has_heard_of_pass_as_they_are() {
         }
         Ok(())
     });
+    drop(setting);
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// A record of a message: its number, and bytes.
+fn record(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for mut value in [u64::from(number) << 3 | 2, content.len() as u64] {
+        while value >= 0x80 {
+            out.push(u8::try_from(value & 0x7f).unwrap() | 0x80);
+            value >>= 7;
+        }
+        out.push(u8::try_from(value).unwrap());
+    }
+    out.extend_from_slice(content);
+    out
+}
+
+/// An entry of a map of texts in the field `number`.
+fn entry(number: u32, key: &str, value: &str) -> Vec<u8> {
+    record(number, &[record(1, key.as_bytes()), record(2, value.as_bytes())].concat())
+}
+
+/// A message as gRPC frames it.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let mut out = vec![0];
+    out.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    out.extend_from_slice(message);
+    out
+}
+
+#[test]
+fn our_annotation_goes_from_every_answer_that_repeats_it_and_all_else_stays() {
+    let runtime = runtime();
+    let (setting, sender) = runtime.block_on(async {
+        let setting = Setting::new("annotation").await;
+        let sender = setting.connect().await;
+        (setting, sender)
+    });
+    let methods = [
+        "ListPodSandbox",
+        "StreamPodSandboxes",
+        "PodSandboxStats",
+        "ListPodSandboxStats",
+        "StreamPodSandboxStats",
+        // A request that asks for nothing passes with every field; its answer is no list.
+        "RunPodSandbox",
+    ];
+    let unheard_of = (1000u32..500_000, prop::collection::vec(any::<u8>(), 0..300));
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(60) });
+    let outcome =
+        runner.run(&(prop::sample::select(methods.to_vec()), unheard_of), |(method, (number, bytes))| {
+            let ours = match method {
+                "RunPodSandbox" => Vec::new(),
+                _ => entry(6, "weft.dev/attachments", r#"[{"interface":"eth0","network":"red"}]"#),
+            };
+            let sandbox = |ours: &[u8]| {
+                let inner =
+                    [&record(1, b"id")[..], ours, &entry(7, "mine", "1"), &record(number, &bytes)].concat();
+                // RunPodSandboxRequest, ListPodSandboxResponse, and stats with their attributes one deeper.
+                framed(&[record(1, &inner), record(number, &bytes)].concat())
+            };
+            let sent = sandbox(&ours);
+            let call = Call {
+                path: format!("/runtime.v1.RuntimeService/{method}"),
+                metadata: BTreeMap::new(),
+                pieces: vec![sent],
+            };
+            let mut sender = sender.clone();
+            let answer = runtime.block_on(async {
+                sender.ready().await.expect("a connection");
+                let answer = sender.send_request(request(&call)).await.expect("an answer");
+                answer.into_body().collect().await.expect("a body")
+            });
+            prop_assert_eq!(answer.to_bytes().to_vec(), sandbox(&[]), "{}", method);
+            Ok(())
+        });
     drop(setting);
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
