@@ -33,7 +33,7 @@ fn world(host: &Host) -> (Cluster<'_>, Value) {
 #[test]
 fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
     type Loss = fn(&Host, &Cluster<'_>, &mut Value, &mut testkit::Attachment<'_>, Pod) -> Option<Pod>;
-    let losses: [(&str, Loss); 6] = [
+    let losses: [(&str, Loss); 7] = [
         ("the manifests are gone", |host, _, _, _, pod| {
             host.run(["rm", "-r", MANIFESTS]);
             Some(pod)
@@ -49,6 +49,11 @@ fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
                 config,
                 &json!({ "delegates": [recording("x", "one", &json!({ "DEL": [{ "do": "fail" }] }))] }),
             );
+            Some(pod)
+        }),
+        ("the configuration is wrong", |_, _, config, _, pod| {
+            let wrong = json!({ "zzz": 1, "delegateTimeout": "x", "binDir": 5, "delegates": 7 });
+            *config = with(config, &wrong);
             Some(pod)
         }),
         ("the namespace is gone", |_, _, _, _, pod| {
@@ -275,4 +280,82 @@ fn what_is_written_is_for_root_alone_and_goes_where_it_is_told() {
     assert_eq!(mode(&format!("/run/cni/journal/sandboxes/{}.json", pod.container_id())), "600 root\n");
     weft.del(&elsewhere).success();
     assert_eq!(host.run(["ls", "-A", "/run/cni/journal/sandboxes"]), "");
+}
+
+#[test]
+fn s26_what_is_asked_of_another_interface_touches_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    let result = weft.add(&config).success().json();
+    let checked = with(&config, &json!({ "prevResult": result }));
+    let mut other = cluster.attachment(&pod);
+    other.ifname = "eth7".to_owned();
+    assert_refused("attached", &other.add(&config), 4, &["is attached already"]);
+    // What a runtime does after an ADD that failed.
+    other.del(&config).success();
+    assert_refused("another", &other.check(&checked), 3, &["is attached as eth0, not as eth7"]);
+    weft.check(&checked).success();
+    weft.del(&config).success();
+    assert!(links(&pod).is_empty());
+}
+
+/// A pod that nobody calls DEL with a namespace for, and another's links at its path, of the same names.
+fn assert_not_entered(what: &str, path: &str, lose: impl Fn(&Host, Pod)) {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let before = host.snapshot();
+    let pod = host.pod("web");
+    let entry = entry_path(&pod);
+    let mut weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    lose(&host, pod);
+    let inside = |words: &str| host.run(["nsenter", &format!("--net={path}"), "sh", "-c", words]);
+    for name in ["eth0", "net1", "net2"] {
+        inside(&format!("ip link add {name} type veth peer name of-{name}"));
+    }
+    if !host.read(&entry).unwrap().contains(&format!("\"netns\":\"{path}\"")) {
+        host.run(["sed", "-i", &format!("s|\"netns\":\"[^\"]*\"|\"netns\":\"{path}\"|"), &entry]);
+    }
+    weft.netns.clear();
+    weft.del(&config).success();
+    for name in ["eth0", "net1", "net2"] {
+        inside(&format!("ip link del {name}"));
+    }
+    assert_eq!(host.read(&entry), None, "{what}");
+    if path.starts_with("/run") {
+        host.run(["ip", "netns", "del", "filler"]);
+        host.run(["ip", "netns", "del", "web"]);
+    }
+    assert_nothing_left(what, &host, &before);
+}
+
+#[test]
+fn a_path_that_leads_to_another_namespace_by_now_is_not_entered() {
+    assert_not_entered("made again", "/run/netns/web", |host, pod| {
+        pod.remove();
+        // The number of the one that is gone is given to the next.
+        host.run(["ip", "netns", "add", "filler"]);
+        host.run(["ip", "netns", "add", "web"]);
+    });
+    assert_not_entered("the host's own", "/proc/self/ns/net", |_, pod| pod.remove());
+}
+
+#[test]
+fn an_entry_under_the_name_of_another_sandbox_is_refused_and_both_stay() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    let copy = entry_path(&pod).replace(&pod.container_id(), "copy");
+    host.run(["cp", &entry_path(&pod), &copy]);
+    let mut other = cluster.attachment(&pod);
+    other.container_id = "copy".to_owned();
+    let words = ["copy.json", "it is of sandbox", &pod.container_id()];
+    assert_refused("a copy", &other.del(&config), 6, &words);
+    assert_eq!(links(&pod).len(), 3);
+    host.run(["rm", &copy]);
+    weft.del(&config).success();
 }

@@ -12,6 +12,7 @@
 //!
 //! Source: SPEC 1.1.0 §1 (S3, S8, S22, S24, S34, S38, S39); libcni `libcni/conf.go` (L10, trap 3).
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
@@ -39,6 +40,8 @@ pub struct Network {
     /// The plugins in the order of an ADD, as written; each has a valid `type`.
     pub plugins: Vec<Object>,
     bytes: Vec<u8>,
+    /// Was a plugin appended that `bytes` does not have?
+    is_appended: bool,
 }
 
 impl Network {
@@ -90,6 +93,7 @@ impl Network {
             load_only_inlined_plugins,
             plugins: plugins.unwrap_or_default(),
             bytes,
+            is_appended: false,
         })
     }
 
@@ -107,6 +111,7 @@ impl Network {
             load_only_inlined_plugins: true,
             plugins: vec![plugin],
             bytes: bytes.into_bytes(),
+            is_appended: false,
         })
     }
 
@@ -121,12 +126,30 @@ impl Network {
     pub fn append(&mut self, plugin: Object) -> Result<(), Error> {
         check(&plugin)?;
         self.plugins.push(plugin);
+        self.is_appended = true;
         Ok(())
     }
 
-    /// The list as it came.
+    /// The list as it came: without plugins that have files of their own.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The list with every plugin in it, for who has not their files.
+    ///
+    /// # Errors
+    /// Our own fault, if it cannot be said in JSON.
+    pub fn inlined(&self) -> Result<Cow<'_, [u8]>, Error> {
+        if !self.is_appended {
+            return Ok(Cow::Borrowed(&self.bytes));
+        }
+        let mut list = Object::parse(&self.bytes, self.name.as_str())?;
+        for key in ["plugins", "loadOnlyInlinedPlugins"] {
+            list.banish(key);
+        }
+        list.set("plugins", &self.plugins)?;
+        list.set("loadOnlyInlinedPlugins", &true)?;
+        Ok(Cow::Owned(list.to_json().into_bytes()))
     }
 
     /// The capabilities that at least one plugin declares: what of a runtime's arguments is used at all.

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -30,6 +31,13 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// How often a namespace is removed that is mounted again meanwhile.
 const REMOVALS_MAX: usize = 10;
+
+/// A file of each network namespace that only who administers it may open. Nothing is written to it.
+const OF_ADMINISTRATORS: &str = "/proc/sys/net/ipv4/route/flush";
+
+/// How long a lock is waited for, and how long between two looks.
+const LOCK_MAX: Duration = Duration::from_secs(10);
+const LOCK_LOOK: Duration = Duration::from_millis(5);
 
 /// An open network namespace; it stays alive as long as this value does.
 #[derive(Debug)]
@@ -122,19 +130,30 @@ impl Netns {
 
     /// Locks the namespace among those who agree to do so. `flock PATH`
     ///
-    /// The lock is on the namespace itself: it leaves no file behind and ends with the returned value.
+    /// The lock is on the namespace itself: it leaves no file behind and ends with the returned value. Anybody who may look at
+    /// the namespace may lock it, too, so nobody waits for it for longer than [`LOCK_MAX`].
+    ///
+    /// # Errors
+    /// [`crate::Kind::TimedOut`] after that, with [`Lock::TryExclusive`] at once.
     pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
         let operation = || format!("lock network namespace {}", self.name);
         // Opened anew: a lock belongs to the open file, and a clone of ours would share it.
         let own = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
             .map_err(|error| Error::io(operation(), &error))?;
-        let how = match lock {
-            Lock::Shared => FlockOperation::LockShared,
-            Lock::Exclusive => FlockOperation::LockExclusive,
-            Lock::TryExclusive => FlockOperation::NonBlockingLockExclusive,
-        };
-        rustix::fs::flock(&own, how).map_err(|errno| Error::kernel(operation(), errno))?;
-        Ok(Locked { _file: own })
+        lock_within(own, lock, LOCK_MAX).map_err(|errno| Error::kernel(operation(), errno))
+    }
+
+    /// Locks the calling thread's namespace among those who administer it: on a file of it that only they may open. Where
+    /// it cannot be opened, because `/proc/sys` is read-only, it is as [`Netns::lock`].
+    ///
+    /// # Errors
+    /// As for [`Netns::lock`].
+    pub fn lock_own(lock: Lock) -> Result<Locked, Error> {
+        match fs::OpenOptions::new().write(true).open(OF_ADMINISTRATORS) {
+            Ok(own) => lock_within(own, lock, LOCK_MAX)
+                .map_err(|errno| Error::kernel(format!("lock {OF_ADMINISTRATORS}"), errno)),
+            Err(_) => Netns::own()?.lock(lock),
+        }
     }
 
     /// A routing socket that lives in this namespace, whoever uses it.
@@ -290,6 +309,23 @@ fn prepare_directory(directory: &Path) -> Result<(), Error> {
             .and_then(|()| share())
             .map_err(|errno| Error::kernel(format!("share mount {name}"), errno)),
         Err(errno) => Err(Error::kernel(format!("share mount {name}"), errno)),
+    }
+}
+
+/// Locks the file, or gives up; flock(2) has no time of its own.
+fn lock_within(own: File, lock: Lock, most: Duration) -> Result<Locked, Errno> {
+    let (how, most) = match lock {
+        Lock::Shared => (FlockOperation::NonBlockingLockShared, most),
+        Lock::Exclusive => (FlockOperation::NonBlockingLockExclusive, most),
+        Lock::TryExclusive => (FlockOperation::NonBlockingLockExclusive, Duration::ZERO),
+    };
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(&own, how) {
+            Ok(()) => return Ok(Locked { _file: own }),
+            Err(Errno::AGAIN) if began.elapsed() < most => thread::sleep(LOCK_LOOK),
+            Err(errno) => return Err(errno),
+        }
     }
 }
 

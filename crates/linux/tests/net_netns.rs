@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use linux::Netns;
+use linux::netns::Lock;
 use testkit::host;
 
 const PATH: &str = "/run/netns/both";
@@ -32,4 +33,23 @@ fn one_that_is_made_meanwhile_is_removed_or_cannot_be_made_and_is_never_busy() {
         });
     });
     assert!(!host.within(|| Path::new(PATH).exists()), "the last one is gone");
+}
+
+#[test]
+fn nobody_who_may_only_look_at_a_namespace_keeps_its_administrators_waiting() {
+    let host = host!();
+    let hold =
+        "setpriv --reuid 65534 --clear-groups flock -x /proc/self/ns/net sh -c 'echo held; exec sleep 5'";
+    host.run([
+        "sh",
+        "-c",
+        &format!("({hold}) >/tmp/held 2>&1 & while ! grep -q held /tmp/held; do sleep 0.01; done"),
+    ]);
+    host.within(|| {
+        let beside = Netns::lock_own(Lock::Shared).expect("a shared lock");
+        let _two = Netns::lock_own(Lock::Shared).expect("two of them");
+        assert!(Netns::lock_own(Lock::TryExclusive).is_err(), "not while they are held");
+        drop(beside);
+        assert!(Netns::own().unwrap().lock(Lock::TryExclusive).is_err(), "the other one is held");
+    });
 }

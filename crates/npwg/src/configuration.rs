@@ -171,6 +171,33 @@ impl NodeConfiguration {
         conf::read(bytes, flavour)
     }
 
+    /// Of one that cannot be read, what a teardown needs: where journal and plugins are, and how these are called. The rest is
+    /// nobody's.
+    ///
+    /// # Errors
+    /// As for [`NodeConfiguration::read`], if it is no configuration at all.
+    pub fn of_journal(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, Error> {
+        let all = Object::parse(bytes, "configuration")?;
+        let mut some = Object::default();
+        for key in ["cniVersion", "name", "type"] {
+            if let Some(value) = all.get(key) {
+                some.set_raw(key, value.to_owned());
+            }
+        }
+        some.set("clusterNetwork", "unknown")?;
+        let mut read = conf::read(some.to_json().as_bytes(), flavour)?;
+        for key in ["cniDir", "binDir", "builtin", "delegateTimeout"] {
+            let Some(value) = all.get(key) else { continue };
+            let before = some.clone();
+            some.set_raw(key, value.to_owned());
+            match conf::read(some.to_json().as_bytes(), flavour) {
+                Ok(better) => read = better,
+                Err(_) => some = before,
+            }
+        }
+        Ok(read)
+    }
+
     /// Every place on disk a plan may need a network from: load these, in this order, into a
     /// [`crate::definition::Disk`].
     pub fn places(&self) -> Vec<Place> {

@@ -9,6 +9,7 @@
 
 pub mod addresses;
 
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::net::IpAddr;
 
@@ -289,9 +290,9 @@ impl Reply {
 impl NetworkFile {
     /// The files of what was read from the disk.
     pub fn all(disk: &Disk) -> Vec<NetworkFile> {
-        let file = |on: &OnDisk| NetworkFile {
-            path: on.path.clone(),
-            text: String::from_utf8_lossy(on.network.bytes()).into_owned(),
+        let file = |on: &OnDisk| {
+            let whole = on.network.inlined().unwrap_or(Cow::Borrowed(on.network.bytes()));
+            NetworkFile { path: on.path.clone(), text: String::from_utf8_lossy(&whole).into_owned() }
         };
         disk.networks.iter().map(file).collect()
     }
@@ -332,6 +333,8 @@ fn fault(why: impl std::fmt::Display) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use cni::object::Object;
+
     use super::*;
 
     #[test]
@@ -380,6 +383,29 @@ mod tests {
         let disk = question.disk();
         assert_eq!(NetworkFile::all(&disk), [file("/n/a.conflist", text)]);
         assert_eq!(disk.unreadable.len(), 2, "{:?}", disk.unreadable);
+        Ok(())
+    }
+
+    #[test]
+    fn s39_plugins_with_files_of_their_own_travel_in_their_list() -> Result<(), Error> {
+        let own = Object::parse(br#"{"type":"tuning","mtu":1.50}"#, "own")?;
+        for text in [
+            r#"{"cniVersion":"1.0.0","name":"a","x":1.50,"plugins":[{"type":"bridge"}]}"#,
+            r#"{"cniVersion":"1.0.0","name":"a","x":1.50}"#,
+        ] {
+            let mut network = Network::parse_open(text.as_bytes(), "a")?;
+            let inlined = network.plugins.len();
+            network.append(own.clone())?;
+            let on = OnDisk { path: "/n/a.conflist".into(), form: Form::List, network };
+            let disk = Disk { networks: vec![on], ..Disk::default() };
+            let sent = NetworkFile::all(&disk).remove(0).text;
+            let read = Network::parse(sent.as_bytes(), "a")?;
+            assert_eq!((read.plugins.len(), read.load_only_inlined_plugins), (inlined + 1, true), "{sent}");
+            assert!(
+                sent.contains(r#"{"type":"tuning","mtu":1.50}"#) && sent.contains(r#""x":1.50"#),
+                "{sent}"
+            );
+        }
         Ok(())
     }
 

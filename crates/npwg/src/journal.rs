@@ -42,6 +42,9 @@ pub struct Entry {
     pub container_id: ContainerId,
     /// Its network namespace, as the runtime gave it.
     pub netns: String,
+    /// Which namespace that was, in which boot: the path may lead to another one later. Empty if it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
     /// The runtime's interface name.
     pub ifname: IfName,
     /// The runtime's `CNI_ARGS`.

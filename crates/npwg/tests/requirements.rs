@@ -67,7 +67,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("v13_8_3_1", "the same"),
     ("v13_8_3_2_1", "the same"),
     ("di_5", "the hands remove the file after DEL; its name is in the plan (di_1)"),
-    ("conflict_c19", "the meta-plugin waits a bounded time and goes on from the journal"),
+    (
+        "conflict_c19",
+        "DEL waits for nothing: the meta-plugin warns, and goes on from the journal (DEVIATIONS.md)",
+    ),
     ("conflict_c20", "the journal keeps what could not be torn down"),
     ("m1", "the hands: default routes, read back from the kernel"),
     ("m2", "the same"),

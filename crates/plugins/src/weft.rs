@@ -21,6 +21,7 @@ mod detach;
 mod devices;
 mod journal;
 mod lock;
+mod namespace;
 pub mod orders;
 mod planning;
 mod predecessor;
@@ -81,6 +82,7 @@ impl Weft {
             network: call.config.name.to_string(),
             container_id: who.container.clone(),
             netns: netns.display().to_string(),
+            namespace: namespace::identify(&netns.display().to_string()),
             ifname: who.ifname.clone(),
             args: call.args().to_owned(),
             path: node.path.clone(),
@@ -101,7 +103,20 @@ impl Weft {
     }
 
     fn node(&self, call: &Call) -> Result<Node, Error> {
-        let configuration = NodeConfiguration::read(call.config.bytes(), self.0)?;
+        self.node_of(NodeConfiguration::read(call.config.bytes(), self.0)?, call)
+    }
+
+    /// For who needs nothing of the configuration but where the journal and plugins are: one that is wrong by now keeps no pod
+    /// from ending.
+    fn node_of_journal(&self, call: &Call) -> Result<Node, Error> {
+        let configuration = NodeConfiguration::read(call.config.bytes(), self.0).or_else(|error| {
+            eprintln!("weft: {error}: what the journal says counts");
+            NodeConfiguration::of_journal(call.config.bytes(), self.0).map_err(|_| error)
+        })?;
+        self.node_of(configuration, call)
+    }
+
+    fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
         for warning in &configuration.warnings {
             eprintln!("weft: {}", warning.fault);
         }
@@ -113,11 +128,14 @@ impl Weft {
     }
 }
 
-/// `binDir` before what the runtime says, unless it says it already.
-fn join_path(bin_dir: &str, path: &str) -> String {
-    let mut directories: Vec<&str> = vec![bin_dir];
-    directories.extend(path.split(':').filter(|directory| *directory != bin_dir));
-    directories.retain(|directory| !directory.is_empty());
+/// What is searched first, `binDir` or what was used before, and then what the runtime says, unless it is there already.
+fn join_path(first: &str, path: &str) -> String {
+    let mut directories: Vec<&str> = first.split(':').filter(|directory| !directory.is_empty()).collect();
+    for directory in path.split(':').filter(|directory| !directory.is_empty()) {
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
     directories.join(":")
 }
 
@@ -145,7 +163,7 @@ impl Plugin for Weft {
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns, call } = request;
-        let node = self.node(call)?;
+        let node = self.node_of_journal(call)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
             // Nothing was begun for it by us: the entry comes before the first effect.
@@ -154,11 +172,16 @@ impl Plugin for Weft {
             lock.retire();
             return detached;
         };
+        if entry.ifname != who.ifname {
+            // An ADD under this name was refused: what is attached is another attachment.
+            return Ok(());
+        }
         readiness::look(&node.configuration);
         if let Some(netns) = netns {
             entry.netns = netns.display().to_string();
+            entry.namespace = namespace::identify(&entry.netns);
         }
-        entry.path = node.path;
+        entry.path = join_path(&entry.path, &node.path);
         detach::take_down(&node.journal, &node.hands, &mut entry)?;
         lock.retire();
         Ok(())
@@ -166,20 +189,23 @@ impl Plugin for Weft {
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let Attach { who, netns, call } = request;
-        let node = self.node(call)?;
+        let node = self.node_of_journal(call)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
             lock.retire();
-            return Err(Error::new(
-                code::UNKNOWN_CONTAINER,
-                format!("sandbox {} is not attached", who.container),
-            ));
+            let why = format!("sandbox {} is not attached", who.container);
+            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
         };
+        if entry.ifname != who.ifname {
+            let why =
+                format!("sandbox {} is attached as {}, not as {}", who.container, entry.ifname, who.ifname);
+            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
+        }
         if !entry.complete {
             return Err(Error::internal(format!("sandbox {} is only partly attached", who.container)));
         }
         entry.netns = netns.display().to_string();
-        entry.path.clone_from(&node.path);
+        entry.path = join_path(&entry.path, &node.path);
         check_all(&node.hands, &entry)
     }
 
@@ -295,5 +321,6 @@ mod tests {
         assert_eq!(join_path("/opt/cni/bin", "/usr/lib/cni:/opt/cni/bin"), "/opt/cni/bin:/usr/lib/cni");
         assert_eq!(join_path("/opt/cni/bin", ""), "/opt/cni/bin");
         assert_eq!(join_path("", "/a::/b"), "/a:/b");
+        assert_eq!(join_path("/a:/b", "/c:/a"), "/a:/b:/c");
     }
 }

@@ -14,7 +14,7 @@
 
 use serde_json::value::RawValue;
 
-use crate::environment::Environment;
+use crate::environment::{self, Environment};
 use crate::error::{Context, Error, code};
 use crate::invocation::{Attachment, VALID_ATTACHMENTS, VALID_ATTACHMENTS_OLD, ValidAttachment};
 use crate::invoke::Invoke;
@@ -50,7 +50,8 @@ impl Parameters {
             ifname: self.who.ifname.to_string(),
             args: self.args.clone(),
             path: self.path.clone(),
-            netns_override: String::new(),
+            // As a program inherits it from us.
+            netns_override: std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default(),
         }
     }
 }

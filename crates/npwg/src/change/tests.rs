@@ -18,6 +18,7 @@ fn attached(plan: &Plan) -> Entry {
         network: "weft".into(),
         container_id: plan.container.clone(),
         netns: "/run/netns/x".into(),
+        namespace: String::new(),
         ifname: plan.delegates[0].ifname.clone(),
         args: String::new(),
         path: "/opt/cni/bin".into(),

@@ -21,7 +21,7 @@ use npwg::configuration::Flavour;
 use npwg::journal::Entry;
 
 use super::lock::Lock;
-use super::{Node, detach, planning};
+use super::{Node, detach, join_path, planning};
 
 /// Takes down the stale, then forwards.
 pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
@@ -83,7 +83,7 @@ fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
         lock.retire();
         return Ok(());
     };
-    entry.path.clone_from(&node.path);
+    entry.path = join_path(&entry.path, &node.path);
     detach::take_down(&node.journal, &node.hands, &mut entry)?;
     lock.retire();
     Ok(())

@@ -1,6 +1,7 @@
 //! Taking a sandbox down: from the journal alone, last network first.
 //!
 //! Rules:
+//! - a namespace that is another one by now than the sandbox's is not entered: [`namespace`];
 //! - every attachment that may have been begun is taken down, also the one whose ADD failed;
 //! - a failure stops none of the others; it is kept, and what is left is tried again by the next DEL;
 //! - the kernel's grace period for removing interfaces is paid once for the sandbox: links that our
@@ -18,8 +19,8 @@ use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
 use serde::Deserialize;
 
-use super::devices;
 use super::journal::Journal;
+use super::{devices, namespace};
 use crate::builtins;
 use crate::chained::bandwidth::{self, shaper::find_ifb};
 use crate::delegates::Delegates;
@@ -34,6 +35,8 @@ use crate::ipam::dhcp;
 /// All failures in one; the entry then holds what is left.
 pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<(), Error> {
     let mut errors = Vec::new();
+    let recorded = entry.netns.clone();
+    namespace::forget_another(entry);
     let delegates = entry.plan.delegates.clone();
     errors.extend(unregister(hands, entry, &delegates).err());
     for (index, delegate) in delegates.iter().enumerate().rev() {
@@ -52,6 +55,7 @@ pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry)
         }
     }
     (entry.complete, entry.changing) = (false, false);
+    entry.netns = recorded;
     let recorded = match errors.is_empty() {
         true => journal.remove(&entry.container_id),
         false => journal.update(entry),

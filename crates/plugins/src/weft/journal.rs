@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use npwg::journal::{ENTRIES, ENTRY_MAX, Entry};
 
 /// The entries of this node.
@@ -49,7 +49,18 @@ impl Journal {
     pub(super) fn read(&self, container: &ContainerId) -> Result<Option<Entry>, Error> {
         let path = self.file(container);
         let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
-        Entry::read(&bytes).map(Some).context(format_args!("journal: {}", path.display()))
+        let entry = Entry::read(&bytes).context(format_args!("journal: {}", path.display()))?;
+        if entry.container_id != *container || entry.attachments.len() < entry.plan.delegates.len() {
+            let why = format!(
+                "journal: {}: unreadable: it is of sandbox {}, with {} of {} attachments",
+                path.display(),
+                entry.container_id,
+                entry.attachments.len(),
+                entry.plan.delegates.len()
+            );
+            return Err(Error::new(code::DECODING_FAILURE, why));
+        }
+        Ok(Some(entry))
     }
 
     /// Writes an entry so that it survives whatever comes: file and directory are on the disk on return.

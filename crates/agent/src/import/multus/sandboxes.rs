@@ -158,6 +158,7 @@ fn entry(
         network: configuration.name.to_string(),
         container_id: container.clone(),
         netns,
+        namespace: String::new(),
         ifname,
         args,
         path: configuration.bin_dir.clone(),

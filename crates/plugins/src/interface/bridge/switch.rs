@@ -28,7 +28,7 @@ pub(super) struct Hold {
 impl Hold {
     /// Beside other ADDs.
     pub(super) fn shared(bridge: &str) -> Result<Hold, Error> {
-        let lock = Netns::own().and_then(|own| own.lock(Lock::Shared)).or_refused();
+        let lock = Netns::lock_own(Lock::Shared).or_refused();
         Ok(Hold { _lock: lock.context(format_args!("hold bridge {bridge}"))? })
     }
 }
@@ -87,7 +87,7 @@ fn create(host: &mut Rtnl, network: &Network, config: &Config) -> Result<bool, E
 
 /// Removes a bridge that this ADD created, unless somebody joined it meanwhile.
 pub(super) fn remove_unused(name: &str) {
-    let Ok(_alone) = Netns::own().and_then(|own| own.lock(Lock::TryExclusive)) else { return };
+    let Ok(_alone) = Netns::lock_own(Lock::TryExclusive) else { return };
     let Ok(mut host) = Rtnl::open() else { return };
     let Ok(links) = host.links() else { return };
     let Some(bridge) = links.iter().find(|link| link.name == name) else { return };
