@@ -1,6 +1,9 @@
 //! The nodes: their disks, their calls, their agents, and what happens to them.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod end;
+mod living;
+
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
@@ -113,6 +116,8 @@ struct Node {
     /// Was its clock moved?
     moved: bool,
     alive: bool,
+    /// Is it taken for dead, and lives?
+    lives: bool,
     api: Api,
     calls: Vec<Call>,
     agent: Vec<(Task<Supply>, Answer)>,
@@ -154,6 +159,8 @@ pub(crate) struct Cluster {
     pub(crate) handed: u64,
     /// Had in one call, though it lay in a block of the node itself.
     pub(crate) had_own: u64,
+    /// Leases that a node lost which lived.
+    pub(crate) doubted: u64,
 }
 
 impl Owner {
@@ -297,6 +304,7 @@ impl Cluster {
             skew: 0,
             moved: false,
             alive: true,
+            lives: false,
             api: api.connect(),
             calls: Vec::new(),
             agent: Vec::new(),
@@ -328,6 +336,7 @@ impl Cluster {
             kills: 0,
             handed: 0,
             had_own: 0,
+            doubted: 0,
         }
     }
 
@@ -345,6 +354,7 @@ impl Cluster {
                 30..34 => self.power(node),
                 34..36 => self.die(node),
                 36..60 => self.come_back(node),
+                94..96 => self.lose_sight(node),
                 60..64 => {
                     let down = self.random.once_in(2);
                     self.api.server.lock().unwrap().down = down;
@@ -625,6 +635,9 @@ impl Cluster {
     }
 
     fn come_back(&mut self, index: usize) {
+        if self.nodes[index].lives {
+            return self.be_seen(index);
+        }
         let wiped = self.random.once_in(3);
         let node = &mut self.nodes[index];
         if node.alive {
@@ -671,104 +684,6 @@ impl Cluster {
                 let _ = ipam::lease::reclaim(&api, object, now).await;
             }
         })
-    }
-
-    // === the end ===
-
-    /// With every fault gone and every pod deleted, every address can be given once more.
-    pub(crate) fn heal_and_empty(&mut self) {
-        {
-            let mut server = self.api.server.lock().unwrap();
-            (server.trouble, server.down) = (0, false);
-        }
-        self.controller = None;
-        for index in 0..self.nodes.len() {
-            self.come_back(index);
-            *self.nodes[index].api.partitioned.lock().unwrap() = false;
-            self.nodes[index].skew = 0;
-            self.nodes[index].agent.clear();
-            self.nodes[index].giver = Giver::default();
-            self.nodes[index].calls.clear();
-            self.now += 1;
-            for owner in self.nodes[index].pods.keys().cloned().collect::<Vec<_>>() {
-                self.forget(index, &owner);
-                self.call(index, Verb::Del(owner));
-            }
-        }
-        self.now += REST * 20 + IDLE * 20;
-        self.check_everything_comes_back();
-    }
-
-    fn check_everything_comes_back(&mut self) {
-        let seed = self.seed;
-        for index in 0..self.nodes.len() {
-            self.look(index);
-            // What the node does not know of is adopted by the first who asks, and goes with what it has.
-            self.next += 1;
-            let probe = Owner::of(format!("probe{}/{index}", self.next));
-            self.call(index, Verb::Add(probe.clone(), Wish::Address(ipam::grid::nth(self.grid.subnet(), 1))));
-            self.forget(index, &probe);
-            self.call(index, Verb::Del(probe));
-            self.now += REST * 20 + IDLE * 20;
-            self.call(index, Verb::Tidy(0));
-            self.look(index);
-        }
-        let left: Vec<IpNet> = {
-            let server = self.api.server.lock().unwrap();
-            server
-                .objects
-                .values()
-                .filter(|object| !object.holder.node.is_empty())
-                .map(|object| object.net)
-                .collect()
-        };
-        assert!(left.is_empty(), "seed {seed}: still leased: {left:?}");
-        let kept: BTreeSet<IpAddr> = {
-            let server = self.api.server.lock().unwrap();
-            let kept = server.objects.values().filter(|object| !object.holder.claim.is_empty());
-            kept.map(|object| object.net.addr()).collect()
-        };
-        self.now += REST * 20;
-        let mut given = BTreeSet::new();
-        loop {
-            self.next += 1;
-            let owner = Owner::of(format!("last{}", self.next));
-            match self.call(0, Verb::Add(owner, Wish::Any)) {
-                Some(ip) => assert!(given.insert(ip), "seed {seed}: {ip} twice"),
-                None => break,
-            }
-        }
-        let all: BTreeSet<IpAddr> =
-            self.filter.addresses(self.grid.subnet()).filter(|ip| !kept.contains(ip)).collect();
-        let missing: Vec<&IpAddr> = all.difference(&given).collect();
-        assert!(missing.is_empty(), "seed {seed}: never to be given again: {missing:?}; {kept:?} are kept");
-        assert_eq!(given, all, "seed {seed}: every address that nobody keeps");
-    }
-
-    /// One call from beginning to end, alone; the address it was told.
-    fn call(&mut self, index: usize, verb: Verb) -> Option<IpAddr> {
-        let owner = match &verb {
-            Verb::Add(owner, _) => Some(owner.clone()),
-            _ => None,
-        };
-        self.nodes[index].calls.push(Call::of(verb));
-        for _ in 0..100_000 {
-            if self.nodes[index].calls.is_empty() {
-                return owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten());
-            }
-            let node = &mut self.nodes[index];
-            node.agent.retain_mut(|(task, place)| {
-                match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready(supply) => {
-                        *place.lock().unwrap() = Some(supply);
-                        false
-                    }
-                    Poll::Pending => true,
-                }
-            });
-            self.advance(index);
-        }
-        panic!("seed {}: a call does not end", self.seed);
     }
 }
 

@@ -6,6 +6,8 @@
 //!              killed between any two edits          killed while it waits     killed at any request
 //! ```
 //!
+//! A node may die, start again, or live though it was taken for dead.
+//!
 //! Always: no address has two owners; a repeated ADD gives the same; what was freed rests; nobody new comes into a block that is
 //! being emptied; who asks for an address that another has is told what holds it, and one that is free in another's block
 //! is given up for who names it, or not, but never had by both. In the end, with every fault
@@ -45,7 +47,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn run(shape: Shape) {
-    let (mut named, mut drained, mut handed, mut own) = (0, 0, 0, 0);
+    let (mut named, mut drained, mut handed, mut own, mut doubted) = (0, 0, 0, 0, 0);
     for seed in FAILED_ONCE.iter().chain(RARE).copied().chain(seeds()) {
         let mut cluster = Cluster::new(seed, shape);
         cluster.trouble(shape.steps);
@@ -64,7 +66,9 @@ fn run(shape: Shape) {
         );
         (named, drained) = (named + cluster.named, drained + cluster.drained);
         (handed, own) = (handed + cluster.handed, own + cluster.had_own);
+        doubted += cluster.doubted;
     }
+    assert!(doubted > 0, "no node ever lived that was taken for dead");
     assert!(!shape.kept || handed > 0, "no node ever gave up an address of its block");
     assert!(!shape.kept || own > 0, "nobody had at once what lay in a block of his own node");
     assert!(!shape.kept || named > 0, "nobody asked for what another has");

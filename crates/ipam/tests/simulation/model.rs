@@ -117,6 +117,20 @@ impl Server {
         self.counter.to_string()
     }
 
+    /// A node says that it is there: what it has is changed, and stays. Its leases.
+    pub(crate) fn answered_by(&mut self, node: &str) -> BTreeSet<String> {
+        let mut leases = BTreeSet::new();
+        for net in self.objects.keys().copied().collect::<Vec<_>>() {
+            let version = self.version();
+            let object = self.objects.get_mut(&net).expect("its name is there");
+            if object.holder.node == node {
+                object.version = version;
+                leases.insert(object.lease_id());
+            }
+        }
+        leases
+    }
+
     fn list(&self, wanted: impl Fn(&Object) -> bool) -> Vec<Object> {
         self.objects.values().filter(|object| wanted(object)).cloned().collect()
     }
