@@ -30,6 +30,8 @@ impl World {
         host.run(["sysctl", "-qw", "net.ipv6.conf.h0.disable_ipv6=1"]);
         host.run(["ip", "link", "set", "h0", "up"]);
         pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.disable_ipv6=1"]);
+        // What a new namespace has is what the machine's first one had.
+        pod.run(["sysctl", "-qw", "net.ipv4.conf.eth0.forwarding=0"]);
         pod.run(["ip", "link", "set", "eth0", "up", "mtu", "1450", "address", "02:00:00:00:00:aa"]);
         host.run(["mkdir", "-p", "-m", "700", BACKUPS]);
         World { host, pod }
