@@ -277,17 +277,15 @@ fn give_from(
         };
         Error::new(code::TRY_AGAIN_LATER, why)
     };
-    if store.ledger.held_by(who.mark).next().is_some() {
-        who.held.store(true, Relaxed);
-    }
     let mut refusal = None;
-    for _ in 0..=QUESTIONS {
+    for question in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
         let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
         store.trusted()?;
         let wanted = match turn {
             // Written before: by a call that perhaps did not live until it was on the disk, or just now, for this owner alone.
             Turn::Given(_, ip, edits) if edits.is_empty() => {
+                who.held.fetch_or(question == 0, Relaxed);
                 return store.settle().map(|()| Ended::Given(ip));
             }
             Turn::Given(place, ip, edits) => {
@@ -295,7 +293,10 @@ fn give_from(
                 store.write(&edits)?;
                 return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
             }
-            Turn::Refused(why) => return Err(refused(&why)),
+            Turn::Refused(why) => {
+                who.held.fetch_or(store.ledger.held_by(who.mark).next().is_some(), Relaxed);
+                return Err(refused(&why));
+            }
             Turn::Ask(wanted, why) => {
                 if let Some(why) = refusal {
                     return Err(refused(&why));
