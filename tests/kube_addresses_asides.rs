@@ -44,7 +44,7 @@ fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() 
     }
     assert_eq!(seen.len(), 16);
     assert!(nodes.blocks().iter().all(|block| !block["spec"]["range"].as_str().unwrap().ends_with("/32")));
-    assert_right(&nodes);
+    assert_right(&nodes, &[]);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
     call("DEL", "p1", "free.net").success();
     assert!(!others(100).contains(&named));
     assert_eq!(given(call("ADD", "p3", "free.net")), [named.as_str()]);
-    assert_right(&nodes);
+    assert_right(&nodes, &[]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
     assert!(found.code == Some(1) && found.stdout.contains("doubled"), "{found:?}");
     // The one that went wrong is deleted: nothing is wrong any more.
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "twin", "--force", "--grace-period=0"]);
-    assert_right(&nodes);
+    assert_right(&nodes, &[]);
 }
 
 #[test]

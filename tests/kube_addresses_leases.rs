@@ -10,16 +10,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, control, given, ledgers, network, pool, weft};
+use rig::addresses::{Nodes, assert_right, control, given, ledgers, network, pool};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::Pod;
-
-/// How many objects a node has.
-fn of_node(nodes: &Nodes, node: &str) -> usize {
-    nodes.blocks().iter().filter(|block| block["spec"]["node"] == node).count()
-}
 
 /// Every address that a node is given, until it is refused.
 fn all_of(nodes: &Nodes, pod: &Pod, node: &str, conf: &Value) -> BTreeSet<String> {
@@ -32,6 +27,13 @@ fn all_of(nodes: &Nodes, pod: &Pod, node: &str, conf: &Value) -> BTreeSet<String
         assert!(all.insert(given(added)[0].clone()));
     }
     all
+}
+
+/// Everything that two nodes are given, by name of the container; nothing twice.
+fn each_once(all: &mut BTreeSet<String>, more: impl IntoIterator<Item = String>) {
+    for ip in more {
+        assert!(all.insert(ip.clone()), "{ip} twice");
+    }
 }
 
 #[test]
@@ -48,10 +50,10 @@ fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it(
         .machine
         .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
     std::thread::sleep(Duration::from_secs(6));
-    assert!(of_node(&nodes, "worker-0") > 0, "{}", nodes.machine.log("one"));
+    assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
     // Without an agent nobody says so: what it had is nobody's.
     nodes.stop(0, "KILL");
-    until("its blocks to be nobody's", || (of_node(&nodes, "worker-0") == 0).then_some(()));
+    until("its blocks to be nobody's", || nodes.blocks_of(0).is_empty().then_some(()));
     let theirs = all_of(&nodes, &sandbox, "theirs", &conf(1));
     assert!(theirs.len() == 30, "{theirs:?}");
     // It comes back, and its kernel has run all the time.
@@ -87,12 +89,10 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     });
     // Whoever gives the rest of the pool, all of them are others.
     for (node, name) in [(0, "mine"), (1, "theirs")] {
-        for ip in all_of(&nodes, &sandbox, name, &conf(node)) {
-            assert!(all.insert(ip.clone()), "{ip} twice");
-        }
+        each_once(&mut all, all_of(&nodes, &sandbox, name, &conf(node)));
     }
     assert_eq!(all.len(), 30);
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes, &[]);
 }
 
 #[test]
@@ -123,16 +123,9 @@ fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_p
     ]);
     control(&nodes, &[("one", 9601)]);
     std::thread::sleep(Duration::from_secs(7));
-    assert!(of_node(&nodes, "worker-1") > 0, "a pod may run there");
+    assert!(!nodes.blocks_of(1).is_empty(), "a pod may run there");
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "work", "--grace-period=0", "--force"]);
-    until("what it had", || (of_node(&nodes, "worker-1") == 0).then_some(()));
-}
-
-/// Everything that two nodes are given, by name of the container; nothing twice.
-fn each_once(all: &mut BTreeSet<String>, more: impl IntoIterator<Item = String>) {
-    for ip in more {
-        assert!(all.insert(ip.clone()), "{ip} twice");
-    }
+    until("what it had", || nodes.blocks_of(1).is_empty().then_some(()));
 }
 
 #[test]
@@ -172,7 +165,7 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
         each_once(&mut all, all_of(&nodes, &sandbox, &format!("rest{node}"), &conf(node)));
     }
     assert_eq!(all.len(), 62);
-    assert_eq!(weft(&nodes, &["ipam", "check"]).success().stdout, "nothing is wrong\n");
+    assert_right(&nodes, &[]);
 }
 
 #[test]
@@ -286,5 +279,5 @@ fn a_nodes_single_pod_does_not_take_the_blocks_of_others_and_its_last_block_goes
     let mut sweep = conf(0);
     sweep["cni.dev/valid-attachments"] = json!([]);
     nodes.attachment(&sandbox, "none").call("GC", sweep.to_string()).success();
-    assert_eq!((of_node(&nodes, "worker-0"), of_node(&nodes, "worker-1")), (0, 1), "{:#?}", nodes.blocks());
+    assert_eq!((nodes.blocks_of(0).len(), nodes.blocks_of(1).len()), (0, 1), "{:#?}", nodes.blocks());
 }

@@ -359,3 +359,37 @@ fn an_entry_under_the_name_of_another_sandbox_is_refused_and_both_stay() {
     host.run(["rm", &copy]);
     weft.del(&config).success();
 }
+
+#[test]
+fn a_del_finds_plugins_where_its_add_found_them() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    cluster.recording("far", "elsewhere", &json!({}));
+    cluster.pod("web", "far");
+    host.run(["mkdir", "/opt/far"]);
+    host.run(["sh", "-c", "ln -s $(readlink -f /opt/cni/bin/one) /opt/far/elsewhere"]);
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&with(&config, &json!({ "binDir": "/opt/far" }))).success();
+    weft.del(&config).success();
+    assert_eq!(cluster.order(), ["ADD net1", "DEL net1"]);
+}
+
+#[test]
+fn k6_our_own_namespace_is_the_sandboxs_if_the_runtime_says_that_it_may_be() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let before = host.snapshot();
+    let pod = host.pod("web");
+    let mut weft = cluster.attachment(&pod);
+    weft.netns = "/proc/self/ns/net".to_owned();
+    assert_refused("its own", &weft.add(&config), 8, &["set CNI_NETNS_OVERRIDE=1 to allow it"]);
+    weft.through = ["env", "CNI_NETNS_OVERRIDE=1"].map(str::to_owned).into();
+    weft.add(&config).success();
+    for name in ["eth0", "net1", "net2"] {
+        host.run(["ip", "link", "show", name]);
+    }
+    weft.del(&config).success();
+    pod.remove();
+    assert_nothing_left("its own namespace", &host, &before);
+}

@@ -374,6 +374,17 @@ fn a_repeated_add_that_fails_leaves_what_the_container_holds() {
     assert_refused("full", &refused, 11, &["pool 10.5.0.0-30"]);
     container(&host, &pod, "c1").check(&small()).success();
     assert_eq!(add(&host, &pod, "c1", &small()), first);
+    // Nor what it holds of a range that was not come to, because one before it is full.
+    let held = add(&host, &pod, "other", &both);
+    let mut full = both.clone();
+    full["ipam"]["range"] = json!("10.7.0.0/30");
+    for id in ["x", "y"] {
+        add(&host, &pod, id, &config(&json!({ "range": "10.7.0.0/30" })));
+    }
+    let refused = container(&host, &pod, "other").add(&full);
+    assert_refused("full", &refused, 11, &["pool 10.7.0.0-30"]);
+    container(&host, &pod, "other").check(&both).success();
+    assert_eq!(add(&host, &pod, "other", &both), held);
 }
 
 #[test]

@@ -151,6 +151,13 @@ impl Nodes {
     pub fn blocks(&self) -> Vec<Value> {
         self.kube.json(["ipblocks.weft.dev"])["items"].as_array().cloned().unwrap_or_default()
     }
+
+    /// Those that a node has.
+    #[must_use]
+    #[track_caller]
+    pub fn blocks_of(&self, index: usize) -> Vec<Value> {
+        self.blocks().into_iter().filter(|block| block["spec"]["node"] == name(index)).collect()
+    }
 }
 
 /// A node's name.
@@ -205,15 +212,24 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
-/// Nothing is wrong with the addresses of the cluster but that pods are gone: those of most tests are a name alone. What
-/// is said of these.
+/// Nothing is wrong with the addresses of the cluster, but that these have single ones: pod uid, container and interface, as no
+/// pod of most tests is there.
 #[track_caller]
-pub fn assert_right(nodes: &Nodes) -> String {
-    let found = weft(nodes, &["ipam", "-o", "json", "check"]).json();
-    let (leaked, wrong): (Vec<&Value>, Vec<&Value>) =
-        found.as_array().expect("a list").iter().partition(|finding| finding["what"] == "leaked");
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    leaked.iter().map(|finding| format!("{}\n", finding["why"])).collect()
+pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
+    let found = weft(nodes, &["ipam", "-o", "json", "check"]);
+    let left = found.json().as_array().cloned().expect("a list");
+    let mut owners: Vec<&str> = left
+        .iter()
+        .filter(|finding| finding["what"] == "leaked")
+        .filter_map(|finding| {
+            finding["why"].as_str()?.split("for container ").nth(1)?.split(", whose").next()
+        })
+        .collect();
+    let mut expected = without_pod.to_vec();
+    owners.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!((left.len(), owners), (expected.len(), expected), "{left:#?}");
+    assert_eq!(found.code, Some(i32::from(!left.is_empty())));
 }
 
 /// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.

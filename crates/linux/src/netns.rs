@@ -5,6 +5,7 @@
 //!
 //! Source: network_namespaces(7), setns(2); ip-netns(8) for the named ones.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -51,6 +52,13 @@ pub struct Netns {
 pub struct Identity {
     device: u64,
     inode: u64,
+}
+
+/// Device and inode, as stat(2) has them.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.device, self.inode)
+    }
 }
 
 impl Identity {

@@ -65,7 +65,7 @@ impl Weft {
     /// Plans and attaches; the sandbox is locked.
     fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
-        let started = Instant::now();
+        let (started, netns) = (Instant::now(), netns.display().to_string());
         clear_remains(node, who)?;
         let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
         let mut advice = planning::plan(&node.configuration, call, &sandbox, self.0)?;
@@ -81,8 +81,8 @@ impl Weft {
             version: record::VERSION,
             network: call.config.name.to_string(),
             container_id: who.container.clone(),
-            netns: netns.display().to_string(),
-            namespace: namespace::identify(&netns.display().to_string()),
+            namespace: namespace::identify(&netns),
+            netns,
             ifname: who.ifname.clone(),
             args: call.args().to_owned(),
             path: node.path.clone(),

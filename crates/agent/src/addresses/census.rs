@@ -114,6 +114,11 @@ impl Census {
         Ok(Census { pools, blocks, ..Census::default() })
     }
 
+    /// The pool of this name.
+    pub(crate) fn pool(&self, name: &str) -> Option<&PoolObject> {
+        self.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))
+    }
+
     /// The pool that an address is of, the smallest first.
     pub(crate) fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
         self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()

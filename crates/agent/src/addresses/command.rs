@@ -249,13 +249,10 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         return Err(Failure::new(format!("ipblock {name}: not there")));
     };
     refuse_what_is_in_use(census, name, block, force)?;
-    let pool =
-        census.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(block.spec.pool.as_str()));
-    let grid = pool.and_then(|pool| pool.grid().ok().flatten());
-    match (block.object(), grid) {
-        (Some(object), Some(grid)) => {
-            let pod = (String::new(), String::new());
-            let registry = Cluster::new(client.clone(), &block.spec.pool, grid, pod, Counter::default());
+    let registry =
+        census.pool(&block.spec.pool).and_then(|pool| Cluster::of(client, pool, &Counter::default()));
+    match (block.object(), registry) {
+        (Some(object), Some(registry)) => {
             registry
                 .delete(&object)
                 .await

@@ -99,7 +99,8 @@ impl Dead {
         }
         let mut taken = 0;
         for (name, object) in silent {
-            let Some(registry) = self.registry(census, name) else { continue };
+            let registry = census.pool(name).and_then(|pool| Cluster::of(&self.client, pool, &self.requests));
+            let Some(registry) = registry else { continue };
             let net = object.net;
             match reclaim(&registry, object, now()).await {
                 Ok(()) => {
@@ -152,12 +153,5 @@ impl Dead {
         let own = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let bound = pods.list(&own).await.map_err(failed)?.items;
         Ok(bound.iter().all(|pod| is_marked && pod.stays_out_of_service()))
-    }
-
-    fn registry(&self, census: &Census, name: &str) -> Option<Cluster> {
-        let pool = census.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))?;
-        let grid = pool.grid().ok().flatten()?;
-        let pod = (String::new(), String::new());
-        Some(Cluster::new(self.client.clone(), name, grid, pod, self.requests.clone()))
     }
 }

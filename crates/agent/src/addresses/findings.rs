@@ -51,8 +51,7 @@ impl Census {
             if block.object().is_none() {
                 findings.push(finding("spoilt", "its spec was edited and makes no sense".to_owned()));
             }
-            if !self.pools.iter().any(|pool| pool.metadata.name.as_deref() == Some(block.spec.pool.as_str()))
-            {
+            if self.pool(&block.spec.pool).is_none() {
                 findings.push(finding("orphan", format!("its pool {} is not there", block.spec.pool)));
             }
             let node = &block.spec.node;
@@ -76,10 +75,8 @@ impl Census {
 
     /// Two objects with the same address, neither a hole in the other.
     fn doubled_objects(&self, findings: &mut Vec<Finding>) {
-        let space = |pool: &str| {
-            let found = self.pools.iter().find(|object| object.metadata.name.as_deref() == Some(pool));
-            found.map(|pool| pool.spec.network_name.clone()).unwrap_or_default()
-        };
+        let space =
+            |pool: &str| self.pool(pool).map(|pool| pool.spec.network_name.clone()).unwrap_or_default();
         let mut all: Vec<(String, Object, &BlockObject)> = Vec::new();
         for block in &self.blocks {
             all.extend(block.object().map(|object| (space(&block.spec.pool), object, block)));

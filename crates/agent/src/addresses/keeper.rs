@@ -134,13 +134,6 @@ impl Keeper {
         }
     }
 
-    fn registry(&self, pool: &PoolObject) -> Option<Cluster> {
-        let name = pool.metadata.name.as_deref()?;
-        let grid = pool.grid().ok().flatten()?;
-        let pod = (String::new(), String::new());
-        Some(Cluster::new(self.client.clone(), name, grid, pod, self.requests.clone()))
-    }
-
     /// Removes addresses that are kept for nobody, and what is left of those that were asked for and have rested.
     async fn end_claims(&self, census: &Census) -> Result<u64, String> {
         let kept = |object: &Object| object.is_single() && object.holder.node.is_empty();
@@ -148,7 +141,7 @@ impl Keeper {
         let mut ended = 0;
         for pool in &census.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
-            let Some(registry) = self.registry(pool) else { continue };
+            let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { continue };
             // Where each address is leased alone, its object says which has rested longest.
             let stays = |object: &Object| object.is_nobodys() && registry.grid.is_single();
             for object in census.objects_of(name).filter(|object| kept(object) && !stays(object)) {

@@ -14,7 +14,8 @@ use kube::{Api, Client};
 use tokio::time::{sleep, timeout};
 
 use super::objects::{
-    ASKS_LABEL, BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, WITHIN_LABEL, block_name, label, name_of,
+    ASKS_LABEL, BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
+    label, name_of,
 };
 use crate::agent::cluster::{PodObject, ask};
 
@@ -52,6 +53,17 @@ impl Cluster {
     ) -> Cluster {
         let blocks = Api::all(client.clone());
         Cluster { client, blocks, pool: pool.to_owned(), grid, pod, requests }
+    }
+
+    /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
+    pub(crate) fn of(
+        client: &Client,
+        pool: &PoolObject,
+        requests: &prometheus_client::metrics::counter::Counter,
+    ) -> Option<Cluster> {
+        let (name, grid) = (pool.metadata.name.as_deref()?, pool.grid().ok().flatten()?);
+        let nobody = (String::new(), String::new());
+        Some(Cluster::new(client.clone(), name, grid, nobody, requests.clone()))
     }
 
     async fn request<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {

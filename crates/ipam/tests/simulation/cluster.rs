@@ -291,6 +291,21 @@ fn mark(owner: &Owner) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
+impl Node {
+    /// Its agent goes on with every question.
+    fn go_on(&mut self) {
+        self.agent.retain_mut(|(task, place)| {
+            match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(supply) => {
+                    *place.lock().unwrap() = Some(supply);
+                    false
+                }
+                Poll::Pending => true,
+            }
+        });
+    }
+}
+
 impl Cluster {
     pub(crate) fn new(seed: u64, shape: Shape) -> Cluster {
         let subnet: IpNet = shape.subnet.parse().unwrap();
@@ -394,16 +409,7 @@ impl Cluster {
             self.begin(index);
         }
         let clock = self.clock(index);
-        let node = &mut self.nodes[index];
-        node.agent.retain_mut(|(task, place)| {
-            match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(supply) => {
-                    *place.lock().unwrap() = Some(supply);
-                    false
-                }
-                Poll::Pending => true,
-            }
-        });
+        self.nodes[index].go_on();
         let begins = self.random.once_in(8);
         let node = &mut self.nodes[index];
         self.handed += node.giver.go_on(begins, &node.api, self.grid, &node.name, clock.now);

@@ -71,8 +71,8 @@ impl Plugin for WeftIpam {
             match give(&settings, set, who) {
                 Ok(ip) => ips.push(ip),
                 Err(error) => {
-                    // Of several addresses all or none. What was held before may be that of a container that runs.
-                    let new = all.iter().filter(|who| !who.held.load(Relaxed)).map(|who| who.mark);
+                    // Of several addresses all or none; what an earlier call gave may be that of a container that runs.
+                    let new = all.iter().filter(|who| who.given.load(Relaxed)).map(|who| who.mark);
                     let _ = take_back(&settings, Gone::of(&request.call, &request.who, new.collect()));
                     return Err(error);
                 }
@@ -176,8 +176,8 @@ struct Who {
     mark: u64,
     /// Its name in the registry.
     name: String,
-    /// Did it hold an address before this call?
-    held: AtomicBool,
+    /// Did this call write an address down for it?
+    given: AtomicBool,
 }
 
 impl Who {
@@ -188,7 +188,7 @@ impl Who {
         Who {
             mark: mark(network, container.as_str(), ifname.as_str(), index),
             name: format!("{}/{container}/{ifname}", pod[0]),
-            held: AtomicBool::new(false),
+            given: AtomicBool::new(false),
             owner: Owner {
                 container: container.to_string(),
                 ifname: ifname.to_string(),
@@ -278,25 +278,22 @@ fn give_from(
         Error::new(code::TRY_AGAIN_LATER, why)
     };
     let mut refusal = None;
-    for question in 0..=QUESTIONS {
+    for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
         let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
         store.trusted()?;
         let wanted = match turn {
             // Written before: by a call that perhaps did not live until it was on the disk, or just now, for this owner alone.
             Turn::Given(_, ip, edits) if edits.is_empty() => {
-                who.held.fetch_or(question == 0, Relaxed);
                 return store.settle().map(|()| Ended::Given(ip));
             }
             Turn::Given(place, ip, edits) => {
+                who.given.store(true, Relaxed);
                 store.sign(place, &who.owner)?;
                 store.write(&edits)?;
                 return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
             }
-            Turn::Refused(why) => {
-                who.held.fetch_or(store.ledger.held_by(who.mark).next().is_some(), Relaxed);
-                return Err(refused(&why));
-            }
+            Turn::Refused(why) => return Err(refused(&why)),
             Turn::Ask(wanted, why) => {
                 if let Some(why) = refusal {
                     return Err(refused(&why));
@@ -309,6 +306,7 @@ fn give_from(
         let edits = turn::receive(&mut store.ledger, clock, who.mark, &supply);
         // An address of our own is held as soon as it is written.
         if let Some(place) = store.ledger.held_by(who.mark).next() {
+            who.given.store(true, Relaxed);
             store.sign(place, &who.owner)?;
         }
         store.write(&edits)?;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::task::{Context, Poll, Waker};
 
 use ipam::turn::Wish;
 use ipnet::IpNet;
@@ -93,16 +92,7 @@ impl Cluster {
             if self.nodes[index].calls.is_empty() {
                 return owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten());
             }
-            let node = &mut self.nodes[index];
-            node.agent.retain_mut(|(task, place)| {
-                match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready(supply) => {
-                        *place.lock().unwrap() = Some(supply);
-                        false
-                    }
-                    Poll::Pending => true,
-                }
-            });
+            self.nodes[index].go_on();
             self.advance(index);
         }
         panic!("seed {}: a call does not end", self.seed);
