@@ -17,7 +17,7 @@ build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin
 bin/weft-cni: PACKAGE := plugins
 bin/weft-cni: PROFILE := release
 # It ends where it panics: nobody looks for a frame to unwind.
-bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr
+bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$(CURDIR)/crates/plugins/weft-cni.ld
 bin/weft: PACKAGE := agent
 bin/weft: PROFILE := command
 bin/%: FORCE
