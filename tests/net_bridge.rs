@@ -130,6 +130,31 @@ fn force_address_replaces_and_without_it_another_address_is_refused() {
 }
 
 #[test]
+fn force_address_replaces_an_address_of_the_same_subnet_or_leaves_it() {
+    let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
+    rig::install(&host);
+    let (a, b, c) = (host.pod("a"), host.pod("b"), host.pod("c"));
+    add(&host, &a, &config(&json!({ "isGateway": true })));
+    let gateway = |last: u8| json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24", "gateway": format!("10.1.0.{last}") }]] });
+    let forced =
+        |last: u8| config(&json!({ "isGateway": true, "forceAddress": true, "ipam": gateway(last) }));
+    add(&host, &b, &forced(254));
+    assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24"]);
+    assert!(b.pings("10.1.0.254"));
+    // An address that the kernel refuses: what was in its way comes back.
+    host.run(["ip", "address", "add", "fd01::1/64", "dev", "br0", "nodad"]);
+    let group = json!({ "type": "static", "addresses": [{ "address": "fd01::9/1", "gateway": "ff02::1" }] });
+    let keys = json!({ "isGateway": true, "forceAddress": true, "ipam": group });
+    let refused = host.attachment("bridge", &c, "eth0").add(&config(&keys));
+    assert_refused("a group's address", &refused, 5, &["ff02::1", "br0"]);
+    assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24", "fd01::1/64"]);
+    // One that is there beside it stays.
+    host.run(["ip", "address", "add", "10.1.0.253/24", "dev", "br0"]);
+    add(&host, &c, &forced(254));
+    assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24", "10.1.0.253/24", "fd01::1/64"]);
+}
+
+#[test]
 fn a_link_of_the_name_that_is_no_bridge_is_refused() {
     let host = host!(Feature::Veth);
     rig::install(&host);

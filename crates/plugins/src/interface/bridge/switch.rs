@@ -152,36 +152,58 @@ fn create_gateway_port(
 /// IPv4 allows one address, IPv6 several whose subnets do not overlap; another one in the way is
 /// replaced with `forceAddress` and an error without.
 pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
-    // It is there already, but for the first container of the network.
-    match host.add_own_address(link.index, &link.name, wanted) {
-        Err(error) if error.kind() == Kind::Exists => return Ok(()),
-        added => added.or_refused()?,
+    let mut replaced = if force { present(host, link)? } else { Vec::new() };
+    if replaced.contains(&wanted) {
+        return Ok(());
     }
-    let settled = settle_addresses(host, link, wanted, force);
+    replaced.retain(|address| is_in_the_way(*address, wanted));
+    // First: beside another one of its subnet ours would go with it.
+    let mut removed = Ok(());
+    for address in &replaced {
+        let gone = host.delete_address(link.index, &link.name, *address);
+        removed = removed.and(linux::error::absent_is_fine(gone));
+    }
+    let settled = match removed.and_then(|()| host.add_own_address(link.index, &link.name, wanted)) {
+        // It is there already, but for the first container of the network.
+        Err(error) if error.kind() == Kind::Exists => return Ok(()),
+        Err(error) => Err(crate::failure::refused(&error)),
+        Ok(()) => settle_address(host, link, wanted, force).inspect_err(|_| {
+            // Ours must not stay beside the one in the way.
+            let _ = host.delete_address(link.index, &link.name, wanted);
+        }),
+    };
     if settled.is_err() {
-        // Ours must not stay beside the one in the way; the error that matters is the one we return.
-        let _ = host.delete_address(link.index, &link.name, wanted);
+        // The error that matters is the one we return.
+        for address in replaced {
+            let _ = host.add_own_address(link.index, &link.name, address);
+        }
     }
     settled
 }
 
-/// Nothing may be in the way of the gateway's address that was just added.
-fn settle_addresses(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+fn present(host: &mut Rtnl, link: &Link) -> Result<Vec<IpNet>, Error> {
     let present = host.addresses(link.index, &link.name).or_refused()?;
-    let in_the_way = |address: &IpNet| match (address, wanted) {
+    Ok(present.into_iter().map(|address| address.address).collect())
+}
+
+/// Can the gateway's address not be beside this one?
+fn is_in_the_way(address: IpNet, wanted: IpNet) -> bool {
+    match (address, wanted) {
+        _ if address == wanted => false,
         (IpNet::V4(_), IpNet::V4(_)) => true,
         (IpNet::V6(a), IpNet::V6(b)) => a.contains(&b.addr()) || b.contains(&a.addr()),
         _ => false,
-    };
-    let others = present.iter().map(|address| address.address).filter(|address| *address != wanted);
-    for address in others.filter(in_the_way) {
-        if !force {
-            return Err(Error::internal(format!(
-                "{:?} already has an IP address different from {wanted}: {address}; set forceAddress to replace it",
-                link.name
-            )));
-        }
-        linux::error::absent_is_fine(host.delete_address(link.index, &link.name, address)).or_refused()?;
+    }
+}
+
+/// The gateway's address was just added: without `force` nothing else may be in its way.
+fn settle_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+    let others = if force { Vec::new() } else { present(host, link)? };
+    if let Some(address) = others.into_iter().find(|address| is_in_the_way(*address, wanted)) {
+        return Err(Error::internal(format!(
+            "{:?} already has an IP address different from {wanted}: {address}; set forceAddress to replace it",
+            link.name
+        )));
     }
     // Pin the bridge's own hardware address: else it becomes the lowest of its ports', and changes
     // under the containers' neighbour tables as ports come and go.
