@@ -126,6 +126,24 @@ fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
 }
 
 #[test]
+fn a_lease_of_a_device_is_given_back_before_the_device_is() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
+    host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "far0"]);
+    host.run(["ip", "link", "set", "far0", "master", "br0", "up"]);
+    let pod = host.pod("web");
+    let net1 = host.attachment("host-device", &pod, "net1");
+    let keys = json!({ "type": "host-device", "device": "dev0", "ipam": { "type": "dhcp" } });
+    let keys = with(&config(), &keys);
+    net1.add(&keys).success();
+    assert_eq!(given(&host).len(), 1);
+    net1.del(&keys).success();
+    wait("the server has heard of it", || given(&host).is_empty());
+    assert!(rig::link(&host, "dev0").is_some());
+}
+
+#[test]
 fn options_of_the_server_become_routes_and_names() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);

@@ -165,6 +165,8 @@ for_every_plugin!(
     s16_s17_add_check_del_in_every_version_leave_nothing,
     s13_s31_del_twice_and_without_what_it_was_for,
     s18_del_before_any_add_is_success,
+    a_del_leaves_the_interface_that_another_attachment_has,
+    a_del_with_address_management_that_is_none_removes_the_interface,
     g8_a_failed_add_leaves_nothing,
     g8_the_very_first_add_failing_takes_its_furniture_along,
     s32_gc_drops_what_is_not_valid_and_nothing_else,
@@ -309,6 +311,40 @@ fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
     eth0.netns.clear();
     eth0.del(&case.config("1.1.0")).success();
     assert_nothing_left(&case.plugin, host, &before);
+}
+
+fn a_del_leaves_the_interface_that_another_attachment_has(host: &Host, case: &Case) {
+    let (pod, _) = case.primed(host);
+    let others = json!({ "cniVersion": "1.1.0", "name": "others", "type": "bridge", "bridge": "br7" });
+    host.attachment("bridge", &pod, "eth0").add(&others).success();
+    let (before, inside) = (host.snapshot(), pod.snapshot());
+    let config = case.config("1.1.0");
+    let mut own = host.attachment(&case.plugin, &pod, "eth0");
+    if case.makes {
+        assert_refused(&case.plugin, &own.add(&config), 4, &["eth0"]);
+    }
+    own.del(&config).success();
+    own.ifname = "lo".to_owned();
+    own.del(&config).success();
+    assert!(rig::link(&pod, "eth0").is_some(), "{}: the other's is there", case.plugin);
+    if case.makes {
+        assert_nothing_left(&case.plugin, host, &before);
+        assert_pod_unchanged(&case.plugin, &pod, &inside);
+    }
+}
+
+fn a_del_with_address_management_that_is_none_removes_the_interface(host: &Host, case: &Case) {
+    case.world(host);
+    let pod = host.pod("a");
+    let config = case.config("1.1.0");
+    let eth0 = host.attachment(&case.plugin, &pod, "eth0");
+    eth0.add(&config).success();
+    let broken = eth0.del(&with(&config, &json!({ "ipam": "host-local" })));
+    if case.makes {
+        assert_refused(&case.plugin, &broken, 7, &["ipam", "host-local"]);
+    }
+    assert!(rig::links(&pod).is_empty(), "{}: {:?}", case.plugin, rig::links(&pod));
+    eth0.del(&config).success();
 }
 
 /// Ways to make an ADD fail at ever later steps; what they need is made by the case and taken away again.

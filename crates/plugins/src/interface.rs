@@ -189,23 +189,37 @@ pub fn remove_inside(netns: &Netns, name: &str) {
 }
 
 /// The DEL of a plugin that made one interface: what `rest` removes, the interface, then the addresses.
-///
-/// In this order: an address must not be given to another container while this one still answers to it, and the
-/// kernel frees the rest while it waits for the interface. But a lease is given back through the interface.
 pub fn detach(
     mark: &Mark,
     request: &Detach,
     delegates: &dyn Invoke,
     rest: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
+    let take_down =
+        || collected([rest(), remove(request, mark)].into_iter().filter_map(Result::err).collect());
+    release_after(request, delegates, take_down)
+}
+
+/// Takes an interface down, then gives its addresses back; all of it, whatever fails.
+///
+/// In this order: an address must not be given to another container while this one still answers to it, and the
+/// kernel frees the rest while it waits for the interface. But a lease is given back through the interface.
+pub fn release_after(
+    request: &Detach,
+    delegates: &dyn Invoke,
+    take_down: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut errors = Vec::new();
-    let by_interface = needs_interface(&request.call.config)?;
-    let ipam = Ipam::configured(&request.call, delegates)?;
+    // Whatever is wrong with it, and nothing may be reserved by what cannot be read, the interface goes.
+    let ipam = Ipam::configured(&request.call, delegates).unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    let by_interface = needs_interface(&request.call.config);
     if let Some(ipam) = ipam.filter(|_| by_interface) {
         errors.extend(ipam.del().err());
     }
-    errors.extend(rest().err());
-    errors.extend(remove(request, mark).err());
+    errors.extend(take_down().err());
     if let Some(ipam) = ipam.filter(|_| !by_interface) {
         errors.extend(ipam.del().err());
     }
@@ -213,12 +227,12 @@ pub fn detach(
 }
 
 /// Does address management speak through the interface when addresses are given back?
-pub fn needs_interface(config: &Config) -> Result<bool, Error> {
-    Ok(config.ipam_type()? == crate::ipam::dhcp::NAME)
+fn needs_interface(config: &Config) -> bool {
+    config.ipam_type().is_ok_and(|ipam| ipam == crate::ipam::dhcp::NAME)
 }
 
 /// Removes the interface of an attachment, wherever an end of it still is.
-pub fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
+fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Rtnl::open().or_refused()?;
     errors.extend(veth::remove_host_end(&mut host, mark).err());
@@ -226,12 +240,26 @@ pub fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
         && let Some(netns) = Netns::find(path).or_refused()?
     {
         let mut net = netns.rtnl().or_refused()?;
-        if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()? {
+        if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
+            && !is_anothers(&mut host, &link, mark)
+        {
             let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
             errors.extend(deleted.or_refused().err());
         }
     }
     collected(errors)
+}
+
+/// Is an interface in a container another attachment's, or hardware, or `lo`? The mark of a pair is on its host end.
+fn is_anothers(host: &mut Rtnl, link: &Link, mark: &Mark) -> bool {
+    let is_its_own =
+        |found: Mark, alias: &str| Mark { plugin: found.plugin, ..mark.clone() }.text(ALIAS_MAX) == alias;
+    let is_marked =
+        |link: &Link| Mark::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
+    let outside = link.link.filter(|_| link.kind == "veth").and_then(|end| host.link_at(end).ok());
+    link.kind.is_empty()
+        || is_marked(link)
+        || outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end))
 }
 
 /// Removes the host's links that `plugin` made for attachments which are no longer valid.
