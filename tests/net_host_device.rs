@@ -201,6 +201,16 @@ fn it_is_found_by_each_key() {
 }
 
 #[test]
+fn s33_status_does_not_ask_for_a_device_that_the_runtime_names_with_each_add() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    let net1 = host.attachment("host-device", &host.pod("a"), "net1");
+    let status = |keys: Value| net1.call("STATUS", config(&keys).to_string());
+    status(json!({ "device": "", "capabilities": { "deviceID": true } })).success();
+    assert_refused("what is written is checked", &status(json!({ "device": "../dev0" })), 7, &["../dev0"]);
+}
+
+#[test]
 fn a_failed_add_gives_addresses_and_routes_back() {
     let host = host!(Feature::Veth);
     let _far = world(&host);

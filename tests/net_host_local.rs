@@ -266,6 +266,11 @@ fn s33_status_says_whether_an_add_could_be_served() {
     assert_eq!((code, msg.as_str()), (50, "no IP addresses available in range set: 10.1.2.1-10.1.2.3"));
     host.write(format!("{PLACE}/10.1.2.3"), "");
     status(&small(3)).success();
+    // The runtime names ranges with each ADD, and none with STATUS.
+    let mut dynamic = small(3);
+    dynamic["ipam"] = json!({ "type": "host-local" });
+    status(&dynamic).success();
+    assert_eq!(refusal(&attachment.add(&dynamic)).0, 7);
 
     let at = |directory: &str| {
         let mut conf = small(9);

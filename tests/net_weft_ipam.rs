@@ -319,6 +319,9 @@ fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
     assert_eq!(details, json!("in the blocks of this node 6 are held, 0 rest, 0 are free"));
     container(&host, &pod, "c3").del(&small()).success();
     container(&host, &pod, "x").call("STATUS", small().to_string()).success();
+    let mut dynamic = small();
+    dynamic["ipam"] = json!({ "type": "weft-ipam" });
+    container(&host, &pod, "x").call("STATUS", dynamic.to_string()).success();
     assert!(all.contains(&add(&host, &pod, "c9", &small())));
 }
 

@@ -68,34 +68,38 @@ struct RuntimeConfig {
 }
 
 impl Device {
-    /// Which device is meant: the runtime's, else the first that is configured.
+    /// Which device is meant.
     fn read(call: &Call) -> Result<Device, Error> {
+        let missing = "device: missing: name one by device, hwaddr, kernelpath, pciBusID, or let the runtime";
+        Device::written(call)?.ok_or_else(|| Error::config(missing))
+    }
+
+    /// The runtime's, else the first that is configured.
+    fn written(call: &Call) -> Result<Option<Device>, Error> {
         let Conf { device, hwaddr, kernelpath, pci_bus_id, runtime_config } = call.config.decode()?;
         let RuntimeConfig { device_id } = runtime_config;
         if !device_id.is_empty() {
             device::check_bus_name("runtimeConfig.deviceID", &device_id)?;
-            return Ok(Device::OfRuntime(device_id));
+            return Ok(Some(Device::OfRuntime(device_id)));
         }
         if !device.is_empty() {
             interface::check_name("device", &device)?;
-            return Ok(Device::Named(device));
+            return Ok(Some(Device::Named(device)));
         }
         if !hwaddr.is_empty() {
             let mac = parse_mac(&hwaddr);
             let mac =
                 mac.ok_or_else(|| Error::key("hwaddr", format!("{hwaddr:?}"), "not a hardware address"))?;
-            return Ok(Device::WithAddress(mac));
+            return Ok(Some(Device::WithAddress(mac)));
         }
         if !kernelpath.is_empty() {
-            return device::check_path("kernelpath", &kernelpath).map(Device::AtPath);
+            return device::check_path("kernelpath", &kernelpath).map(|path| Some(Device::AtPath(path)));
         }
         if !pci_bus_id.is_empty() {
             device::check_bus_name("pciBusID", &pci_bus_id)?;
-            return Ok(Device::OnPci { key: "pciBusID", address: pci_bus_id });
+            return Ok(Some(Device::OnPci { key: "pciBusID", address: pci_bus_id }));
         }
-        Err(Error::config(
-            "device: missing: name one by device, hwaddr, kernelpath, pciBusID, or let the runtime",
-        ))
+        Ok(None)
     }
 }
 
@@ -128,12 +132,7 @@ impl Plugin for HostDevice {
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        let mut errors: Vec<Error> =
-            journey::back(request.netns.as_deref(), &mark).err().into_iter().collect();
-        if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
-            errors.extend(ipam.del().err());
-        }
-        collected(errors)
+        interface::release_after(request, delegates, || journey::back(request.netns.as_deref(), &mark))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -151,7 +150,8 @@ impl Plugin for HostDevice {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        Device::read(&request.call)?;
+        // The runtime names its device with ADD alone.
+        Device::written(&request.call)?;
         single::status(&request.call, delegates)
     }
 }

@@ -103,7 +103,7 @@ impl Plugin for HostLocal {
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
-        let network = Network::read(&request.call)?;
+        let network = Network::written(&request.call)?;
         let unavailable = |error: Error| Error { code: code::NOT_AVAILABLE, ..error };
         if let Some(path) = &network.resolv_conf {
             resolv_conf::read(path).map_err(unavailable)?;

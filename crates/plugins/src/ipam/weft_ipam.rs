@@ -129,7 +129,7 @@ impl Plugin for WeftIpam {
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
-        let settings = Settings::read(&request.call, None)?;
+        let settings = Settings::written(&request.call, None)?;
         let network = request.call.config.name.as_str();
         let valid: HashSet<(&str, &str)> =
             valid.iter().map(|valid| (valid.container_id.as_str(), valid.ifname.as_str())).collect();
@@ -151,7 +151,7 @@ impl Plugin for WeftIpam {
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let unavailable = |error: Error| Error { code: code::NOT_AVAILABLE, ..error };
-        let settings = Settings::read(&request.call, None)?;
+        let settings = Settings::written(&request.call, None)?;
         directory::usable("ipam.dataDir", &settings.directory)?;
         for set in &settings.sets {
             let mut last = None;

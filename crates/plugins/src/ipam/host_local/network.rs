@@ -125,6 +125,15 @@ impl Place {
 impl Network {
     /// Reads and checks everything.
     pub fn read(call: &Call) -> Result<Network, Error> {
+        let network = Network::written(call)?;
+        match network.sources.is_empty() {
+            true => Err(Error::config("ipam.ranges: missing: there is no range to give addresses from")),
+            false => Ok(network),
+        }
+    }
+
+    /// The same, for STATUS: without ranges the runtime may name some with ADD (`ipRanges`), and none is right.
+    pub fn written(call: &Call) -> Result<Network, Error> {
         let place = Place::read(call)?;
         let arguments = Args::parse(call.args())?;
         arguments.only(&["IP"])?;
@@ -144,9 +153,13 @@ impl Network {
         if resolv_conf.contains('\0') {
             return Err(Error::key("ipam.resolvConf", format!("{resolv_conf:?}"), "not a path"));
         }
+        let sources = match written.is_empty() {
+            true => Vec::new(),
+            false => sources(sets(written, call.config.version)?, requests)?,
+        };
         Ok(Network {
             place,
-            sources: sources(sets(written, call.config.version)?, requests)?,
+            sources,
             routes: addresses::routes(routes)?,
             resolv_conf: (!resolv_conf.is_empty()).then(|| PathBuf::from(resolv_conf)),
         })
@@ -165,9 +178,6 @@ fn listed(key: &str, sets: Vec<Vec<RangeConf>>) -> impl Iterator<Item = Written>
 }
 
 fn sets(written: Vec<Written>, version: Version) -> Result<Vec<RangeSet>, Error> {
-    if written.is_empty() {
-        return Err(Error::config("ipam.ranges: missing: there is no range to give addresses from"));
-    }
     let mut keys = Vec::with_capacity(written.len());
     let mut sets = Vec::with_capacity(written.len());
     for (key, list) in written {

@@ -202,6 +202,15 @@ impl Settings {
 
     /// Reads and checks everything.
     pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
+        let settings = Settings::written(call, who)?;
+        match settings.sets.is_empty() {
+            true => Err(Error::config("ipam.range: missing: there is no range to give addresses from")),
+            false => Ok(settings),
+        }
+    }
+
+    /// The same, for STATUS and GC: without ranges the runtime may name some with ADD (`ipRanges`), and none is right.
+    pub fn written(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let Conf { ipam: mut keys, args: ArgsConf { cni: wish }, runtime_config } = call.config.decode()?;
         let arguments = Args::parse(call.args())?;
         arguments.only(&["IP", "GATEWAY"])?;
@@ -218,7 +227,9 @@ impl Settings {
             other => return Err(Error::key("ipam.store", format!("{other:?}"), "neither cluster nor file")),
         };
         let mut sets = keys.sets(runtime_config)?;
-        assign(&mut sets, requests)?;
+        if !sets.is_empty() {
+            assign(&mut sets, requests)?;
+        }
         let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
         addresses::one_of_each_family(call.config.version, families, "ipam.ipRanges")?;
         let claim = claim(&wish, &keys, &pod, call, who)?;
@@ -275,7 +286,7 @@ impl Keys {
         written.extend(each.map(numbered("ipam.ipRanges")));
         written.extend(std::mem::take(&mut self.ranges).into_iter().enumerate().map(numbered("ipam.ranges")));
         if written.is_empty() {
-            return Err(Error::config("ipam.range: missing: there is no range to give addresses from"));
+            return Ok(Vec::new());
         }
         let mut sets = Vec::with_capacity(written.len());
         for (key, list) in written {
