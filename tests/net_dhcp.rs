@@ -46,6 +46,18 @@ fn daemon(host: &Host) -> Running {
     running
 }
 
+/// A machine beside the pods, 10.1.0.66.
+fn beside(host: &Host) -> Pod {
+    let pod = host.pod("beside");
+    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
+    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
+    pod.run(["ip", "address", "add", "10.1.0.66/24", "dev", "eth0"]);
+    pod.run(["ip", "link", "set", "eth0", "up"]);
+    // Without it nothing can be sent to everybody.
+    pod.run(["ip", "route", "add", "default", "dev", "eth0"]);
+    pod
+}
+
 #[track_caller]
 fn wait(what: &str, is_so: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
@@ -228,7 +240,7 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     world(&host);
     let server = serve(&host, 50, &HASTE);
     let _daemon = daemon(&host);
-    let pod = host.pod("a");
+    let (pod, stranger) = (host.pod("a"), beside(&host));
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
     let known = with(&config(), &json!({ "prevResult": result }));
@@ -237,14 +249,39 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     host.run(["ip", "address", "delete", "10.1.0.1/24", "dev", "br0"]);
     host.run(["ip", "address", "add", "10.1.0.2/24", "dev", "br0"]);
     let (asked, so_far) = (said(&host, "DHCPDISCOVER("), said(&host, "DHCPACK(br0)"));
+    // A third one, which does not know the lease, refuses it at once.
     let _other = serve(&host, 50, &HASTE);
-    wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
+    let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| refuse(&stranger, &ended, &refused));
+        wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert!(refused.load(Ordering::Relaxed));
     assert_eq!(said(&host, "DHCPDISCOVER("), asked, "no new lease is asked for");
     eth0.check(&known).success();
     assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()));
     // It is given back to who extended it.
     eth0.del(&known).success();
     wait("the other one has heard of it", || given(&host).is_empty());
+}
+
+/// Refuses everything at once.
+fn refuse(stranger: &Pod, ended: &AtomicBool, refused: &AtomicBool) {
+    let socket = stranger.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
+    socket.set_broadcast(true).expect("broadcast");
+    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+    let mut question = [0; 2048];
+    let until = Instant::now() + Duration::from_secs(30);
+    while !ended.load(Ordering::Relaxed) && Instant::now() < until {
+        let Ok(length) = socket.recv(&mut question) else { continue };
+        let mut answer = question[..length.min(240)].to_vec();
+        answer[0] = 2;
+        answer[12..24].fill(0);
+        answer.extend([53, 1, 6, 54, 4, 10, 1, 0, 66, 255]);
+        socket.send_to(&answer, (Ipv4Addr::BROADCAST, 68)).expect("send");
+        refused.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -433,11 +470,7 @@ fn an_add_that_nobody_waits_for_any_more_leaves_no_lease() {
 fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let evil = host.pod("evil");
-    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "evil"]);
-    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
-    evil.run(["ip", "address", "add", "10.1.0.66/24", "dev", "eth0"]);
-    evil.run(["ip", "link", "set", "eth0", "up"]);
+    let evil = beside(&host);
     let (_server, _daemon) = (serve(&host, 50, &HASTE), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
@@ -455,6 +488,60 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     assert!(heard.load(Ordering::Relaxed), "the impostor was asked");
 }
 
+#[test]
+fn a_second_add_of_a_lease_that_is_being_acquired_keeps_no_del_from_ending_the_first() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let _daemon = daemon(&host);
+    let pod = host.pod("a");
+    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
+    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
+    let mut eth0 = attachment(&host, &pod, "eth0");
+    eth0.plugin = "dhcp".to_owned();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| eth0.add(&config()));
+        wait("the first one asks", || rig::is_up(&rig::link(&pod, "eth0").unwrap()));
+        assert_refused("twice", &eth0.add(&config()), 11, &["is being acquired already"]);
+        eth0.del(&config()).success();
+        let _server = serve(&host, 50, &[]);
+        assert_refused("not wanted", &first.join().expect("an ADD"), 11, &[]);
+    });
+    assert_eq!(given(&host), []);
+    assert_eq!(host.read(STATE), None);
+}
+
+#[test]
+fn a_daemon_without_descriptors_forgets_nothing_and_does_not_spin() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let (_server, daemon) = (serve(&host, 50, &HASTE), daemon(&host));
+    let pod = host.pod("a");
+    let eth0 = attachment(&host, &pod, "eth0");
+    let result = eth0.add(&config()).success().json();
+    let known = with(&config(), &json!({ "prevResult": result }));
+    let of_daemon = format!("--pid={}", daemon.id());
+    host.run(["prlimit", &of_daemon, "--nofile=4:"]);
+    let stat = format!("/proc/{}/stat", daemon.id());
+    // utime and stime: proc_pid_stat(5), fields 14 and 15, of which two stand before the `)`.
+    let ticks = || {
+        let text = std::fs::read_to_string(&stat).expect("the daemon's");
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
+        [11, 12].iter().map(|at| fields[*at].parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let before = ticks();
+    let questions: Vec<_> = (0..3)
+        .map(|_| host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")))
+        .collect();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(ticks() - before < 100, "{} hundredths of a second in three", ticks() - before);
+    drop(questions);
+    host.run(["prlimit", &of_daemon, "--nofile=1024:"]);
+    let so_far = said(&host, "DHCPACK(br0)");
+    wait("it is extended", || said(&host, "DHCPACK(br0)") > so_far);
+    eth0.check(&known).success();
+    eth0.del(&known).success();
+}
+
 /// Answers every question at once, many times, and each time wrong: a right transaction and hardware address, and
 /// then nonsense.
 fn deceive(evil: &Pod, ended: &AtomicBool, heard: &AtomicBool) {
@@ -462,7 +549,8 @@ fn deceive(evil: &Pod, ended: &AtomicBool, heard: &AtomicBool) {
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
     let mut question = [0; 2048];
-    while !ended.load(Ordering::Relaxed) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !ended.load(Ordering::Relaxed) && Instant::now() < until {
         let Ok(length) = socket.recv(&mut question) else { continue };
         heard.store(true, Ordering::Relaxed);
         let mut answer = question[..length.min(240)].to_vec();
@@ -480,19 +568,15 @@ fn deceive(evil: &Pod, ended: &AtomicBool, heard: &AtomicBool) {
             &[53, 1, 6, 54, 4, 10, 1, 0, 66, 255],
             &[53, 1, 99, 255],
         ];
-        for (number, options) in options.iter().enumerate() {
+        for options in options {
             for yours in [[0, 0, 0, 0], [127, 0, 0, 1], [255, 255, 255, 255], [10, 1, 0, 99]] {
-                // A refusal of a lease that is being extended by broadcast would count.
-                let is_believable = number == 4 && yours[0] == 10;
                 answer[16..20].copy_from_slice(&yours);
                 let packet = [&answer[..], options].concat();
-                if !is_believable {
-                    let _ = socket.send_to(&packet, (Ipv4Addr::BROADCAST, 68));
-                }
+                socket.send_to(&packet, (Ipv4Addr::BROADCAST, 68)).expect("send");
             }
         }
-        let _ = socket.send_to(b"\0", (Ipv4Addr::BROADCAST, 68));
-        let _ = socket.send_to(&[0xff; 1400], (Ipv4Addr::BROADCAST, 68));
+        socket.send_to(b"\0", (Ipv4Addr::BROADCAST, 68)).expect("send");
+        socket.send_to(&[0xff; 1400], (Ipv4Addr::BROADCAST, 68)).expect("send");
     }
 }
 

@@ -21,6 +21,7 @@ use cni::{Context, Error, code};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::exchange::Timing;
 use super::flags::Flags;
@@ -33,6 +34,8 @@ const CONNECTIONS_MAX: usize = 256;
 const ON_THE_WAY: Duration = Duration::from_secs(10);
 /// How often it looks whether it shall end.
 const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+/// How long nobody comes in after one could not.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The first descriptor that a service manager hands over.
 const FIRST_HANDED: i32 = 3;
 
@@ -51,6 +54,11 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         caches,
     } = Flags::read(words)?;
     let said = socket.clone();
+    // Each lease that waits for its server has three descriptors; without leave for more there are as many as there are.
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
     // Whatever it makes is its own.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
     let socket = PathBuf::from(format!("{host_prefix}{}", socket.display()));
@@ -137,7 +145,11 @@ fn serve(listener: &UnixListener, keeper: &Arc<Keeper>, ended: &AtomicBool) -> R
             Ok(_) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
-        let Ok((stream, _)) = listener.accept() else { continue };
+        let Ok((stream, _)) = listener.accept() else {
+            // Without a descriptor for it, it would be there again at once.
+            std::thread::sleep(PAUSE);
+            continue;
+        };
         if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             continue;
         }

@@ -121,7 +121,10 @@ impl Client<'_> {
             let discover = self.message(Kind::Discover, transaction);
             let hear = |until| {
                 self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &discover)?;
-                let offer = |answer: &Message| answer.kind() == Some(Kind::Offer) && is_usable(answer.yours);
+                let offer = |answer: &Message| {
+                    let says_who = answer.address(option::SERVER).is_some();
+                    answer.kind() == Some(Kind::Offer) && says_who && is_usable(answer.yours)
+                };
                 self.listen((&socket, None), transaction, until, is_over, &offer)
             };
             let offer = if number == 0 { eagerly(until, is_over, hear)? } else { hear(until)? };
@@ -191,7 +194,7 @@ impl Client<'_> {
         direct
             .send(&request.encode())
             .map_err(|cause| Error::io(format_args!("ask {}", lease.server), cause))?;
-        self.hear_verdict((&socket, Some(&direct)), lease, request.transaction, is_over)
+        self.hear_verdict((&socket, Some(&direct)), (lease, true), request.transaction, is_over)
     }
 
     /// Asks any server to extend a lease, once.
@@ -199,7 +202,7 @@ impl Client<'_> {
         let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
         let request = self.extension(lease);
         self.broadcast(&socket, lease.address.addr(), &request)?;
-        self.hear_verdict((&socket, None), lease, request.transaction, is_over)
+        self.hear_verdict((&socket, None), (lease, false), request.transaction, is_over)
     }
 
     /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
@@ -227,21 +230,30 @@ impl Client<'_> {
         Ok(extension)
     }
 
+    /// What the lease's server says, or any one: then a refusal counts if nobody grants it, since a server that does not
+    /// know the lease may be the quicker one.
     fn hear_verdict(
         &self,
         sockets: Sockets<'_>,
-        lease: &Lease,
+        (lease, is_asked): (&Lease, bool),
         transaction: u32,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Extension, Error> {
         let until = Instant::now() + self.timing.timeout;
-        let final_word = |answer: &Message| matches!(answer.kind(), Some(Kind::Ack | Kind::Nak));
+        let final_word = |answer: &Message| {
+            let from = answer.address(option::SERVER);
+            let is_asked = !is_asked || from.is_none_or(|from| from == lease.server);
+            is_asked && matches!(answer.kind(), Some(Kind::Ack | Kind::Nak))
+        };
+        let mut extension = Extension::Silence;
         while let Some(answer) = self.listen(sockets, transaction, until, is_over, &final_word)? {
-            if let Some(extension) = verdict(lease, answer) {
-                return Ok(extension);
+            match verdict(lease, answer) {
+                Some(Extension::Refused) if !is_asked => extension = Extension::Refused,
+                Some(extension) => return Ok(extension),
+                None => {}
             }
         }
-        Ok(Extension::Silence)
+        Ok(extension)
     }
 
     /// Tells the server that the address is free. There is no answer to that.

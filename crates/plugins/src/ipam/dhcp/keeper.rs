@@ -11,6 +11,7 @@
 mod adoption;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -35,6 +36,8 @@ use crate::failure::OrRefused;
 const STACK: usize = 256 * 1024;
 /// The shortest time between two attempts to extend.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest time until it is tried again what this node could not do.
+const SOON: Duration = Duration::from_secs(5);
 /// Longest identity of a client, in bytes, without the byte that says what kind it is.
 const IDENTITY_MAX: usize = 254;
 
@@ -85,6 +88,18 @@ enum Due {
     Renewal,
     Rebinding,
     Loss,
+}
+
+/// What came of an attempt to extend a lease.
+enum Attempt {
+    /// It was granted, or is lost.
+    Settled,
+    /// Nobody answered.
+    Silence,
+    /// Nobody could be asked: something is lacking on this node.
+    Failed,
+    /// There is nothing to extend any more.
+    Gone,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,7 +195,7 @@ impl Keeper {
         is_over: &dyn Fn() -> bool,
     ) -> Result<Success, Error> {
         check(&owner)?;
-        let place = self.place(&netns, &owner.ifname, None)?;
+        let place = self.place(&netns, &owner.ifname)?;
         let inode = inode(&place.netns)?;
         self.abandon(&owner);
         if let Some(held) = self.find(&owner) {
@@ -190,23 +205,31 @@ impl Keeper {
             }
             self.forget(&owner)?;
         }
-        let unwanted = Arc::new(AtomicBool::new(false));
-        if lock(&self.pending).insert(owner.clone(), Arc::clone(&unwanted)).is_some() {
-            return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is being acquired already"));
-        }
+        let unwanted = match lock(&self.pending).entry(owner.clone()) {
+            Entry::Vacant(free) => Arc::clone(free.insert(Arc::default())),
+            Entry::Occupied(_) => {
+                return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is being acquired already"));
+            }
+        };
         let over = || is_over() || unwanted.load(Ordering::Relaxed);
         let granted = self.acquire(&owner, &place, &options, &over);
-        lock(&self.pending).remove(&owner);
+        // Held until it is a lease: a DEL finds it as one or the other.
+        let mut pending = lock(&self.pending);
+        pending.remove(&owner);
         let lease = granted?;
         let result = lease.result(priority);
         let granted = state::now();
         let record = Record { owner, netns, inode, options, priority, granted, lost: None, lease };
-        if over() {
+        let kept = match over() {
+            true => Err(Error::new(code::TRY_AGAIN_LATER, "nobody waited for the lease any more")),
+            false => self.keep(Held::new(record.clone())),
+        };
+        drop(pending);
+        if let Err(error) = kept {
             self.give_back(&record, &place);
-            return Err(Error::new(code::TRY_AGAIN_LATER, "nobody waited for the lease any more"));
+            return Err(error);
         }
         eprintln!("dhcp: {}: {} from {}", describe(&record.owner), record.lease.address, record.lease.server);
-        self.keep(Held::new(record))?;
         self.save()?;
         Ok(result)
     }
@@ -252,7 +275,7 @@ impl Keeper {
         let Some(held) = self.find(owner) else { return Ok(()) };
         let record = held.record();
         held.stop();
-        if let Ok(place) = self.place(&record.netns, &owner.ifname, Some(record.inode)) {
+        if let Ok(Some(place)) = self.seek(&record.netns, &owner.ifname, Some(record.inode)) {
             self.give_back(&record, &place);
         }
         self.forget(owner)
@@ -298,9 +321,10 @@ impl Keeper {
                     continue;
                 }
                 due => match self.extend(&record, &due, held) {
-                    Ok(true) => Duration::ZERO,
-                    Ok(false) => record.pause(&due, state::now()),
-                    Err(()) => return,
+                    Attempt::Settled => Duration::ZERO,
+                    Attempt::Silence => record.pause(&due, state::now()),
+                    Attempt::Failed => record.pause(&due, state::now()).min(SOON),
+                    Attempt::Gone => return,
                 },
             };
             asked = true;
@@ -310,16 +334,21 @@ impl Keeper {
         }
     }
 
-    /// One attempt to extend; true if it was settled, an error if there is nothing to extend any more.
-    fn extend(&self, record: &Record, due: &Due, held: &Held) -> Result<bool, ()> {
+    /// One attempt to extend.
+    fn extend(&self, record: &Record, due: &Due, held: &Held) -> Attempt {
         let name = describe(&record.owner);
-        let place = match self.place(&record.netns, &record.owner.ifname, Some(record.inode)) {
-            Ok(place) => place,
-            Err(error) => {
-                eprintln!("dhcp: {name}: forgotten: {error}");
+        let place = match self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
+            Ok(Some(place)) => place,
+            Ok(None) => {
+                eprintln!("dhcp: {name}: forgotten: its namespace or interface is gone");
                 held.stop();
                 let _ = self.forget(&record.owner);
-                return Err(());
+                return Attempt::Gone;
+            }
+            // It may be there all the same.
+            Err(error) => {
+                eprintln!("dhcp: {name}: {error}");
+                return Attempt::Failed;
             }
         };
         let asked_at = state::now();
@@ -338,16 +367,16 @@ impl Keeper {
                 if let Err(error) = self.save() {
                     eprintln!("dhcp: {name}: {error}");
                 }
-                Ok(true)
+                Attempt::Settled
             }
             Ok(Extension::Refused) => {
                 self.lose(held, "the server refused to extend it");
-                Ok(true)
+                Attempt::Settled
             }
-            Ok(Extension::Silence) => Ok(false),
+            Ok(Extension::Silence) => Attempt::Silence,
             Err(error) => {
                 eprintln!("dhcp: {name}: {error}");
-                Ok(false)
+                Attempt::Failed
             }
         }
     }
@@ -361,7 +390,7 @@ impl Keeper {
             record.lease.address
         );
         lock(&held.record).lost = Some(why.to_owned());
-        if let Ok(place) = self.place(&record.netns, &record.owner.ifname, Some(record.inode))
+        if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode))
             && let Err(error) = set_up(&place.netns, &place.link, false)
         {
             eprintln!("dhcp: {}: {error}", describe(&record.owner));
@@ -411,18 +440,26 @@ impl Keeper {
         Ok(Client { netns, ifname: &link.name, hardware, identity, options, timing, broadcast })
     }
 
-    /// The link, in the namespace at the path, which must be the one it was.
-    fn place(&self, path: &Path, ifname: &str, expected: Option<u64>) -> Result<Place, Error> {
-        let path = PathBuf::from(format!("{}{}", self.settings.host_prefix, path.display()));
-        let netns = crate::interface::open_netns(&path)?;
-        if expected.is_some_and(|expected| inode(&netns).ok() != Some(expected)) {
-            return Err(Error::new(
-                code::INVALID_NETNS,
-                format!("another namespace is at {}", path.display()),
-            ));
-        }
+    /// The link, in the namespace at the path; both must be there.
+    fn place(&self, path: &Path, ifname: &str) -> Result<Place, Error> {
+        let netns = crate::interface::open_netns(&self.seen_from_here(path))?;
         let link = netns.rtnl().and_then(|mut net| net.link(ifname)).or_refused()?;
         Ok(Place { netns, link })
+    }
+
+    /// The same; nothing if one of them is gone, or the namespace is another one than it was.
+    fn seek(&self, path: &Path, ifname: &str, expected: Option<u64>) -> Result<Option<Place>, Error> {
+        let Some(netns) = Netns::find(&self.seen_from_here(path)).or_refused()? else { return Ok(None) };
+        let own = inode(&netns)?;
+        if expected.is_some_and(|expected| own != expected) {
+            return Ok(None);
+        }
+        let link = netns.rtnl().and_then(|mut net| net.find_link(ifname)).or_refused()?;
+        Ok(link.map(|link| Place { netns, link }))
+    }
+
+    fn seen_from_here(&self, path: &Path) -> PathBuf {
+        PathBuf::from(format!("{}{}", self.settings.host_prefix, path.display()))
     }
 }
 

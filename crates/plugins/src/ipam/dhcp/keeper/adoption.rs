@@ -98,11 +98,7 @@ impl Keeper {
     /// Where an orphan's interface is; `None` if its container is gone.
     fn locate(&self, orphan: &Orphan, expected: Option<u64>) -> Result<Option<Place>, Error> {
         let Orphan { owner, netns, address, .. } = orphan;
-        let place = match self.place(netns, &owner.ifname, expected) {
-            Ok(place) => place,
-            Err(error) if error.code == code::INVALID_NETNS => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(place) = self.seek(netns, &owner.ifname, expected)? else { return Ok(None) };
         if inode(&place.netns)? == inode(&Netns::own().or_refused()?)? {
             return Err(Error::internal(format!("{} is the daemon's own namespace", netns.display())));
         }
@@ -145,6 +141,14 @@ impl Keeper {
         loop {
             let place = match self.locate(orphan, Some(inode)) {
                 Ok(Some(place)) => place,
+                // It may be there all the same.
+                Err(error) if error.code == code::IO_FAILURE && Instant::now() < end => {
+                    eprintln!("dhcp: {name}: {error}");
+                    if adoption.sleep(pause) {
+                        return;
+                    }
+                    continue;
+                }
                 ended => {
                     let why =
                         ended.err().map_or("its container is gone".to_owned(), |error| error.to_string());
