@@ -194,3 +194,60 @@ fn twenty_plain_adds_at_once_make_one_bridge_and_half_of_them_fail_in_peace() {
     assert_eq!(given.len(), 10);
     assert_eq!(links(&host).len(), 11, "{:?}", links(&host));
 }
+
+#[test]
+fn pods_that_come_and_go_at_once_leave_each_others_rules_of_iptables() {
+    const PODS: usize = 8;
+    let host = host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let pods: Vec<Pod> = (0..PODS).map(|at| host.pod(&format!("p{at}"))).collect();
+    let base = json!({ "cniVersion": "1.1.0", "name": "net" });
+    let chained = |pod: &Pod, at: usize, keys: &Value| {
+        let sandbox = pod.path().display().to_string();
+        let result = json!({
+            "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": sandbox }],
+            "ips": [{ "address": format!("10.1.2.{}/24", at + 2), "interface": 0 }],
+        });
+        with(&with(&base, keys), &json!({ "prevResult": result }))
+    };
+    let range = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] });
+    for plugin in ["portmap", "firewall", "bridge"] {
+        let attachments: Vec<_> = pods.iter().map(|pod| host.attachment(plugin, pod, "eth0")).collect();
+        let configs: Vec<Value> = (0..PODS)
+            .map(|at| match plugin {
+                "portmap" => {
+                    let port = json!({ "hostPort": 8000 + at, "containerPort": 80, "protocol": "tcp" });
+                    let keys = json!({ "type": plugin, "backend": "iptables", "runtimeConfig": { "portMappings": [port] } });
+                    chained(&pods[at], at, &keys)
+                }
+                "firewall" => chained(&pods[at], at, &json!({ "type": plugin, "backend": "iptables" })),
+                _ => with(
+                    &base,
+                    &json!({ "type": plugin, "bridge": "br0", "ipMasq": true, "ipMasqBackend": "iptables", "ipam": range }),
+                ),
+            })
+            .collect();
+        let calls = |verb: &'static str| {
+            let all: Vec<_> =
+                attachments.iter().zip(&configs).map(|(one, config)| (one, verb, config)).collect();
+            for finished in together(&all) {
+                assert_eq!(finished.code, Some(0), "{plugin} {verb}: {finished}");
+            }
+            host.run(["iptables-save"])
+        };
+        let rules = calls("ADD");
+        // Two rules each, and what leads to them once.
+        for pod in &pods {
+            let own = rules.lines().filter(|line| line.contains(&pod.container_id()));
+            let wanted = if plugin == "bridge" { 3 } else { 1 };
+            assert!(own.count() >= wanted, "{plugin}: {} lacks its rules in {rules}", pod.name());
+        }
+        let mut jumps: Vec<&str> = rules.lines().filter(|line| line.starts_with("-A ")).collect();
+        let all = jumps.len();
+        jumps.sort_unstable();
+        jumps.dedup();
+        assert_eq!(jumps.len(), all, "{plugin}: no rule is there twice in {rules}");
+        let rules = calls("DEL");
+        assert!(!pods.iter().any(|pod| rules.contains(&pod.container_id())), "{plugin}: {rules}");
+    }
+}

@@ -312,6 +312,49 @@ fn firewall_can_be_killed_at_any_step() {
     assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
 }
 
+/// A program of iptables that goes on by itself would make what the DEL has looked for already.
+#[test]
+fn what_a_killed_add_asked_of_iptables_is_not_made_after_its_del() {
+    let host = host!(Feature::Veth, Feature::IptablesNft);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let script = "mkdir -p /run/slow; for what in iptables-restore ip6tables-restore; do\n\
+                  printf '#!/bin/sh\\nsleep 1\\nexec %s \"$@\"\\n' $(command -v $what) >/run/slow/$what\n\
+                  chmod 755 /run/slow/$what\ndone";
+    host.run(["sh", "-ec", script]);
+    let slowly = ["env", "PATH=/run/slow:/usr/sbin:/usr/bin:/sbin:/bin"];
+    let sandbox = pod.path().display().to_string();
+    let base = json!({
+        "cniVersion": "1.1.0", "name": "net", "backend": "iptables",
+        "prevResult": {
+            "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": sandbox }],
+            "ips": [{ "address": "10.1.2.3/24", "interface": 0 }],
+        },
+        "runtimeConfig": { "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] },
+    });
+    for plugin in ["portmap", "firewall"] {
+        let config = with(&base, &json!({ "type": plugin }));
+        let mut attachment = host.attachment(plugin, &pod, "eth0");
+        // What all containers share is there: its own chain is what tells.
+        attachment.add(&config).success();
+        attachment.del(&config).success();
+        let before = host.run(["iptables-save"]);
+        attachment.through = [&slowly[..], &["timeout", "--foreground", "-s", "KILL", "0.5"]]
+            .concat()
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect();
+        assert_ne!(attachment.add(&config).code, Some(0), "{plugin}: killed while the program waits");
+        attachment.through.clear();
+        attachment.del(&config).success();
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        let rules = |text: &str| {
+            text.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(rules(&host.run(["iptables-save"])), rules(&before), "{plugin}");
+    }
+}
+
 // === one interface in the container, or a device of the host ===
 
 /// Kills ADD and DEL of a plugin at every step, in a world without the addresses that come by themselves.

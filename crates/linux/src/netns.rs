@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
@@ -33,11 +33,14 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 /// How often a namespace is removed that is mounted again meanwhile.
 const REMOVALS_MAX: usize = 10;
 
-/// A file of each network namespace that only who administers it may open. Nothing is written to it.
+/// Files of each network namespace that only who administers it may open: for its links, and for its packet filter. Nothing
+/// is written to them.
 const OF_ADMINISTRATORS: &str = "/proc/sys/net/ipv4/route/flush";
+const OF_FILTERS: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// How long a lock is waited for, and how long between two looks.
+/// How long a lock is waited for; one under which programs are run; and how long between two looks.
 const LOCK_MAX: Duration = Duration::from_secs(10);
+const LOCK_OF_PROGRAMS_MAX: Duration = Duration::from_secs(60);
 const LOCK_LOOK: Duration = Duration::from_millis(5);
 
 /// An open network namespace; it stays alive as long as this value does.
@@ -157,11 +160,19 @@ impl Netns {
     /// # Errors
     /// As for [`Netns::lock`].
     pub fn lock_own(lock: Lock) -> Result<Locked, Error> {
-        match fs::OpenOptions::new().write(true).open(OF_ADMINISTRATORS) {
-            Ok(own) => lock_within(own, lock, LOCK_MAX)
-                .map_err(|errno| Error::kernel(format!("lock {OF_ADMINISTRATORS}"), errno)),
-            Err(_) => Netns::own()?.lock(lock),
-        }
+        lock_file(OF_ADMINISTRATORS, lock, LOCK_MAX)
+    }
+
+    /// Locks the packet filter of the calling thread's namespace, alone, as [`Netns::lock_own`] does. A program that is
+    /// started meanwhile keeps the lock until it ends, even if whoever started it is killed.
+    ///
+    /// # Errors
+    /// As for [`Netns::lock`], after a minute: many may be in front, each with its programs.
+    pub fn lock_filters() -> Result<Locked, Error> {
+        let locked = lock_file(OF_FILTERS, Lock::Exclusive, LOCK_OF_PROGRAMS_MAX)?;
+        rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())
+            .map_err(|errno| Error::kernel("share the lock of the packet filter".to_owned(), errno))?;
+        Ok(locked)
     }
 
     /// A routing socket that lives in this namespace, whoever uses it.
@@ -317,6 +328,14 @@ fn prepare_directory(directory: &Path) -> Result<(), Error> {
             .and_then(|()| share())
             .map_err(|errno| Error::kernel(format!("share mount {name}"), errno)),
         Err(errno) => Err(Error::kernel(format!("share mount {name}"), errno)),
+    }
+}
+
+/// Locks a file of the calling thread's namespace; where it cannot be opened, the namespace.
+fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
+    match fs::OpenOptions::new().write(true).open(path) {
+        Ok(own) => lock_within(own, lock, most).map_err(|errno| Error::kernel(format!("lock {path}"), errno)),
+        Err(_) => Netns::own()?.lock(lock),
     }
 }
 

@@ -5,23 +5,40 @@
 //!
 //! Rules:
 //! - one program at a time and family, never a shell; a change is one commit, carried out whole or not at all;
+//! - who changes a table has read it in the same [`Turn`]: what a script declares is emptied, whoever filled it meanwhile;
+//! - a program ends with who called it, and a turn with the last program run in it: whoever comes next sees what was done;
 //! - no program is run where [`has_chain`] knows that there is nothing for it to find.
 //!
 //! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.
 
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
 use cni::{Error, code};
+use linux::Netns;
+use linux::netns::Locked;
 use linux::nft::{self, Nft};
 
+use crate::failure::OrRefused;
 use crate::fingerprint::{Mark, hex};
+use crate::interface::collected;
+use crate::leash;
 
 /// Longest chain name iptables takes, in bytes.
 const CHAIN_MAX: usize = 28;
 
 /// Longest comment of a rule, in bytes.
 const COMMENT_MAX: usize = 255;
+
+/// Waits for others who change the rules of the older kernel interface, this many seconds.
+const WAIT: &str = "--wait=30";
+
+/// The turn to change what iptables has on this host: nobody else of ours does so meanwhile.
+#[must_use = "dropping it lets others change the tables"]
+pub struct Turn {
+    _lock: Locked,
+}
 
 /// IPv4 or IPv6: a program each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +52,21 @@ pub enum Family {
 /// A table of one family, as `iptables-save` prints it.
 #[derive(Clone, Debug)]
 pub struct Saved(String);
+
+/// What a table is changed by.
+type Lines<'a> = &'a mut dyn FnMut(&Saved) -> Vec<String>;
+
+// === impl Turn ===
+
+impl Turn {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// Code 11 if others take too long.
+    pub fn take() -> Result<Turn, Error> {
+        Ok(Turn { _lock: Netns::lock_filters().or_refused()? })
+    }
+}
 
 // === impl Family ===
 
@@ -75,14 +107,28 @@ impl Family {
         run(&format!("{}-save", self.program()), &["-t", table], "").map(Saved)
     }
 
-    /// Carries out lines in one commit, waiting for others who change the rules; no lines, no program.
-    pub fn restore(self, table: &str, lines: &[String]) -> Result<(), Error> {
+    /// Carries out in one commit the lines that `lines` makes of the table; no lines, no program.
+    pub fn change(self, _: &Turn, table: &str, lines: Lines<'_>) -> Result<(), Error> {
+        let lines = lines(&self.save(table)?);
         if lines.is_empty() {
             return Ok(());
         }
         let script = format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
-        run(&format!("{}-restore", self.program()), &["--noflush", "--wait"], &script).map(|_| ())
+        run(&format!("{}-restore", self.program()), &["--noflush", WAIT], &script).map(|_| ())
     }
+}
+
+/// Changes a table of both families, as far as one of these chains is there: for DEL and GC, which try everything. No program
+/// is run where there is nothing for it to find.
+pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
+    let turn = Turn::take()?;
+    let mut errors = Vec::new();
+    for family in Family::ALL {
+        if chains.iter().any(|chain| has_chain(family, table, chain)) {
+            errors.extend(family.change(&turn, table, lines).err());
+        }
+    }
+    collected(errors)
 }
 
 /// Is there a chain, or could there be? Found out without running a program. One without rules counts: rules may
@@ -185,10 +231,10 @@ pub fn chain_of(rule: &str) -> Option<&str> {
 }
 
 fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> {
-    let failed = |cause: &dyn std::fmt::Display| {
-        Error::new(code::IO_FAILURE, format!("run {program}: {cause}; the backend nftables needs no program"))
-    };
-    let mut child = Command::new(program)
+    let hinted =
+        |what: String| Error::new(code::IO_FAILURE, what + "; the backend nftables needs no program");
+    let failed = |cause: &dyn std::fmt::Display| hinted(format!("run {program}: {cause}"));
+    let mut child = leash::command(Path::new(program))
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -201,7 +247,11 @@ fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> 
     let output = child.wait_with_output().map_err(|cause| failed(&cause))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(failed(&String::from_utf8_lossy(&output.stderr).trim())),
+        // What could not become the program has said so as a plugin does.
+        false => Err(match Error::from_stdout(&output.stdout) {
+            Ok(error) => hinted(error.msg),
+            Err(_) => failed(&String::from_utf8_lossy(&output.stderr).trim()),
+        }),
     }
 }
 

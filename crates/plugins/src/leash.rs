@@ -5,12 +5,12 @@
 //! for that: so the delegate's process begins as this program, asks, and becomes the delegate.
 //!
 //! ```text
-//!   weft-cni ─► weft-cni leash PARENT PROGRAM ─exec─► PROGRAM
+//!   weft-cni ─► weft-cni leash PARENT PROGRAM [ARGUMENT…] ─exec─► PROGRAM [ARGUMENT…]
 //! ```
 //!
 //! Rules: the process that is started is the one that becomes the delegate: number, group, pipes and environment are
 //! the same; a program that is being written is waited for as the caller would; one that cannot be run is told as a
-//! plugin tells an error. What a delegate has started itself is not on the leash.
+//! plugin tells an error. Programs of iptables are held so, too. What a delegate has started itself is not on the leash.
 //!
 //! Source: PR_SET_PDEATHSIG(2const); execve(2).
 
@@ -43,18 +43,18 @@ pub(crate) fn command(program: &Path) -> Command {
 
 /// Is this such a call? Then it becomes the delegate, or says why not.
 pub(crate) fn run(arguments: &[OsString]) -> Option<ExitCode> {
-    let [_, word, parent, program] = arguments else { return None };
+    let [_, word, parent, program, arguments @ ..] = arguments else { return None };
     if word != WORD {
         return None;
     }
-    let error = hold(parent.to_str()?.parse().ok()?, Path::new(program));
+    let error = hold(parent.to_str()?.parse().ok()?, Path::new(program), arguments);
     // Whoever called may be gone.
     let _ = serde_json::to_writer(std::io::stdout(), &error);
     Some(ExitCode::FAILURE)
 }
 
 /// Becomes the program; the error if it cannot.
-fn hold(parent: u32, program: &Path) -> Error {
+fn hold(parent: u32, program: &Path, arguments: &[OsString]) -> Error {
     let failed = |cause: &dyn std::fmt::Display| Error::io(format_args!("run {}", program.display()), cause);
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return failed(&errno);
@@ -66,7 +66,7 @@ fn hold(parent: u32, program: &Path) -> Error {
     }
     let until = Instant::now() + BUSY_MAX;
     loop {
-        let cause = Command::new(program).exec();
+        let cause = Command::new(program).args(arguments).exec();
         if cause.kind() != ErrorKind::ExecutableFileBusy || Instant::now() >= until {
             return failed(&cause);
         }

@@ -67,9 +67,7 @@ pub fn remove(backend: Backend, mark: &Mark, known: &[IpNet]) -> Result<(), Erro
     let natively = nftables::remove(mark, known).err();
     // With iptables, the kernel may have no nf_tables, and then holds nothing of them.
     errors.extend(natively.filter(|_| backend == Backend::Nftables));
-    if backend == Backend::Iptables || iptables::is_there(mark) {
-        errors.extend(iptables::remove(mark, known).err());
-    }
+    errors.extend(iptables::remove(mark, known).err());
     interface::collected(errors)
 }
 

@@ -20,8 +20,7 @@ use ipnet::IpNet;
 use super::settings::{Place, Policy};
 use crate::entries;
 use crate::fingerprint::{COMMENT_MAX, Mark};
-use crate::interface::collected;
-use crate::iptables::{self, Family, Saved, chain_of, comment, deletion};
+use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
 /// The table of all of it.
 pub(crate) const TABLE: &str = "filter";
@@ -48,15 +47,17 @@ impl Passage<'_> {
 
     /// Lets the container through, and makes the policy hold.
     pub(super) fn add(&self) -> Result<(), Error> {
+        let turn = Turn::take()?;
         for family in self.families() {
-            let saved = family.save(TABLE)?;
-            let mut script = self.furniture(&saved);
-            let own = self.rules(family);
-            let before =
-                saved.lines().filter(|line| is_marked(line, |found| found == self.mark.text(COMMENT_MAX)));
-            script.extend(before.filter(|line| !own.iter().any(|rule| rule == line)).map(deletion));
-            script.extend(own.into_iter().filter(|rule| !saved.has_rule(rule)));
-            family.restore(TABLE, &script)?;
+            family.change(&turn, TABLE, &mut |saved| {
+                let mut script = self.furniture(saved);
+                let own = self.rules(family);
+                let mark = self.mark.text(COMMENT_MAX);
+                let before = saved.lines().filter(|line| comment_of(line) == Some(&mark));
+                script.extend(before.filter(|line| !own.iter().any(|rule| rule == line)).map(deletion));
+                script.extend(own.into_iter().filter(|rule| !saved.has_rule(rule)));
+                script
+            })?;
         }
         Ok(())
     }
@@ -137,19 +138,13 @@ pub(crate) fn comment_of(rule: &str) -> Option<&str> {
     rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text)
 }
 
-/// Is it a container's rule, with a comment that is meant?
-fn is_marked(rule: &str, is_meant: impl Fn(&str) -> bool) -> bool {
-    comment_of(rule).is_some_and(is_meant)
-}
-
 // === DEL, GC ===
 
-/// Removes the container's rules: by its mark, and by the known addresses those that have none. No program is run
-/// where there is nothing for it to remove.
+/// Removes the container's rules: by its mark, and by the known addresses those that have none.
 pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
     let text = mark.text(COMMENT_MAX);
-    remove_all(|line| {
-        is_marked(line, |found| found == text)
+    remove_all(&|line| {
+        comment_of(line) == Some(&text)
             || known.iter().any(|net| pair(net, "").iter().any(|rule| rule == line.trim_end()))
     })
 }
@@ -158,21 +153,13 @@ pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
 /// reference plugin, which do not say whose they are.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let is_stale = entries::is_stale(plugin, network, valid);
-    remove_all(|line| is_marked(line, &is_stale))
+    remove_all(&|line| comment_of(line).is_some_and(&is_stale))
 }
 
-fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
-    let mut errors = Vec::new();
-    for family in Family::ALL {
-        if iptables::has_chain(family, TABLE, PRIVATE) {
-            let removed = family.save(TABLE).and_then(|saved| {
-                let script: Vec<String> = saved.lines().filter(|line| is_meant(line)).map(deletion).collect();
-                family.restore(TABLE, &script)
-            });
-            errors.extend(removed.err());
-        }
-    }
-    collected(errors)
+fn remove_all(is_meant: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+    iptables::clean(TABLE, &[PRIVATE], &mut |saved| {
+        saved.lines().filter(|line| is_meant(line)).map(deletion).collect()
+    })
 }
 
 /// Can the programs be run?

@@ -21,7 +21,7 @@ use linux::nft::Protocol;
 
 use super::settings::{Mapping, Marking, Masquerade};
 use crate::fingerprint::Mark;
-use crate::iptables::{self, Family, Saved, chain_of, comment, deletion, quoted};
+use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
 
 const TABLE: &str = "nat";
 const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
@@ -50,16 +50,18 @@ impl Forwarding<'_> {
     /// Forwards the ports to the container's addresses: what the container had there before is replaced.
     pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let [chain, _] = chain_names(self.mark);
+        let turn = Turn::take()?;
         for net in addresses {
             let family = family(net);
-            let saved = family.save(TABLE)?;
-            let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
-            script.extend(self.furniture(&saved));
-            // Declared, a chain is there and empty.
-            script.push(format!(":{chain} - [0:0]"));
-            script.extend(self.rules(&chain, net));
-            script.extend(self.entrances(&chain, family));
-            family.restore(TABLE, &script)?;
+            family.change(&turn, TABLE, &mut |saved| {
+                let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
+                script.extend(self.furniture(saved));
+                // Declared, a chain is there and empty.
+                script.push(format!(":{chain} - [0:0]"));
+                script.extend(self.rules(&chain, net));
+                script.extend(self.entrances(&chain, family));
+                script
+            })?;
         }
         Ok(())
     }
@@ -195,27 +197,18 @@ pub(super) fn is_there(mark: &Mark) -> bool {
     })
 }
 
-/// Removes the container's chains and the jumps to them; the UDP ports that led there. No program is run where
-/// there is nothing for it to remove.
+/// Removes the container's chains and the jumps to them; the UDP ports that led there.
 pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
     let chains = chain_names(mark);
+    let chains = chains.each_ref().map(String::as_str);
     let mut ports = Vec::new();
-    let mut errors = Vec::new();
-    for family in Family::ALL {
-        if chains.iter().any(|chain| iptables::has_chain(family, TABLE, chain)) {
-            match remove_family(family, &chains.each_ref().map(String::as_str)) {
-                Ok(freed) => ports.extend(freed),
-                Err(error) => errors.push(error),
-            }
-        }
-    }
-    crate::interface::collected(errors).map(|()| ports)
+    iptables::clean(TABLE, &chains, &mut |saved| removal(saved, &chains, &mut ports))?;
+    Ok(ports)
 }
 
-fn remove_family(family: Family, chains: &[&str]) -> Result<Vec<u16>, Error> {
-    let saved = family.save(TABLE)?;
+/// The lines that remove these chains and the jumps to them; the UDP ports of the jumps.
+fn removal(saved: &Saved, chains: &[&str], ports: &mut Vec<u16>) -> Vec<String> {
     let mut script = Vec::new();
-    let mut ports = Vec::new();
     for chain in chains.iter().filter(|chain| saved.has_chain(chain)) {
         for jump in saved.jumps(chain) {
             ports.extend(udp_ports(jump));
@@ -223,8 +216,7 @@ fn remove_family(family: Family, chains: &[&str]) -> Result<Vec<u16>, Error> {
         }
         script.extend([format!("-F {chain}"), format!("-X {chain}")]);
     }
-    family.restore(TABLE, &script)?;
-    Ok(ports)
+    script
 }
 
 /// The ports of a rule for UDP.
@@ -239,27 +231,15 @@ fn udp_ports(rule: &str) -> Vec<u16> {
 /// Removes the chains of this network whose container has no valid attachment any more; the chain is a
 /// container's, not an interface's.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
-    let (mut ports, mut errors) = (Vec::new(), Vec::new());
-    for family in Family::ALL {
-        if !iptables::has_chain(family, TABLE, ENTRANCE) {
-            continue;
-        }
-        let swept = family.save(TABLE).and_then(|saved| {
-            let mut chains: Vec<&str> =
-                saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
-            chains.sort_unstable();
-            chains.dedup();
-            match chains.is_empty() {
-                true => Ok(Vec::new()),
-                false => remove_family(family, &chains),
-            }
-        });
-        match swept {
-            Ok(freed) => ports.extend(freed),
-            Err(error) => errors.push(error),
-        }
-    }
-    crate::interface::collected(errors).map(|()| ports)
+    let mut ports = Vec::new();
+    iptables::clean(TABLE, &[ENTRANCE], &mut |saved| {
+        let mut chains: Vec<&str> =
+            saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
+        chains.sort_unstable();
+        chains.dedup();
+        removal(saved, &chains, &mut ports)
+    })?;
+    Ok(ports)
 }
 
 /// The chain to which a rule of this network leads, if none of the valid containers is its.

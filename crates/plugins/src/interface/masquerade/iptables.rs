@@ -10,7 +10,7 @@ use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 
 use crate::fingerprint::Mark;
-use crate::iptables::{self, Family, Saved, chain_of, comment, deletion};
+use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";
 
@@ -22,12 +22,6 @@ fn multicast(family: Family) -> &'static str {
     }
 }
 
-/// Is there, or could there be, a chain of the attachment? Found out without running a program.
-pub(super) fn is_there(mark: &Mark) -> bool {
-    let chain = chain_name(mark);
-    Family::ALL.into_iter().any(|family| iptables::has_chain(family, TABLE, &chain))
-}
-
 fn chain_name(mark: &Mark) -> String {
     iptables::chain_name("", mark)
 }
@@ -37,30 +31,32 @@ fn chain_name(mark: &Mark) -> String {
 pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(mark);
     let comment = comment(&format!("name: \"{}\" id: \"{}\"", mark.network, mark.container));
+    let turn = Turn::take()?;
     for family in Family::ALL {
         let of_family: Vec<&IpNet> = addresses.iter().filter(|net| family.has(net.addr())).collect();
         if of_family.is_empty() {
             continue;
         }
-        let saved = family.save(TABLE)?;
-        let mut script: Vec<String> =
-            saved.jumps(&chain).filter(|jump| is_of(jump, addresses)).map(deletion).collect();
-        // The chain is there if the container has another interface on the network: that one keeps its rules.
-        if !saved.has_chain(&chain) {
-            script.push(format!(":{chain} - [0:0]"));
-            script.push(format!("-A {chain} ! -d {} -j MASQUERADE {comment}", multicast(family)));
-        }
-        for net in &of_family {
-            let accepted =
-                saved.lines().any(|rule| rule.starts_with(&format!("-A {chain} -d {} ", net.trunc())));
-            if !accepted {
-                script.push(format!("-I {chain} 1 -d {net} -j ACCEPT {comment}"));
+        family.change(&turn, TABLE, &mut |saved| {
+            let mut script: Vec<String> =
+                saved.jumps(&chain).filter(|jump| is_of(jump, addresses)).map(deletion).collect();
+            // The chain is there if the container has another interface on the network: that one keeps its rules.
+            if !saved.has_chain(&chain) {
+                script.push(format!(":{chain} - [0:0]"));
+                script.push(format!("-A {chain} ! -d {} -j MASQUERADE {comment}", multicast(family)));
             }
-        }
-        for net in &of_family {
-            script.push(format!("-A POSTROUTING -s {} -j {chain} {comment}", net.addr()));
-        }
-        family.restore(TABLE, &script)?;
+            for net in &of_family {
+                let accepted =
+                    saved.lines().any(|rule| rule.starts_with(&format!("-A {chain} -d {} ", net.trunc())));
+                if !accepted {
+                    script.push(format!("-I {chain} 1 -d {net} -j ACCEPT {comment}"));
+                }
+            }
+            for net in &of_family {
+                script.push(format!("-A POSTROUTING -s {} -j {chain} {comment}", net.addr()));
+            }
+            script
+        })?;
     }
     Ok(())
 }
@@ -69,29 +65,20 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 /// addresses the chain and every jump to it. Both families.
 pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(mark);
-    let results = Family::ALL.map(|family| remove_family(family, &family.save(TABLE)?, &chain, known));
-    crate::interface::collected(results.into_iter().filter_map(Result::err).collect())
+    iptables::clean(TABLE, &[&chain], &mut |saved| removal(saved, &chain, known))
 }
 
 /// Removes the chains of this network whose container has no valid attachment any more.
 ///
 /// The chain is a container's, not an interface's: as long as one of them is valid it stays.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
-    let mut errors = Vec::new();
-    for family in Family::ALL {
-        let saved = match family.save(TABLE) {
-            Ok(saved) => saved,
-            Err(error) => {
-                errors.push(error);
-                continue;
-            }
-        };
+    iptables::clean(TABLE, &["POSTROUTING"], &mut |saved| {
         let mut chains: Vec<&str> =
             saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
+        chains.sort_unstable();
         chains.dedup();
-        errors.extend(chains.into_iter().filter_map(|chain| remove_family(family, &saved, chain, &[]).err()));
-    }
-    crate::interface::collected(errors)
+        chains.into_iter().flat_map(|chain| removal(saved, chain, &[])).collect()
+    })
 }
 
 /// The chain of a rule of ours, if its comment names this network and none of the valid containers.
@@ -104,14 +91,15 @@ fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> O
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
-fn remove_family(family: Family, saved: &Saved, chain: &str, known: &[IpNet]) -> Result<(), Error> {
+/// The lines that remove the jumps of the `known` addresses to a chain, and the chain if no other leads to it.
+fn removal(saved: &Saved, chain: &str, known: &[IpNet]) -> Vec<String> {
     let (own, others): (Vec<&str>, Vec<&str>) =
         saved.jumps(chain).partition(|jump| known.is_empty() || is_of(jump, known));
     let mut script: Vec<String> = own.into_iter().map(deletion).collect();
     if others.is_empty() && saved.has_chain(chain) {
         script.extend([format!("-F {chain}"), format!("-X {chain}")]);
     }
-    family.restore(TABLE, &script)
+    script
 }
 
 /// Is it the jump of one of these addresses, in today's form or in the older one of the whole subnet?
