@@ -178,6 +178,14 @@ mod tests {
     }
 
     #[test]
+    fn s6_keys_of_others_are_passed_over() -> Result<(), Error> {
+        let config =
+            read(r#"{"cniVersion":"1.0.0","name":"n","dnss":1,"dns":{"domain":"d","x.example/y":[]}}"#)?;
+        assert_eq!(config.dns()?.domain, "d");
+        Ok(())
+    }
+
+    #[test]
     fn c8_a_prev_result_is_in_the_configurations_version() -> Result<(), Error> {
         let conf = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":[{"address":"10.0.0.2/24"}]}}"#;
         assert_eq!(read(conf)?.require_prev_result()?.ips.len(), 1);

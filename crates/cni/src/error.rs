@@ -58,6 +58,9 @@ pub struct Error {
     pub details: String,
 }
 
+/// Longest key or value in an error, in bytes.
+const VALUE_MAX: usize = 256;
+
 impl Error {
     /// An error with this code and sentence.
     pub fn new(code: u32, msg: impl Into<String>) -> Error {
@@ -74,14 +77,14 @@ impl Error {
         Error::new(code::INVALID_CONFIG, msg)
     }
 
-    /// A refusal of one key: code 7, `key: value: why`.
+    /// A refusal of one key: code 7, `key: value: why`; key and value are cut to a bound.
     pub fn key(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
-        Error::config(format!("{key}: {value}: {why}"))
+        Error::config(refusal(&key, &value, &why))
     }
 
     /// A field the plugin knows and cannot serve: code 2, key and value named as the specification demands.
     pub fn unsupported(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
-        Error::new(code::UNSUPPORTED_FIELD, format!("{key}: {value}: {why}"))
+        Error::new(code::UNSUPPORTED_FIELD, refusal(&key, &value, &why))
     }
 
     /// An unexpected failure: code 999.
@@ -151,6 +154,20 @@ impl Error {
     }
 }
 
+fn refusal(key: &dyn fmt::Display, value: &dyn fmt::Display, why: &dyn fmt::Display) -> String {
+    let [key, value] = [key, value].map(|text| cut(text.to_string(), VALUE_MAX));
+    format!("{key}: {value}: {why}")
+}
+
+/// A stranger's text as it is shown: its beginning and its end, together so many bytes at most, if it is longer.
+pub(crate) fn cut(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    let (head, tail) = (text.floor_char_boundary(most / 2), text.ceil_char_boundary(text.len() - most / 2));
+    format!("{}…{}", &text[..head], &text[tail..])
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.msg)?;
@@ -178,6 +195,19 @@ impl<T> Context<T> for Result<T, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_long_value_the_ends_are_shown() {
+        let error = Error::key("master", "ä".repeat(500_000), "no such link");
+        assert!(error.msg.len() < VALUE_MAX + 40, "{}", error.msg.len());
+        assert!(
+            error.msg.starts_with("master: ää") && error.msg.ends_with("ää: no such link"),
+            "{}",
+            error.msg
+        );
+        let short = Error::key("master", "ä".repeat(VALUE_MAX / 2), "no such link");
+        assert!(!short.msg.contains('…'), "{}", short.msg);
+    }
 
     #[test]
     fn trap6_an_error_without_version_is_read_and_ours_carries_one() -> Result<(), serde_json::Error> {

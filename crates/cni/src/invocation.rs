@@ -77,7 +77,7 @@ pub struct Sweep {
     pub call: Call,
 }
 
-/// One entry of `cni.dev/valid-attachments`, read leniently: a malformed one is still valid to its owner.
+/// One entry of `cni.dev/valid-attachments`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(default)]
 pub struct ValidAttachment {
@@ -96,15 +96,30 @@ pub const VALID_ATTACHMENTS_OLD: &str = "cni.dev/attachments";
 impl Sweep {
     /// The attachments that must stay, or `None` if the caller named no list at all: then nothing may
     /// be dropped. An empty list means that nothing is valid.
+    ///
+    /// # Errors
+    /// Code 7 for a list that cannot be read, or with an entry that names half an attachment.
     pub fn valid(&self) -> Result<Option<Vec<ValidAttachment>>, Error> {
         let Some(map) = self.call.config.value().as_object() else { return Ok(None) };
         for key in [VALID_ATTACHMENTS, VALID_ATTACHMENTS_OLD] {
             match map.get(key) {
                 None | Some(serde_json::Value::Null) => {}
-                Some(list) => return fold::from_value(list, key).map(Some),
+                Some(list) => return whole(fold::from_value(list, key)?, key).map(Some),
             }
         }
         Ok(None)
+    }
+}
+
+/// Of which each entry names container and interface: what is named by half would be dropped for the other half.
+fn whole(list: Vec<ValidAttachment>, key: &str) -> Result<Vec<ValidAttachment>, Error> {
+    match list.iter().position(|one| one.container_id.is_empty() || one.ifname.is_empty()) {
+        None => Ok(list),
+        Some(at) => {
+            let ValidAttachment { container_id, ifname } = &list[at];
+            let text = format!("containerID {container_id:?}, ifname {ifname:?}");
+            Err(Error::key(format_args!("{key}[{at}]"), text, "an attachment has both"))
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::Plugin;
 use crate::args;
 use crate::config::Config;
 use crate::environment::{self, Environment};
-use crate::error::{Context, Error, code};
+use crate::error::{Context, Error, code, cut};
 use crate::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use crate::invoke::Invoke;
 use crate::name::{ContainerId, IfName};
@@ -28,6 +28,9 @@ use crate::version::{Verb, Version};
 
 /// The namespace of the calling thread.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
+
+/// Longest sentence and longest details of an answer, in bytes: what failed may have quoted what a stranger wrote.
+const TEXT_MAX: usize = 8 << 10;
 
 /// What a plugin leaves behind: the bytes for stdout, the text for stderr, and whether the exit code is 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +46,10 @@ pub struct Answer {
 impl Answer {
     /// The answer that says `error`.
     pub fn failed(error: &Error) -> Answer {
+        let mut error = error.clone();
+        (error.msg, error.details) = (cut(error.msg, TEXT_MAX), cut(error.details, TEXT_MAX));
         // The fallback is reached only if a struct of strings cannot be written as JSON.
-        let stdout = pretty(error).unwrap_or_else(|_| br#"{"code":999,"msg":"no answer"}"#.to_vec());
+        let stdout = pretty(&error).unwrap_or_else(|_| br#"{"code":999,"msg":"no answer"}"#.to_vec());
         Answer { stdout, stderr: String::new(), success: false }
     }
 

@@ -353,6 +353,30 @@ fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key(
 }
 
 #[test]
+fn s32_half_an_attachment_keeps_nothing_and_so_nothing_may_go() -> Result<(), Error> {
+    for half in
+        [r#"{"containerID":"a"}"#, r#"{"ifname":"eth0"}"#, r#"{"containerID":null,"ifname":"eth0"}"#, "{}"]
+    {
+        let keys = format!(r#""cni.dev/valid-attachments":[{{"containerID":"b","ifname":"eth0"}},{half}]"#);
+        let stdin = format!(r#"{{"cniVersion":"1.1.0","name":"n",{keys}}}"#);
+        let config = Config::read(stdin.into_bytes(), Version::ALL)?;
+        let refused = Sweep { call: Call { config, environment: environment("GC") } }.valid();
+        let error = refused.expect_err("half an attachment");
+        assert!(error.code == 7 && error.msg.starts_with("cni.dev/valid-attachments[1]: "), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_answer_has_a_bound_whatever_failed() {
+    let fails = Error::new(5, "x".repeat(3_000_000)).details("y".repeat(3_000_000));
+    let answer =
+        call(&Ledger { fails: Some(fails), ..Ledger::default() }, &environment("ADD"), &config("1.0.0"));
+    assert!(answer.stdout.len() < 20_000, "{}", answer.stdout.len());
+    assert_eq!(error(&answer).code, 5);
+}
+
+#[test]
 fn an_answer_becomes_what_a_caller_sees() {
     let plugin = Ledger { fails: Some(Error::new(11, "later").details("d")), ..Ledger::default() };
     let answer = call(&plugin, &environment("ADD"), &config("1.0.0"));
