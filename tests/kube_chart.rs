@@ -117,7 +117,7 @@ fn others() -> Vec<(&'static str, Value)> {
 }
 
 /// The same of the controllers.
-fn others_of_controllers() -> [(&'static str, Value); 17] {
+fn others_of_controllers() -> [(&'static str, Value); 18] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -130,6 +130,7 @@ fn others_of_controllers() -> [(&'static str, Value); 17] {
         ("neutron.enabled", json!(false)),
         ("neutron.replicas", json!(1)),
         ("neutron.vifStore", json!("kuryrport")),
+        ("neutron.policy", json!("always")),
         ("neutron.configuration.cloud.name", json!("other")),
         ("neutron.configuration.cloud.file", json!("/other")),
         ("neutron.configuration.neutron", json!({ "portDebug": true })),
@@ -212,10 +213,12 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
     let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").count();
     assert_eq!(definitions.lines().count(), shipped, "{definitions}");
-    // Each value that there is, as something else, is taken by the server; but for what takes a whole part away.
+    // Each value that there is, as something else, is taken by the server; but for what takes a whole part away, and what
+    // an old server has not.
     let mut values = all();
-    let takes_away = |path: &str| path.ends_with("enabled") || path == "install.thin";
-    for (path, value) in others().iter().filter(|(path, _)| !takes_away(path)) {
+    let is_left_out =
+        |path: &str| path.ends_with("enabled") || ["install.thin", "neutron.policy"].contains(&path);
+    for (path, value) in others().iter().filter(|(path, _)| !is_left_out(path)) {
         values = with(&values, path, value);
     }
     assert_eq!(install(&values), "2 deployed\n");
@@ -260,6 +263,20 @@ fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
         let made = made.unwrap_or_else(|why| panic!("{address}: {why}"));
         assert!(made.contains(listen) && made.matches(probed).count() == 2, "{address}: {made}");
     }
+}
+
+/// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
+#[test]
+fn the_policy_of_the_chart_is_the_one_beside_the_kustomization() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let path = workspace().join("deploy/neutron/policy.yaml");
+    let policy = std::fs::read_to_string(path).expect("the policy");
+    let policy = &policy[policy.find("apiVersion").expect("an object")..];
+    let made =
+        ["auto", "always", "never"].map(|word| json!({ "neutron": { "enabled": true, "policy": word } }));
+    let made = helm.template(&made).into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
+    assert!(made[1].contains(policy), "{}", made[1]);
+    assert!(!made[0].contains("ValidatingAdmissionPolicy") && !made[2].contains("ValidatingAdmissionPolicy"));
 }
 
 #[test]

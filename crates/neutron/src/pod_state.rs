@@ -50,6 +50,19 @@ impl PodState {
         }
     }
 
+    /// Takes one out.
+    pub fn remove(&mut self, name: &str) -> Option<Vif> {
+        match name {
+            DEFAULT => self.default.take(),
+            _ => self.additional.remove(name),
+        }
+    }
+
+    /// Is there none?
+    pub fn is_empty(&self) -> bool {
+        self.default.is_none() && self.additional.is_empty()
+    }
+
     /// Is every one of them ACTIVE?
     pub fn is_active(&self) -> bool {
         self.vifs().all(|(_, vif)| vif.active)

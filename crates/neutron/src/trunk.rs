@@ -78,6 +78,14 @@ impl Client {
         Ok(())
     }
 
+    /// Has a trunk this subport? One that is gone has none.
+    pub async fn has_subport(&self, trunk: &str, port: &str) -> Result<bool, Error> {
+        match self.subports(trunk).await {
+            Err(error) if error.is_absent() => Ok(false),
+            all => Ok(all?.iter().any(|subport| subport["port_id"] == port)),
+        }
+    }
+
     /// Takes a subport out of its trunk; one that is in none is out already.
     pub async fn unnest(&self, trunk: &str, port: &str) -> Result<(), Error> {
         match self.change_trunk(trunk, "remove_subports", &json!([{ "port_id": port }])).await {

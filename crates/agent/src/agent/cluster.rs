@@ -14,6 +14,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
 use kube::{Api, Client, Config, Resource};
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::policy::Labels;
@@ -63,6 +64,17 @@ where
         Ok(Ok(object)) => Ok(object.map(K::reduce)),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
+    }
+}
+
+/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
+/// names no version, so there is nothing else to be in conflict with.
+pub(crate) fn is_about_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    match status.code {
+        409 => status.message.to_lowercase().contains("uid"),
+        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
+        _ => false,
     }
 }
 

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use cni::{Error, code};
 use kube::{Api, Client};
+use neutron::pod_state::PodState;
 use npwg::configuration::NodeConfiguration;
 use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
+use serde_json::Value;
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::resource_slices::Slices;
@@ -83,13 +85,9 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
     let wanted = vifs::wanted(&plan, &neutron, &[])?;
     let deadline = Instant::now() + vifs::PATIENCE;
     let mut now = pod.clone();
+    let places = places(question.configuration.get())?;
     while !wanted.is_empty() {
-        // Nobody tells us whether it is a KuryrPort: the annotation comes first.
-        let annotated = store::of_annotation(&now).map_err(|why| Error::new(code::TRY_AGAIN_LATER, why))?;
-        let state = match annotated {
-            Some(state) => Some(state),
-            None => store::read(Place::Kuryrport, &client, &now).await.ok().flatten(),
-        };
+        let state = written(places, &client, &now).await?;
         if let Some(state) = &state
             && vifs::put(&mut plan, &wanted, state)?
         {
@@ -103,6 +101,36 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         now = asked.ok().flatten().filter(|now| now.uid == pod.uid).unwrap_or(now);
     }
     Ok(plan)
+}
+
+/// The key that says where the controller of Neutron ports writes, as `--vif-store` does to an agent.
+const VIF_STORE: &str = "vifStore";
+
+/// Where it is looked for a pod's ports, in this order. The annotation is anybody's who may make pods: where it is said that
+/// there are KuryrPorts it is not read.
+fn places(configuration: &str) -> Result<&'static [Place], Error> {
+    let configuration: BTreeMap<String, Value> = serde_json::from_str(configuration)
+        .map_err(|cause| Error::config(format!("network configuration: {cause}")))?;
+    let said = configuration.iter().find(|(key, _)| key.eq_ignore_ascii_case(VIF_STORE));
+    match said.map_or(&Value::Null, |(_, value)| value) {
+        Value::Null => Ok(&[Place::Kuryrport, Place::Annotation]),
+        Value::String(word) if word == "kuryrport" => Ok(&[Place::Kuryrport]),
+        Value::String(word) if word == "annotation" => Ok(&[Place::Annotation]),
+        other => Err(Error::key(VIF_STORE, other, "is not one of annotation, kuryrport")),
+    }
+}
+
+async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
+    for (index, place) in places.iter().enumerate() {
+        match store::read(*place, client, pod).await {
+            Ok(None) => {}
+            Ok(state) => return Ok(state),
+            // There may be no such resource, or no right to it, where nobody needs it.
+            Err(_) if index + 1 < places.len() => {}
+            Err(why) => return Err(Error::new(code::TRY_AGAIN_LATER, why)),
+        }
+    }
+    Ok(None)
 }
 
 async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> Result<Pod, Error> {
@@ -122,5 +150,24 @@ async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> 
         }
         (Err(_), Some(pod)) => Ok(pod),
         (Err(why), None) => Err(Error::new(code::TRY_AGAIN_LATER, format!("pod {namespace}/{name}: {why}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_kuryrports_are_used_the_annotation_is_not_read() {
+        let of = |more: &str| {
+            let configuration =
+                format!(r#"{{"cniVersion":"1.0.0","name":"n","type":"weft","clusterNetwork":"a"{more}}}"#);
+            NodeConfiguration::read(configuration.as_bytes(), npwg::configuration::Flavour::Weft).unwrap();
+            places(&configuration)
+        };
+        assert_eq!(of(r#","vifStore":"kuryrport""#).unwrap(), [Place::Kuryrport]);
+        assert_eq!(of(r#","vifStore":"annotation""#).unwrap(), [Place::Annotation]);
+        assert_eq!(of("").unwrap(), [Place::Kuryrport, Place::Annotation]);
+        assert!(of(r#","vifStore":"pods""#).unwrap_err().to_string().contains("vifStore"));
     }
 }

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cni::name::ContainerId;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::Status;
 use kube::{Api, Client, Resource, ResourceExt};
 use npwg::journal::Entry;
 use npwg::metadata::Pod;
@@ -25,7 +24,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::brain::{Brain, place};
-use super::cluster::{MIRROR, PodObject, Reduced};
+use super::cluster::{MIRROR, PodObject, Reduced, is_about_uid};
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
 
 /// Writes at a time.
@@ -295,17 +294,6 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
         }
     }
     Patched::Failed(last)
-}
-
-/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
-/// names no version, so there is nothing else to be in conflict with.
-fn is_about_uid(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    match status.code {
-        409 => status.message.to_lowercase().contains("uid"),
-        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
-        _ => false,
-    }
 }
 
 /// Writes the status of one sandbox, trying for a while.

@@ -7,8 +7,10 @@
 //!
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
+mod fit;
+mod release;
+
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,8 @@ use neutron::{Client, Error};
 use tokio::sync::{Mutex, OnceCell};
 use tracing::info;
 
-use super::pools::{Key, Pools};
+use self::fit::serves;
+use super::pools::{Key, Pools, User};
 use super::settings::{Driver, Rules};
 use super::subject::Subject;
 use super::wish::Wish;
@@ -31,8 +34,12 @@ use super::wish::Wish;
 const ATTACHMENT: &str = "weft-attachment=";
 /// The beginning of the tag that says whose a port is where its `device_id` cannot: a subport of a trunk has none.
 const POD: &str = "weft-pod=";
+/// The beginning of the tag that says which cluster's a port is.
+pub(super) const CLUSTER: &str = "weft-cluster=";
 /// Tags the port of a macvlan, with the id of the node's port that speaks for it.
 const NODE: &str = "weft-node=";
+/// Who a port belongs to that a trunk has.
+const SUBPORT: &str = "trunk:subport";
 /// The extension by which a port is tagged as it is made.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
 /// How long a subnet is known: longer than a burst of pods, shorter than somebody waits who has changed it.
@@ -122,14 +129,16 @@ impl Allocator {
 
     /// All that a pod wants, beside what it has. `found` are ports that may have been made for it before.
     ///
-    /// What was made is put into `state` at once: whoever tries again goes on from there.
+    /// What was made is put into `state` at once, and what was given up is taken out: whoever tries again goes on from
+    /// there.
     pub(crate) async fn fulfil(
         &self,
         subject: &Subject,
         wishes: &[Wish],
         found: &[Port],
-        state: &mut PodState,
+        (state, written): (&mut PodState, &PodState),
     ) -> Result<(), Trouble> {
+        self.drop_unwished(subject, wishes, (state, written)).await?;
         for wish in wishes.iter().filter(|wish| state.vif(&wish.name).is_none()).collect::<Vec<_>>() {
             let (subnet, network) = self.subnet(&wish.subnet).await.map_err(Trouble::from)?;
             // Before anything is made for it.
@@ -176,9 +185,13 @@ impl Allocator {
         found: &[Port],
     ) -> Result<Port, Trouble> {
         let tag = format!("{ATTACHMENT}{}", wish.name);
-        if let Some(port) = found.iter().find(|port| marks(port).any(|mark| mark == tag)) {
-            info!(port = port.id, pod = subject.pod.name, interface = wish.name, "taken up again");
-            return Ok(port.clone());
+        for port in found.iter().filter(|port| marks(port).any(|mark| mark == tag)) {
+            if serves(port, wish, subnet) {
+                info!(port = port.id, pod = subject.pod.name, interface = wish.name, "taken up again");
+                return Ok(port.clone());
+            }
+            // It was made when something else was wished for.
+            self.remove(port).await?;
         }
         let pooled = self.rules.pool.enabled
             && wish.driver == Driver::NeutronVif
@@ -190,7 +203,8 @@ impl Allocator {
                 subnet: subnet.id.clone(),
                 groups: self.groups(&self.rules.pod_security_groups),
             };
-            return self.pools.take(&key, |count| self.fill(&key, subnet, count)).await;
+            let fill = |count| self.fill(&key, subnet, count);
+            return self.pools.take(&key, &subject.pod.uid, fill).await;
         }
         let mut new = self.new_port(subject, wish, subnet, tag);
         if let Some(node) = node.filter(|_| wish.driver == Driver::NestedMacvlan) {
@@ -265,9 +279,9 @@ impl Allocator {
 
     /// Learns of a port of a pool that is there after a restart; false if it is one too many, or has the security groups
     /// that pods had before.
-    pub(crate) fn learn(&self, port: &Port, is_taken: bool) -> bool {
+    pub(crate) fn learn(&self, port: &Port, user: Option<&User>) -> bool {
         let groups = self.groups(&port.security_groups);
-        groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, is_taken)
+        groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, user)
     }
 
     /// Fills the pools that run low; where it is not quiet, those only that may soon be empty.
@@ -383,38 +397,6 @@ impl Allocator {
         self.neutron.delete_port(&port.id).await
     }
 
-    /// The node's own port, which may be gone with its node. What cannot be asked now is not gone.
-    async fn node(&self, host: IpAddr) -> Result<Option<Port>, Error> {
-        match self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await {
-            Err(error) if error.passes() => Err(error),
-            other => Ok(other.ok()),
-        }
-    }
-
-    /// Gives a port up: back into its pool, or away.
-    pub(crate) async fn release(&self, vif: &Vif, host: Option<IpAddr>) -> Result<(), Error> {
-        match (&vif.kind, host) {
-            (Kind::VlanNested { .. }, Some(host)) => {
-                if let Some(trunk) = self.node(host).await?.and_then(|node| node.trunk_details) {
-                    self.neutron.unnest(&trunk.trunk_id, &vif.id).await?;
-                }
-            }
-            (Kind::MacvlanNested, Some(host)) => {
-                if let Some(node) = self.node(host).await? {
-                    let ips = vif.network.subnets.iter().flat_map(|subnet| &subnet.ips);
-                    let pairs: Vec<AddressPair> =
-                        ips.map(|ip| AddressPair { ip_address: ip.to_string(), mac_address: None }).collect();
-                    self.allow(&node.id, &pairs, Allowed::No).await?;
-                }
-            }
-            _ => {}
-        }
-        if self.pools.give_back(&vif.id) {
-            return Ok(());
-        }
-        self.neutron.delete_port(&vif.id).await
-    }
-
     /// All ports of this cluster's pods.
     pub(crate) async fn all(&self) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
@@ -444,7 +426,7 @@ impl Allocator {
             all.extend(self.described(&query).await?);
         }
         // A subport's owner is its trunk.
-        Ok(all.into_iter().filter(|port| is_ours(&port.device_owner)).collect())
+        Ok(all.into_iter().filter(is_ours).collect())
     }
 
     /// Ports that a query selects among those that have no tags, if their description says that they are ours.
@@ -500,8 +482,13 @@ fn not_bound(port: &Port) -> Trouble {
     Trouble { reason: "PortNotBound", why, passes: true }
 }
 
-fn is_ours(owner: &str) -> bool {
-    owner == DEVICE_OWNER || owner == "trunk:subport"
+/// Is it one that we make, or Kuryr did? Neutron takes the owner off what is taken out of a trunk.
+fn is_ours(port: &Port) -> bool {
+    match port.device_owner.as_str() {
+        DEVICE_OWNER | SUBPORT => true,
+        "" => marks(port).any(|mark| mark.starts_with(POD)),
+        _ => false,
+    }
 }
 
 /// The hardware address of a macvlan: what is asked for, or one that only differs from its port's in a bit of the first

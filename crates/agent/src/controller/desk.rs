@@ -8,6 +8,7 @@
 //! Rules:
 //! - levels, not edges: what is to be done is seen from the pods as they are, at each change and now and then;
 //! - a pod that cannot have what it wants gets an Event, is tried again more and more rarely, and holds up nobody;
+//! - what a pod has and what is written on it are two things: it is done when they are the same;
 //! - a port is forgotten here only when it is gone or waits in a pool; what nobody knows of is found at the next
 //!   comparison of all ports with all pods.
 //!
@@ -15,9 +16,10 @@
 
 mod activation;
 mod comparison;
+mod release;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,19 +29,17 @@ use neutron::pod_state::PodState;
 use neutron::port::Port;
 use npwg::metadata::Definition;
 use npwg::status::NETWORK_STATUS;
-use tokio::sync::watch::Receiver;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
-use tracing::{info, warn};
+use tracing::warn;
 
 use self::activation::{Asked, Late};
 use self::comparison::Orphans;
 use super::allocator::{Allocator, Trouble};
-use super::store::{self, Place, Unwritten};
+use super::store::{self, Place};
 use super::subject::{Subject, SubjectObject};
-use super::wish::{self, Wish};
 use crate::agent::cache::{Cache, follow};
-use crate::agent::cluster::{DefinitionObject, Key};
+use crate::agent::cluster::DefinitionObject;
 use crate::agent::events::Events;
 use crate::agent::health::Told;
 
@@ -79,10 +79,21 @@ pub(crate) struct Desk {
 #[derive(Clone, Debug)]
 struct Case {
     subject: Arc<Subject>,
+    /// What it has.
     state: PodState,
+    /// What is written of it, as far as is known.
+    written: Option<Written>,
     stage: Stage,
     /// Of one that waits: since when, or since its node said that it is done.
     since: Instant,
+}
+
+/// What is written of a pod.
+#[derive(Clone, Debug, PartialEq)]
+struct Written {
+    state: PodState,
+    /// On what: what the API has of a static pod may be made anew, and has nothing on it then.
+    object: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +108,28 @@ enum Stage {
 // === impl Case ===
 
 impl Case {
+    /// Of a pod on which this is written.
     fn new(subject: &Arc<Subject>, state: PodState, stage: Stage) -> Case {
-        Case { subject: Arc::clone(subject), state, stage, since: Instant::now() }
+        let mut case =
+            Case { subject: Arc::clone(subject), state, written: None, stage, since: Instant::now() };
+        if !case.state.is_empty() {
+            case.note_written();
+        }
+        case
+    }
+
+    /// What it has is written.
+    fn note_written(&mut self) {
+        let (state, object) = (self.state.clone(), self.subject.object.clone());
+        self.written = Some(Written { state, object });
+    }
+
+    /// Is what it has written, and on what there is now?
+    fn is_written(&self) -> bool {
+        match &self.written {
+            Some(Written { state, object }) => *state == self.state && *object == self.subject.object,
+            None => self.state.is_empty(),
+        }
     }
 }
 
@@ -196,7 +227,13 @@ impl Desk {
         if let Some(case) = cases.get_mut(&pod.uid) {
             let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
             let plugged = said(&case.subject) != said(subject);
+            let anew = case.subject.object != subject.object && !case.state.is_empty();
             case.subject = Arc::clone(subject);
+            if anew && matches!(case.stage, Stage::Waiting | Stage::Active) {
+                case.stage = Stage::Working;
+                drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone())));
+                return;
+            }
             if plugged && case.stage == Stage::Waiting {
                 case.since = Instant::now();
                 self.waiting.notify_one();
@@ -218,7 +255,7 @@ impl Desk {
                 return;
             }
         };
-        let stage = match (state == PodState::default(), state.is_active()) {
+        let stage = match (state.is_empty(), state.is_active()) {
             (true, _) => Stage::Working,
             (false, false) => Stage::Waiting,
             (false, true) => Stage::Active,
@@ -230,136 +267,6 @@ impl Desk {
             Stage::Waiting => self.waiting.notify_one(),
             _ => {}
         }
-    }
-
-    /// Gets a pod its ports, however long it takes.
-    async fn work(self: Arc<Desk>, uid: String) {
-        let mut pause = PAUSES.0;
-        let mut told: Option<Trouble> = None;
-        let mut unsure = false;
-        loop {
-            // What changes while it is tried is not missed.
-            let definitions = self.definitions.changes();
-            let Some(Case { subject, mut state, stage, .. }) = self.cases().get(&uid).cloned() else {
-                return;
-            };
-            if stage == Stage::Leaving {
-                return self.release(uid).await;
-            }
-            let outcome = self.attempt(&subject, &mut state, unsure).await;
-            // What was made is known even if the pod went away meanwhile.
-            let leaves = {
-                let mut cases = self.cases();
-                let Some(case) = cases.get_mut(&uid) else { return };
-                let is_active = state.is_active();
-                case.state = state;
-                if case.stage == Stage::Working && outcome.is_ok() {
-                    case.stage = if is_active { Stage::Active } else { Stage::Waiting };
-                    case.since = Instant::now();
-                }
-                case.stage == Stage::Leaving
-            };
-            if leaves {
-                return self.release(uid).await;
-            }
-            if outcome.is_ok() {
-                self.count("allocated");
-                self.waiting.notify_one();
-                return;
-            }
-            if let Err(trouble) = outcome {
-                warn!(
-                    pod = subject.pod.name,
-                    namespace = subject.pod.namespace,
-                    reason = trouble.reason,
-                    "{}",
-                    trouble.why
-                );
-                self.count("troubled");
-                unsure = true;
-                if told.as_ref() != Some(&trouble) {
-                    self.events.troubled(&subject.pod, trouble.reason, &trouble.why);
-                }
-                // What only somebody's change can heal is not asked for every second.
-                let first = if trouble.passes { PAUSES.0 } else { PAUSES.0 * 4 };
-                pause = pause.max(first);
-                told = Some(trouble);
-            }
-            self.rest(&uid, pause, definitions).await;
-            pause = (pause * 2).min(PAUSES.1);
-        }
-    }
-
-    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves.
-    async fn rest(&self, uid: &str, pause: Duration, mut definitions: Receiver<u64>) {
-        let left = async {
-            loop {
-                let mut told = pin!(self.leaving.notified());
-                told.as_mut().enable();
-                if self.cases().get(uid).is_none_or(|case| case.stage == Stage::Leaving) {
-                    return;
-                }
-                told.await;
-            }
-        };
-        tokio::select! {
-            () = sleep(jittered(pause)) => {}
-            _ = definitions.changed() => {}
-            () = left => {}
-        }
-    }
-
-    async fn attempt(&self, subject: &Subject, state: &mut PodState, unsure: bool) -> Result<(), Trouble> {
-        let pod = &subject.pod;
-        if self.place == Place::Kuryrport && *state == PodState::default() {
-            let written = store::read(self.place, &self.client, pod).await;
-            if let Some(written) =
-                written.map_err(|why| Trouble { reason: "VifUnreadable", why, passes: true })?
-            {
-                *state = written;
-            } else if !subject.pending {
-                return Ok(());
-            }
-        }
-        let before = state.clone();
-        let wishes = self.wishes(subject)?;
-        if wishes.is_empty() {
-            return Ok(());
-        }
-        // The semaphore is never closed.
-        let _turn = self.turns.acquire().await.ok();
-        let mut found =
-            self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid).unwrap_or_default();
-        if unsure && found.is_empty() {
-            found = self.allocator.of_pod(&pod.uid).await?;
-        }
-        self.allocator.fulfil(subject, &wishes, &found, state).await?;
-        if *state == before {
-            return Ok(());
-        }
-        match store::write(self.place, &self.client, pod, state).await {
-            Ok(()) => {
-                info!(pod = pod.name, namespace = pod.namespace, ports = wishes.len(), "allocated");
-                Ok(())
-            }
-            // The next look at the pods sees that it is gone, and releases what it has.
-            Err(Unwritten::Gone) => Ok(()),
-            Err(Unwritten::Failed(why)) => Err(Trouble { reason: "VifNotWritten", why, passes: true }),
-        }
-    }
-
-    fn wishes(&self, subject: &Subject) -> Result<Vec<Wish>, Trouble> {
-        let rules = &self.allocator.rules;
-        let refused = |why: String| Trouble::new("NetworkRefused", why);
-        let elements = wish::selected(subject, rules).map_err(refused)?;
-        let mut definitions = BTreeMap::new();
-        for network in elements.iter().map(|element| &element.network) {
-            let key: Key = (network.namespace.clone(), network.name.clone());
-            definitions.extend(
-                self.definitions.find(&key).map(|found| (network.clone(), Definition::clone(&found))),
-            );
-        }
-        wish::wishes(&elements, &definitions, rules).map_err(refused)
     }
 
     /// A pod that is gone, or has ended, gives its ports up.
@@ -382,44 +289,6 @@ impl Desk {
                 case.stage = Stage::Leaving;
                 drop(tokio::spawn(Arc::clone(self).release(uid.to_owned())));
             }
-        }
-    }
-
-    async fn release(self: Arc<Desk>, uid: String) {
-        let mut pause = PAUSES.0;
-        loop {
-            let Some(case) = self.cases().get(&uid).cloned() else { return };
-            let turn = self.turns.acquire().await.ok();
-            let mut failed = None;
-            let made = match case.state.vifs().next() {
-                Some(_) => Ok(Vec::new()),
-                // Was something made of which we were not told?
-                None => self.allocator.of_pod(&uid).await,
-            };
-            match made {
-                Ok(ports) => {
-                    for port in ports {
-                        failed = self.allocator.remove(&port).await.err().or(failed);
-                    }
-                }
-                Err(error) => failed = Some(error),
-            }
-            for (_, vif) in case.state.vifs().filter(|(_, vif)| !vif.preserve_on_delete) {
-                failed = self.allocator.release(vif, case.subject.host).await.err().or(failed);
-            }
-            drop(turn);
-            let Some(error) = failed else { break };
-            warn!(%error, pod = case.subject.pod.name, "ports cannot be released yet");
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PAUSES.1 / 4);
-        }
-        self.count("released");
-        let mut cases = self.cases();
-        if let Some(case) = cases.get_mut(&uid) {
-            info!(pod = case.subject.pod.name, namespace = case.subject.pod.namespace, "released");
-            // A pod that has ended and is still there must not be begun anew.
-            case.stage = Stage::Left;
-            case.state = PodState::default();
         }
     }
 

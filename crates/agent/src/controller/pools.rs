@@ -1,8 +1,9 @@
 //! Ports that wait for pods, by where they can be used: node, subnet, security groups.
 //!
 //! Rules: a pool that runs low is filled in one request for as many as it lacks, by one at a time; who finds it empty waits
-//! for that one and takes of what comes. A port that comes back waits again, unless there are enough. What waits is
-//! known by its tags after a restart.
+//! for that one and takes of what comes. A port that comes back waits again, unless there are enough; it comes back from
+//! the pod that took it and from no other, whatever is written on that one. What waits is known by its tags after a
+//! restart.
 //!
 //! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
 
@@ -36,8 +37,38 @@ pub(crate) struct Pools {
 struct State {
     waiting: BTreeMap<Key, VecDeque<Port>>,
     /// Those that a pod has.
-    taken: BTreeMap<String, (Key, Port)>,
+    taken: BTreeMap<String, Taken>,
     filling: BTreeMap<Key, Arc<tokio::sync::Mutex<()>>>,
+}
+
+#[derive(Debug)]
+struct Taken {
+    key: Key,
+    port: Port,
+    /// The pod's uid; nothing if after a restart more than one says so.
+    pod: Option<String>,
+}
+
+/// Who has a port, as far as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    /// The pod of this uid.
+    Pod(String),
+    /// Who, is not certain.
+    Somebody,
+}
+
+/// What becomes of a port that a pod does not need any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Return {
+    /// It waits again.
+    Waits,
+    /// There are enough: it is to be removed.
+    Superfluous,
+    /// It waits in a pool, or another pod may have it.
+    Kept,
+    /// It is of no pool.
+    Unknown,
 }
 
 // === impl Pools ===
@@ -52,20 +83,21 @@ impl Pools {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pop(&self, key: &Key) -> Option<Port> {
+    fn pop(&self, key: &Key, pod: &str) -> Option<Port> {
         let mut state = self.state();
         let port = state.waiting.get_mut(key)?.pop_front()?;
-        state.taken.insert(port.id.clone(), (key.clone(), port.clone()));
+        let taken = Taken { key: key.clone(), port: port.clone(), pod: Some(pod.to_owned()) };
+        state.taken.insert(port.id.clone(), taken);
         Some(port)
     }
 
-    /// A port of a pool; `fill` makes as many as it is told.
-    pub(crate) async fn take<F, E>(&self, key: &Key, fill: impl Fn(usize) -> F) -> Result<Port, E>
+    /// A port of a pool for the pod of this uid; `fill` makes as many as it is told.
+    pub(crate) async fn take<F, E>(&self, key: &Key, pod: &str, fill: impl Fn(usize) -> F) -> Result<Port, E>
     where
         F: Future<Output = Result<Vec<Port>, E>>,
     {
         loop {
-            if let Some(port) = self.pop(key) {
+            if let Some(port) = self.pop(key, pod) {
                 return Ok(port);
             }
             let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
@@ -140,23 +172,32 @@ impl Pools {
         true
     }
 
-    /// Takes a port back that came from a pool; false if it is to be removed.
-    pub(crate) fn give_back(&self, id: &str) -> bool {
+    /// Takes a port back from a pod; `shared` says that another one, too, claims it.
+    pub(crate) fn give_back(&self, id: &str, pod: &str, shared: bool) -> Return {
         let mut state = self.state();
-        let Some((key, mut port)) = state.taken.remove(id) else { return false };
+        let is_kept = match state.taken.get(id) {
+            Some(Taken { pod: Some(owner), .. }) => owner != pod,
+            Some(Taken { pod: None, .. }) => shared,
+            None => state.waiting.values().flatten().any(|known| known.id == id),
+        };
+        if is_kept {
+            return Return::Kept;
+        }
+        let Some(Taken { key, mut port, pod: _ }) = state.taken.remove(id) else { return Return::Unknown };
         // It was taken out of its switch: who gets it next is not told that it works before it does.
         port.status = String::new();
         let waiting = state.waiting.entry(key).or_default();
         let room = self.settings.enabled && (self.settings.max == 0 || waiting.len() < self.settings.max);
-        if room && !waiting.iter().any(|known| known.id == port.id) {
-            waiting.push_back(port);
+        if !room {
+            return Return::Superfluous;
         }
-        room
+        waiting.push_back(port);
+        Return::Waits
     }
 
     /// Learns of a port that is there after a restart: it waits, or a pod has it. False if it is to be removed: nobody has
     /// it, and there is no room for it, or it was never bound.
-    pub(crate) fn learn(&self, port: &Port, groups: Vec<String>, is_taken: bool) -> bool {
+    pub(crate) fn learn(&self, port: &Port, groups: Vec<String>, user: Option<&User>) -> bool {
         let Some(ip) = port.fixed_ips.first().filter(|_| self.settings.enabled) else { return false };
         let mut state = self.state();
         let known = state.taken.contains_key(&port.id)
@@ -165,8 +206,12 @@ impl Pools {
             return true;
         }
         let key = Key { host: port.host_id.clone(), subnet: ip.subnet_id.clone(), groups };
-        if is_taken {
-            state.taken.insert(port.id.clone(), (key, port.clone()));
+        if let Some(user) = user {
+            let pod = match user {
+                User::Pod(uid) => Some(uid.clone()),
+                User::Somebody => None,
+            };
+            state.taken.insert(port.id.clone(), Taken { key, port: port.clone(), pod });
             return true;
         }
         let waiting = state.waiting.entry(key).or_default();
@@ -201,10 +246,10 @@ mod tests {
     fn a_port_that_a_pod_has_is_not_put_in_again() {
         let (pools, key) = pools();
         pools.put(&key, vec![port("a", "DOWN")]);
-        assert_eq!(pools.pop(&key).map(|port| port.id).as_deref(), Some("a"));
+        assert_eq!(pools.pop(&key, "x").map(|port| port.id).as_deref(), Some("a"));
         pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN"), port("b", "DOWN")]);
-        assert_eq!(pools.pop(&key).map(|port| port.id).as_deref(), Some("b"));
-        assert_eq!(pools.pop(&key), None);
+        assert_eq!(pools.pop(&key, "x").map(|port| port.id).as_deref(), Some("b"));
+        assert_eq!(pools.pop(&key, "x"), None);
     }
 
     #[test]
@@ -214,7 +259,7 @@ mod tests {
         pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN")]);
         assert_eq!(pools.low(false), []);
         assert_eq!(pools.low(true), [(key.clone(), 3)]);
-        pools.pop(&key);
+        pools.pop(&key, "x");
         assert_eq!(pools.low(false), [(key, 3)], "soon there is none");
     }
 
@@ -222,8 +267,31 @@ mod tests {
     fn a_port_that_comes_back_does_not_say_that_it_works() {
         let (pools, key) = pools();
         pools.put(&key, vec![port("a", neutron::port::ACTIVE)]);
-        assert_eq!(pools.pop(&key).map(|port| port.status).as_deref(), Some(neutron::port::ACTIVE));
-        assert!(pools.give_back("a"));
-        assert_eq!(pools.pop(&key).map(|port| port.status).as_deref(), Some(""));
+        assert_eq!(pools.pop(&key, "x").map(|port| port.status).as_deref(), Some(neutron::port::ACTIVE));
+        assert_eq!(pools.give_back("a", "x", false), Return::Waits);
+        assert_eq!(pools.pop(&key, "x").map(|port| port.status).as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_port_comes_back_from_the_pod_that_took_it_and_from_no_other() {
+        let (pools, key) = pools();
+        pools.put(&key, vec![port("a", ""), port("b", "")]);
+        assert_eq!(pools.pop(&key, "x").map(|port| port.id).as_deref(), Some("a"));
+        // Another one names it, and one that waits.
+        assert_eq!(pools.give_back("a", "y", true), Return::Kept);
+        assert_eq!(pools.give_back("b", "y", false), Return::Kept);
+        assert_eq!(pools.give_back("c", "y", false), Return::Unknown);
+        assert_eq!(pools.give_back("a", "x", true), Return::Waits, "it is the one's, whoever else names it");
+        assert_eq!(pools.count(), 2);
+    }
+
+    #[test]
+    fn of_two_who_name_a_port_after_a_restart_the_last_gives_it_back() {
+        let (pools, _) = pools();
+        let fixed_ips = vec![neutron::port::FixedIp { subnet_id: "s".into(), ip_address: None }];
+        let known = Port { id: "a".into(), vif_type: "ovs".into(), fixed_ips, ..Port::default() };
+        assert!(pools.learn(&known, Vec::new(), Some(&User::Somebody)));
+        assert_eq!(pools.give_back("a", "x", true), Return::Kept);
+        assert_eq!(pools.give_back("a", "y", false), Return::Waits);
     }
 }

@@ -209,7 +209,7 @@ impl Rules {
 
     /// The tag that all ports of this cluster have.
     pub(crate) fn cluster_tag(&self) -> String {
-        format!("weft-cluster={}", self.cluster)
+        format!("{}{}", super::allocator::CLUSTER, self.cluster)
     }
 }
 

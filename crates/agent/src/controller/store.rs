@@ -7,13 +7,14 @@
 
 use clap::ValueEnum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use npwg::metadata::Pod;
 use serde_json::{Value, json};
 
-use super::subject::{KuryrPort, SubjectObject};
+use super::subject::{KuryrPort, Subject, SubjectObject};
+use crate::agent::cluster::is_about_uid;
 
 /// The annotation.
 pub(crate) const ANNOTATION: &str = "openstack.org/kuryr-vif";
@@ -33,9 +34,9 @@ pub(crate) enum Place {
 /// Why nothing was written.
 #[derive(Debug)]
 pub(crate) enum Unwritten {
-    /// The pod is gone, or is another one of its name.
+    /// The pod is gone, or is another one of its name; nothing else is this.
     Gone,
-    /// The API does not take it now.
+    /// The API does not take it now, or has no such resource.
     Failed(String),
 }
 
@@ -51,7 +52,7 @@ pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Opt
     match ports.get_opt(&pod.name).await {
         Ok(Some(port)) => of_kuryr_port(&port, &pod.uid),
         Ok(None) => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(refused("get", pod, &error)),
     }
 }
 
@@ -75,68 +76,94 @@ pub(crate) fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodSta
 pub(crate) async fn write(
     place: Place,
     client: &Client,
-    pod: &Pod,
+    subject: &Subject,
     state: &PodState,
 ) -> Result<(), Unwritten> {
     match place {
-        Place::Annotation => annotate(client, pod, state).await,
-        Place::Kuryrport => put_port(client, pod, state).await,
+        Place::Annotation => annotate(client, subject, state).await,
+        Place::Kuryrport => put_port(client, subject, state).await.map_err(Unwritten::Failed),
     }
 }
 
-async fn annotate(client: &Client, pod: &Pod, state: &PodState) -> Result<(), Unwritten> {
+async fn annotate(client: &Client, subject: &Subject, state: &PodState) -> Result<(), Unwritten> {
+    let Subject { pod, object, .. } = subject;
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
     // The uid is a condition: with another one the API server answers 409.
     let patch =
-        json!({ "metadata": { "uid": pod.uid, "annotations": { ANNOTATION: state.to_annotation() } } });
-    let written = pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
-    written.map(drop).map_err(|error| unwritten(&error))
-}
-
-fn unwritten(error: &kube::Error) -> Unwritten {
-    match error {
-        kube::Error::Api(status) if matches!(status.code, 404 | 409) => Unwritten::Gone,
-        other => Unwritten::Failed(other.to_string()),
+        json!({ "metadata": { "uid": object, "annotations": { ANNOTATION: state.to_annotation() } } });
+    match pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 || is_about_uid(&status) => Err(Unwritten::Gone),
+        Err(error) => Err(Unwritten::Failed(error.to_string())),
     }
 }
 
-async fn put_port(client: &Client, pod: &Pod, state: &PodState) -> Result<(), Unwritten> {
+/// Makes or changes the KuryrPort of a pod. That there is no such resource says nothing of the pod: whether it is gone is
+/// seen by the pod alone.
+async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Result<(), String> {
+    let pod = &subject.pod;
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
-    let known = ports.get_opt(&pod.name).await.map_err(|error| unwritten(&error))?;
-    match known {
-        Some(port) if port.spec["podUid"] == pod.uid => {
-            let change = Value::Array(vec![
-                json!({ "op": "add", "path": "/status", "value": { "vifs": state.to_vifs() } }),
-            ]);
-            let change = serde_json::from_value(change).map_err(|why| Unwritten::Failed(why.to_string()))?;
-            let patched = ports.patch(&pod.name, &PatchParams::default(), &Patch::Json::<()>(change)).await;
-            patched.map(drop).map_err(|error| unwritten(&error))
-        }
-        // Of a pod that had the name: its owner's end takes it away, and we come again.
-        Some(_) => {
-            let _ = ports.delete(&pod.name, &kube::api::DeleteParams::default()).await;
-            Err(Unwritten::Failed(format!("KuryrPort {}/{} is another pod's", pod.namespace, pod.name)))
-        }
-        None => {
-            let mut port = KuryrPort {
-                api_version: "openstack.org/v1".to_owned(),
-                kind: "KuryrPort".to_owned(),
-                spec: json!({ "podUid": pod.uid, "podNodeName": pod.node_name, "podStatic": false }),
-                status: json!({ "vifs": state.to_vifs() }),
-                ..KuryrPort::default()
-            };
-            port.metadata.name = Some(pod.name.clone());
-            port.metadata.labels = Some([(NODE_LABEL.to_owned(), pod.node_name.clone())].into());
-            // With its pod it goes by itself.
-            port.metadata.owner_references = Some(vec![OwnerReference {
-                api_version: "v1".to_owned(),
-                kind: "Pod".to_owned(),
-                name: pod.name.clone(),
-                uid: pod.uid.clone(),
-                ..OwnerReference::default()
-            }]);
-            let made = ports.create(&PostParams::default(), &port).await;
-            made.map(drop).map_err(|error| unwritten(&error))
-        }
+    let known = ports.get_opt(&pod.name).await.map_err(|error| refused("get", pod, &error))?;
+    if known.as_ref().is_some_and(|port| port.spec["podUid"] == pod.uid) {
+        let change = Value::Array(vec![
+            json!({ "op": "test", "path": "/spec/podUid", "value": pod.uid }),
+            json!({ "op": "add", "path": "/status", "value": { "vifs": state.to_vifs() } }),
+        ]);
+        let change = serde_json::from_value(change).map_err(|why| why.to_string())?;
+        let patched = ports.patch(&pod.name, &PatchParams::default(), &Patch::Json::<()>(change)).await;
+        return patched.map(drop).map_err(|error| refused("patch", pod, &error));
+    }
+    if let Some(port) = known {
+        // Of a pod that had the name: its owner's end takes it away, too, but later.
+        let exactly = Preconditions { uid: port.metadata.uid.clone(), resource_version: None };
+        let condition = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
+        let deleted = ports.delete(&pod.name, &condition).await;
+        deleted.map_err(|error| refused("delete another pod's", pod, &error))?;
+    }
+    let made = ports.create(&PostParams::default(), &kuryr_port(subject, state)).await;
+    made.map(drop).map_err(|error| refused("create", pod, &error))
+}
+
+fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
+    let cure = match error {
+        kube::Error::Api(status) if status.code == 404 => "; is the resource there? `weft crds` prints it",
+        _ => "",
+    };
+    format!("{what} KuryrPort {}/{}: {error}{cure}", pod.namespace, pod.name)
+}
+
+fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
+    let Subject { pod, object, .. } = subject;
+    let mut port = KuryrPort {
+        api_version: "openstack.org/v1".to_owned(),
+        kind: "KuryrPort".to_owned(),
+        spec: json!({ "podUid": pod.uid, "podNodeName": pod.node_name, "podStatic": subject.is_static() }),
+        status: json!({ "vifs": state.to_vifs() }),
+        ..KuryrPort::default()
+    };
+    port.metadata.name = Some(pod.name.clone());
+    port.metadata.labels = Some([(NODE_LABEL.to_owned(), pod.node_name.clone())].into());
+    // With its pod it goes by itself.
+    port.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: pod.name.clone(),
+        uid: object.clone(),
+        ..OwnerReference::default()
+    }]);
+    port
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kuryrport_is_owned_by_what_the_api_has_of_a_static_pod_and_names_the_pods_own_uid() {
+        let pod = Pod { name: "a".into(), uid: "its-own".into(), ..Pod::default() };
+        let subject = Subject { pod, object: "of-the-api".into(), ..Subject::default() };
+        let port = kuryr_port(&subject, &PodState::default());
+        assert_eq!((&port.spec["podUid"], &port.spec["podStatic"]), (&json!("its-own"), &json!(true)));
+        assert_eq!(port.metadata.owner_references.unwrap()[0].uid, "of-the-api");
     }
 }

@@ -17,6 +17,8 @@ use crate::agent::cluster::{PodObject, Reduced, resource};
 pub(crate) struct Subject {
     /// The pod.
     pub(crate) pod: Pod,
+    /// The uid by which the API knows it: of a static pod that is not its own.
+    pub(crate) object: String,
     /// Has it ended, and needs no network any more?
     pub(crate) ended: bool,
     /// Has it not begun yet?
@@ -65,11 +67,13 @@ impl Reduced for SubjectObject {
 
     fn reduce(self) -> Subject {
         let SubjectObject { metadata, spec, status: Status { phase, host_ip } } = self;
+        let own = metadata.uid.clone().unwrap_or_default();
         // The same reader as the agent's: one that fails leaves a pod that wants nothing.
         let object = serde_json::json!({ "metadata": metadata, "spec": spec });
         let pod = serde_json::from_value::<PodObject>(object).map(Reduced::reduce).unwrap_or_default();
         Subject {
             pod,
+            object: own,
             ended: matches!(phase.as_str(), "Succeeded" | "Failed"),
             pending: matches!(phase.as_str(), "" | "Pending"),
             host: host_ip.parse().ok(),
@@ -77,5 +81,28 @@ impl Reduced for SubjectObject {
     }
 }
 
+impl Subject {
+    /// Is it a static pod, which its kubelet has from a file?
+    pub(crate) fn is_static(&self) -> bool {
+        self.object != self.pod.uid
+    }
+}
+
 resource!(SubjectObject, NamespaceResourceScope, "Pod", "pods", "");
 resource!(KuryrPort, NamespaceResourceScope, "KuryrPort", "kuryrports", "openstack.org");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_pod_has_its_own_uid_and_the_one_of_what_the_api_has_of_it() {
+        let reduce = |annotations: Value| {
+            let object = serde_json::json!({ "metadata": { "name": "a", "uid": "of-the-api", "annotations": annotations }, "spec": {} });
+            serde_json::from_value::<SubjectObject>(object).unwrap().reduce()
+        };
+        let mirrored = reduce(serde_json::json!({ "kubernetes.io/config.mirror": "its-own" }));
+        assert_eq!((mirrored.pod.uid.as_str(), mirrored.object.as_str()), ("its-own", "of-the-api"));
+        assert!(mirrored.is_static() && !reduce(Value::Null).is_static());
+    }
+}

@@ -49,6 +49,7 @@ const OTHER_KEYS: &[&str] = &[
     "disableGC",
     "delegates",
     "runtimeConfig",
+    "vifStore",
 ];
 
 macro_rules! conf {

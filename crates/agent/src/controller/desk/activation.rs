@@ -153,14 +153,18 @@ impl Desk {
 
     /// The second phase: all of a pod's ports are ACTIVE.
     async fn confirm(&self, uid: &str) {
-        let Some(Case { subject, state, .. }) = self.cases().get(uid).cloned() else { return };
-        match store::write(self.place, &self.client, &subject.pod, &state).await {
-            Ok(()) | Err(Unwritten::Gone) => {
+        let Some(mut confirmed) = self.cases().get(uid).cloned() else { return };
+        match store::write(self.place, &self.client, &confirmed.subject, &confirmed.state).await {
+            Ok(()) => {
+                confirmed.note_written();
                 if let Some(case) = self.cases().get_mut(uid).filter(|case| case.stage == Stage::Waiting) {
+                    case.written = confirmed.written;
                     case.stage = Stage::Active;
                     self.count("activated");
                 }
             }
+            // The next look at the pods shows it.
+            Err(Unwritten::Gone) => {}
             Err(Unwritten::Failed(why)) => {
                 warn!(why, "not written; again soon");
                 // As if it had not been seen: the next look finds it ACTIVE again.

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::{Desk, PARALLEL};
 use crate::controller::allocator::owner;
+use crate::controller::pools::User;
 use crate::controller::store::{self, Place};
 use crate::controller::subject::{KuryrPort, Subject};
 
@@ -29,24 +30,32 @@ pub(super) enum Orphans {
     Suspect,
 }
 
-/// What is written for living pods.
+/// What living pods have, as it is written or known.
 #[derive(Debug, Default)]
 struct Written {
     /// Their uids.
     living: BTreeSet<String>,
-    /// The ports they have.
-    used: BTreeSet<String>,
+    /// The ports they have, and whose each is.
+    used: BTreeMap<String, User>,
     /// What cannot be read, as it is.
     unreadable: Vec<String>,
 }
 
 impl Written {
-    fn add(&mut self, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
+    fn add(&mut self, user: &User, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
         match read {
-            Ok(state) => {
-                self.used.extend(state.iter().flat_map(PodState::vifs).map(|(_, vif)| vif.id.clone()));
-            }
+            Ok(state) => state.iter().for_each(|state| self.note(user, state)),
             Err(_) => self.unreadable.push(text()),
+        }
+    }
+
+    /// A pod has these ports; where another one says the same of one, nobody knows whose it is.
+    fn note(&mut self, user: &User, state: &PodState) {
+        for (_, vif) in state.vifs() {
+            let known = self.used.entry(vif.id.clone()).or_insert_with(|| user.clone());
+            if known != user {
+                *known = User::Somebody;
+            }
         }
     }
 }
@@ -69,12 +78,11 @@ impl Desk {
         orphans: Orphans,
     ) -> Result<(), String> {
         let ports = self.allocator.all().await.map_err(|error| error.to_string())?;
-        let Written { mut used, living, unreadable } = self.written().await?;
-        used.extend(
-            self.cases()
-                .values()
-                .flat_map(|case| case.state.vifs().map(|(_, vif)| vif.id.clone()).collect::<Vec<_>>()),
-        );
+        let mut written = self.written().await?;
+        for (uid, case) in &*self.cases() {
+            written.note(&User::Pod(uid.clone()), &case.state);
+        }
+        let Written { used, living, unreadable } = written;
         let subjects = self.pods.all();
         let hosts: BTreeSet<&str> = subjects
             .iter()
@@ -86,15 +94,15 @@ impl Desk {
         for port in ports {
             let owner = owner(&port).to_owned();
             let pooled = owner.is_empty();
-            if used.contains(&port.id) {
+            if let Some(user) = used.get(&port.id) {
                 if pooled {
-                    self.allocator.learn(&port, true);
+                    self.allocator.learn(&port, Some(user));
                 }
             } else if living.contains(&owner) {
                 found.entry(owner).or_default().push(port);
             } else if unreadable.iter().any(|text| text.contains(&port.id)) {
                 // Whoever wrote it may need the port: it is neither given to another pod nor removed.
-            } else if !(pooled && self.allocator.learn(&port, false)) {
+            } else if !(pooled && self.allocator.learn(&port, None)) {
                 lost.push(port);
             } else if !hosts.contains(port.host_id.as_str()) {
                 // Not one pod is there: the node may have gone.
@@ -152,7 +160,12 @@ impl Desk {
         };
         for Subject { pod, .. } in living.map(Arc::as_ref) {
             let text = || pod.annotations.get(store::ANNOTATION).cloned().unwrap_or_default();
-            written.add(store::of_annotation(pod), text);
+            let user = match self.place {
+                Place::Annotation => User::Pod(pod.uid.clone()),
+                // Of the time before KuryrPorts, or its author's: it may keep a port from others, and no more.
+                Place::Kuryrport => User::Somebody,
+            };
+            written.add(&user, store::of_annotation(pod), text);
         }
         if self.place == Place::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
@@ -165,7 +178,8 @@ impl Desk {
             for port in &listed {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();
                 if written.living.contains(uid) {
-                    written.add(store::of_kuryr_port(port, uid), || port.status.to_string());
+                    let user = User::Pod(uid.to_owned());
+                    written.add(&user, store::of_kuryr_port(port, uid), || port.status.to_string());
                 }
             }
         }

@@ -1,0 +1,172 @@
+//! A pod gets its ports, however long it takes.
+//!
+//! Rules: ports that are had and not written are written, whatever kept them from it before; a pod is gone when the API says
+//! so of the pod, and of nothing else.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use npwg::metadata::Definition;
+use tokio::sync::watch::Receiver;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{Case, Desk, PAUSES, Stage, Written, jittered};
+use crate::agent::cluster::Key;
+use crate::controller::allocator::Trouble;
+use crate::controller::store::{self, Place, Unwritten};
+use crate::controller::subject::Subject;
+use crate::controller::wish::{self, Wish};
+
+/// What came of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tried {
+    /// The pod has what it wants.
+    Done,
+    /// There is no pod any more, or what the API has of it is another: the next look at the pods shows it.
+    Gone,
+}
+
+impl Desk {
+    pub(super) async fn work(self: Arc<Desk>, uid: String) {
+        let mut pause = PAUSES.0;
+        let mut told: Option<Trouble> = None;
+        let mut unsure = false;
+        loop {
+            // What changes while it is tried is not missed.
+            let definitions = self.definitions.changes();
+            let Some(mut case) = self.cases().get(&uid).cloned() else { return };
+            if case.stage == Stage::Leaving {
+                return self.release(uid).await;
+            }
+            let outcome = self.attempt(&mut case, unsure).await;
+            let Some(stage) = self.settle(&uid, &case, &outcome) else { return };
+            if stage == Stage::Leaving {
+                return self.release(uid).await;
+            }
+            let subject = case.subject;
+            match outcome {
+                Ok(Tried::Done) => {
+                    self.count("allocated");
+                    self.waiting.notify_one();
+                    return;
+                }
+                Ok(Tried::Gone) => unsure = true,
+                Err(trouble) => {
+                    warn!(
+                        pod = subject.pod.name,
+                        namespace = subject.pod.namespace,
+                        reason = trouble.reason,
+                        "{}",
+                        trouble.why
+                    );
+                    self.count("troubled");
+                    unsure = true;
+                    if told.as_ref() != Some(&trouble) {
+                        self.events.troubled(&subject.pod, trouble.reason, &trouble.why);
+                    }
+                    // What only somebody's change can heal is not asked for every second.
+                    let first = if trouble.passes { PAUSES.0 } else { PAUSES.0 * 4 };
+                    pause = pause.max(first);
+                    told = Some(trouble);
+                }
+            }
+            self.rest(&uid, pause, definitions).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Notes what came of a try: what was made is known even if the pod went away meanwhile. The case's stage then.
+    fn settle(&self, uid: &str, tried: &Case, outcome: &Result<Tried, Trouble>) -> Option<Stage> {
+        let mut cases = self.cases();
+        let case = cases.get_mut(uid)?;
+        case.state = tried.state.clone();
+        case.written = tried.written.clone();
+        if case.stage == Stage::Working && matches!(outcome, Ok(Tried::Done)) {
+            case.stage = if case.state.is_active() { Stage::Active } else { Stage::Waiting };
+            case.since = Instant::now();
+        }
+        Some(case.stage)
+    }
+
+    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves.
+    async fn rest(&self, uid: &str, pause: Duration, mut definitions: Receiver<u64>) {
+        let left = async {
+            loop {
+                let mut told = pin!(self.leaving.notified());
+                told.as_mut().enable();
+                if self.cases().get(uid).is_none_or(|case| case.stage == Stage::Leaving) {
+                    return;
+                }
+                told.await;
+            }
+        };
+        tokio::select! {
+            () = sleep(jittered(pause)) => {}
+            _ = definitions.changed() => {}
+            () = left => {}
+        }
+    }
+
+    async fn attempt(&self, case: &mut Case, unsure: bool) -> Result<Tried, Trouble> {
+        let subject = Arc::clone(&case.subject);
+        let pod = &subject.pod;
+        let adopts = self.place == Place::Kuryrport && case.state.is_empty();
+        if adopts || unsure {
+            let read = store::read(self.place, &self.client, pod).await;
+            let read = read.map_err(|why| Trouble { reason: "VifUnreadable", why, passes: true })?;
+            // What could not be written may have been, and only the answer was lost.
+            if let Some(state) = read {
+                if adopts {
+                    case.state = state.clone();
+                }
+                case.written = Some(Written { state, object: subject.object.clone() });
+            }
+            if adopts && !subject.pending {
+                return Ok(Tried::Done);
+            }
+        }
+        let wishes = self.wishes(&subject)?;
+        if wishes.is_empty() && case.is_written() {
+            return Ok(Tried::Done);
+        }
+        // The semaphore is never closed.
+        let _turn = self.turns.acquire().await.ok();
+        let mut found =
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid).unwrap_or_default();
+        if unsure && found.is_empty() {
+            found = self.allocator.of_pod(&pod.uid).await?;
+        }
+        found.retain(|port| case.state.vifs().all(|(_, vif)| vif.id != port.id));
+        let written = case.written.as_ref().map(|written| &written.state).cloned().unwrap_or_default();
+        self.allocator.fulfil(&subject, &wishes, &found, (&mut case.state, &written)).await?;
+        if case.is_written() {
+            return Ok(Tried::Done);
+        }
+        match store::write(self.place, &self.client, &subject, &case.state).await {
+            Ok(()) => {
+                info!(pod = pod.name, namespace = pod.namespace, ports = wishes.len(), "allocated");
+                case.note_written();
+                Ok(Tried::Done)
+            }
+            Err(Unwritten::Gone) => Ok(Tried::Gone),
+            Err(Unwritten::Failed(why)) => Err(Trouble { reason: "VifNotWritten", why, passes: true }),
+        }
+    }
+
+    fn wishes(&self, subject: &Subject) -> Result<Vec<Wish>, Trouble> {
+        let rules = &self.allocator.rules;
+        let refused = |why: String| Trouble::new("NetworkRefused", why);
+        let elements = wish::selected(subject, rules).map_err(refused)?;
+        let mut definitions = BTreeMap::new();
+        for network in elements.iter().map(|element| &element.network) {
+            let key: Key = (network.namespace.clone(), network.name.clone());
+            definitions.extend(
+                self.definitions.find(&key).map(|found| (network.clone(), Definition::clone(&found))),
+            );
+        }
+        wish::wishes(&elements, &definitions, rules).map_err(refused)
+    }
+}
