@@ -9,7 +9,7 @@
 #![cfg(test)]
 
 use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen};
-use rig::{assert_nothing_left, with};
+use rig::{assert_nothing_left, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
@@ -101,6 +101,60 @@ fn g5_a_dels_rules_are_found_also_after_the_backend_was_changed() {
 }
 
 #[test]
+fn a_del_removes_what_was_made_before_ip_masq_and_macspoofchk_were_switched_off() {
+    for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
+        let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::NftBridge, Feature::IptablesNft);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let eth0 = host.attachment(plugin, &pod, "eth0");
+        let made = with(&config(plugin, backend), &json!({ "macspoofchk": plugin == "bridge" }));
+        let result = eth0.add(&made).success().json();
+        assert!(!rules(&host, &pod).is_empty());
+        let off = json!({ "ipMasq": false, "macspoofchk": false, "prevResult": result });
+        eth0.del(&with(&made, &off)).success();
+        assert!(rules(&host, &pod).is_empty(), "{plugin} {backend}: {:?}", rules(&host, &pod));
+    }
+}
+
+#[test]
+fn g5_iptables_without_the_program_of_the_other_family_is_enough() {
+    let host = host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let pod = host.pod("a");
+    host.run(["mkdir", "/run/programs"]);
+    for program in ["iptables-save", "iptables-restore"] {
+        host.run(["sh", "-c", &format!("ln -s $(command -v {program}) /run/programs/{program}")]);
+    }
+    let mut config = config("bridge", "iptables");
+    config["ipam"]["ranges"] = json!([[{ "subnet": "10.1.0.0/24" }]]);
+    let mut eth0 = host.attachment("bridge", &pod, "eth0");
+    eth0.through = ["/usr/bin/env", "PATH=/run/programs"].map(str::to_owned).to_vec();
+    eth0.add(&config).success();
+    assert!(!rules(&host, &pod).is_empty());
+    rig::collect(&eth0, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    eth0.del(&config).success();
+    assert!(rules(&host, &pod).is_empty(), "{:?}", rules(&host, &pod));
+    rig::collect(&eth0, &config, Some(&[])).success();
+}
+
+#[test]
+fn check_sees_an_address_that_is_hidden_no_more() {
+    for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
+        let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let eth0 = host.attachment(plugin, &pod, "eth0");
+        let config = config(plugin, backend);
+        let result = eth0.add(&config).success().json();
+        let known = with(&config, &json!({ "prevResult": result }));
+        eth0.check(&known).success();
+        host.run(["nft", "flush", "ruleset"]);
+        let checked = eth0.check(&known);
+        assert_refused(&format!("{plugin} {backend}"), &checked, 999, &["10.1.0.2", "masqueraded"]);
+    }
+}
+
+#[test]
 fn g5_two_interfaces_of_one_container_on_one_network_are_hidden_each_by_itself() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
@@ -128,8 +182,8 @@ fn g5_two_interfaces_of_one_container_on_one_network_are_hidden_each_by_itself()
 }
 
 #[test]
-fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend() {
-    for backend in BACKENDS {
+fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend_whatever_is_configured_now() {
+    for (backend, now) in BACKENDS.iter().flat_map(|made| BACKENDS.map(|now| (*made, now))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
         let config = config("bridge", backend);
@@ -145,8 +199,9 @@ fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend() {
             |pod: &Pod| rules(&host, pod).iter().filter(|line| line.contains(&pod.container_id())).count();
         let before = [count(a), count(b), count(c)];
         assert!(before.iter().all(|count| *count > 0), "{before:?}");
+        let config = with(&config, &json!({ "ipMasq": now == backend, "ipMasqBackend": now }));
         rig::collect(&eth0, &config, Some(&[(&b.container_id(), "eth0")])).success();
-        assert_eq!([count(a), count(b), count(c)], [0, before[1], before[2]], "{backend}");
+        assert_eq!([count(a), count(b), count(c)], [0, before[1], before[2]], "{backend}, now {now}");
     }
 }
 

@@ -84,6 +84,9 @@ pub struct Nft {
 // === impl Family ===
 
 impl Family {
+    /// All of them.
+    const ALL: [Family; 5] = [Family::Inet, Family::Ip, Family::Ip6, Family::Bridge, Family::Netdev];
+
     /// `NFPROTO_…`.
     fn number(self) -> u8 {
         match self {

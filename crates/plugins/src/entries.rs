@@ -34,11 +34,33 @@ pub struct Entry {
     pub element: Element,
 }
 
+/// The tables of nf_tables: who asks for all of them need not ask for what is in those that are not there.
+pub struct Tables {
+    /// The socket that was asked.
+    pub nft: Nft,
+    names: Vec<(Family, String)>,
+}
+
+impl Tables {
+    /// Is this one there?
+    pub fn has(&self, family: Family, name: &str) -> bool {
+        self.names.iter().any(|(of, known)| *of == family && known == name)
+    }
+}
+
 /// A socket to find what is to be removed; none on a kernel without nf_tables, which holds nothing.
 pub fn open() -> Result<Option<Nft>, Error> {
-    let listed = Nft::open().and_then(|mut nft| nft.tables(Family::Inet).map(|_| nft));
+    unless_absent(Nft::open().and_then(|mut nft| nft.tables(Family::Inet).map(|_| nft)))
+}
+
+/// [`open`], and the tables that there are.
+pub fn tables() -> Result<Option<Tables>, Error> {
+    unless_absent(Nft::open().and_then(|mut nft| nft.all_tables().map(|names| Tables { nft, names })))
+}
+
+fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Error> {
     match listed {
-        Ok(nft) => Ok(Some(nft)),
+        Ok(found) => Ok(Some(found)),
         // What the kernel says of a part of netfilter that it has not, and of netfilter if it has none.
         Err(error) if error.errno() == Some(Errno::INVAL) || error.kind() == Kind::Unsupported => Ok(None),
         Err(error) => Err(refused(&error)),

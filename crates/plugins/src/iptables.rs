@@ -87,7 +87,7 @@ impl Family {
     }
 
     /// Where `iptables-nft` keeps a table, as nf_tables sees it.
-    fn nft(self) -> nft::Family {
+    pub fn nft(self) -> nft::Family {
         match self {
             Family::V4 => nft::Family::Ip,
             Family::V6 => nft::Family::Ip6,
@@ -134,13 +134,29 @@ pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error
 /// Is there a chain, or could there be? Found out without running a program. One without rules counts: rules may
 /// lead to it.
 pub fn has_chain(family: Family, table: &str, chain: &str) -> bool {
-    let in_nft = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
-    Nft::open().and_then(in_nft).unwrap_or(false) || has_legacy(family, table)
+    has_chain_in_nft(family, table, chain) || has_legacy(family, table)
 }
 
-/// Is a table of the older kernel interface in use? What is in it only its program knows.
-pub fn has_legacy(family: Family, table: &str) -> bool {
+/// The same where it is known for sure: in nf_tables.
+pub fn has_chain_in_nft(family: Family, table: &str, chain: &str) -> bool {
+    let find = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
+    Nft::open().and_then(find).unwrap_or(false)
+}
+
+/// Is there a chain whose name begins so, or could there be? Found out without running a program.
+pub fn has_chains(family: Family, table: &str, prefix: &str) -> bool {
+    let in_nft = |mut nft: Nft| nft.chains(nft::Table::new(family.nft(), table));
+    let listed = Nft::open().and_then(in_nft).unwrap_or_default();
+    listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table)
+}
+
+/// Is a table of the older kernel interface in use? What is in it only its program knows: where that is not, nobody
+/// has used it for a container.
+fn has_legacy(family: Family, table: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
     std::fs::read_to_string(family.legacy()).is_ok_and(|tables| tables.lines().any(|line| line == table))
+        && std::env::split_paths(&path)
+            .any(|directory| directory.join(format!("{}-save", family.program())).exists())
 }
 
 /// The chain of a container on a network. The name is frozen: it is how a DEL finds it, ours or the reference

@@ -87,6 +87,29 @@ impl Nft {
         Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
     }
 
+    /// The tables of all families. `nft list tables`
+    pub fn all_tables(&mut self) -> Result<Vec<(Family, String)>, Error> {
+        let request =
+            Message { kind: kind(GET_TABLE), family: 0, resource: 0, attributes: Attributes::new() };
+        let answers =
+            self.socket.dump(0, &request).map_err(|failure| failure.of("list tables".to_owned()))?;
+        let table = |answer: &Message| {
+            let family = Family::ALL.into_iter().find(|family| family.number() == answer.family)?;
+            Some((family, answer.attributes.find(TABLE_NAME).map(crate::attributes::text)?))
+        };
+        Ok(answers.iter().filter_map(table).collect())
+    }
+
+    /// The chains of a table, base chains or not. `nft list chains ip`
+    pub fn chains(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
+        let answers = self.dump(table, GET_CHAIN, Attributes::new(), || format!("list chains {table}"))?;
+        let text = |answer: &Message, kind| answer.attributes.find(kind).map(crate::attributes::text);
+        let own = answers.iter().filter(|answer| {
+            answer.family == table.family.number() && text(answer, CHAIN_TABLE).as_deref() == Some(table.name)
+        });
+        Ok(own.filter_map(|answer| text(answer, CHAIN_NAME)).collect())
+    }
+
     /// The chains of type filter of a family at this hook. `nft list chains ip`
     pub fn filters(&mut self, family: Family, hook: Hook) -> Result<Vec<ListedChain>, Error> {
         let request = Message {

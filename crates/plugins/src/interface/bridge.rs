@@ -227,13 +227,12 @@ impl Plugin for Bridge {
         let mark = Mark::of(NAME, &call.config, who);
         interface::detach(&mark, request, delegates, || {
             let mut errors = Vec::new();
-            if network.as_ref().is_none_or(|network| network.mac_spoof_check) {
+            // It may have been another one when this was attached.
+            if network.as_ref().is_none_or(|network| network.mac_spoof_check) || spoofing::is_checked(&mark) {
                 errors.extend(spoofing::allow_any(&mark).err());
             }
-            let backend = network.map_or(Some(masquerade::Backend::Nftables), |network| network.masquerade);
-            if let Some(backend) = backend {
-                errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
-            }
+            let backend = network.and_then(|network| network.masquerade);
+            errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
             interface::collected(errors)
         })
     }
@@ -368,7 +367,7 @@ impl<'a> Attachment<'a> {
         if let Some(backend) = network.masquerade.filter(|_| !result.ips.is_empty()) {
             let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
             let (mark, known) = (*mark, addresses.clone());
-            undo.push(move || drop(masquerade::remove(backend, mark, &known)));
+            undo.push(move || drop(masquerade::remove(Some(backend), mark, &known)));
             masquerade::add(backend, mark, &addresses).context("masquerade")?;
         }
         Ok(())

@@ -16,7 +16,9 @@ use cni::Error;
 use cni::config::Config;
 use cni::invocation::Sweep;
 use ipnet::IpNet;
+use linux::nft::Family;
 
+use crate::entries;
 use crate::fingerprint::Mark;
 use crate::interface;
 
@@ -58,28 +60,59 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 
 /// Removes all that [`add`] made for the attachment; nothing there is success.
 ///
-/// `known` are its addresses; none if they are not known.
+/// `backend` is what is configured now, `known` are its addresses; none if they are not known.
 ///
-/// Of the other backend too: the configuration may have changed since, or the ADD have been the reference
-/// plugin's, which takes iptables or a table of its own. No program is run where there is nothing for it to remove.
-pub fn remove(backend: Backend, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
-    let mut errors: Vec<Error> = reference::remove(mark).err().into_iter().collect();
-    let natively = nftables::remove(mark, known).err();
-    // With iptables, the kernel may have no nf_tables, and then holds nothing of them.
-    errors.extend(natively.filter(|_| backend == Backend::Nftables));
-    errors.extend(iptables::remove(mark, known).err());
+/// Of either backend, whatever is configured: that may have changed since, or the ADD have been the reference plugin's,
+/// which takes iptables or a table of its own; and what stays hides the next container that has the address. No program
+/// is run where there is nothing for it to remove.
+pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    // Where the kernel has no nf_tables, it holds nothing of them.
+    let tables = entries::tables().unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    let has = |family, name: &str| tables.as_ref().is_some_and(|tables| tables.has(family, name));
+    // Who was never hidden by iptables neither waits for its turn there nor runs a program.
+    let by_iptables = match backend {
+        Some(Backend::Iptables) => true,
+        Some(Backend::Nftables) => iptables::is_there(mark),
+        None => iptables::is_seen(mark, has),
+    };
+    if has(Family::Inet, reference::NAME) {
+        errors.extend(reference::remove(mark).err());
+    }
+    if let Some(mut tables) = tables.filter(|tables| tables.has(Family::Inet, nftables::NAME)) {
+        errors.extend(nftables::remove(&mut tables.nft, mark, known).err());
+    }
+    if by_iptables {
+        errors.extend(iptables::remove(mark, known).err());
+    }
     interface::collected(errors)
 }
 
-/// Removes what was made by `plugin` for attachments of this network that are no longer valid.
+/// CHECK: are these addresses of the attachment hidden, by whomever?
+pub fn inspect(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+    let bare = match entries::open()? {
+        Some(mut nft) => nftables::bare(&mut nft, mark, addresses)?,
+        None => addresses.first().copied(),
+    };
+    match bare {
+        Some(address) if !iptables::is_there(mark) && !reference::is_there(mark)? => {
+            Err(Error::internal(format!("address {} is not masqueraded any more", address.addr())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes what was made by `plugin`, with either backend, for attachments of this network that are no longer valid.
 pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
-    let natively = nftables::sweep(plugin, network, &valid);
-    let mut errors: Vec<Error> = reference::sweep(network, &valid).err().into_iter().collect();
-    errors.extend(match backend {
-        Some(Backend::Iptables) => iptables::sweep(network, &valid).err(),
-        Some(Backend::Nftables) | None => natively.err(),
-    });
+    let natively = [reference::sweep(network, &valid), nftables::sweep(plugin, network, &valid)];
+    let mut errors: Vec<Error> = natively.into_iter().filter_map(Result::err).collect();
+    if backend == Some(Backend::Iptables) || iptables::is_any_there() {
+        errors.extend(iptables::sweep(network, &valid).err());
+    }
     interface::collected(errors)
 }

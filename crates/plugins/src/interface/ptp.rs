@@ -103,7 +103,7 @@ impl Plugin for Ptp {
         forwarding::enable(&addresses)?;
         if let Some(backend) = network.masquerade {
             let (mark, known) = (&mark, addresses.clone());
-            undo.push(move || drop(masquerade::remove(backend, mark, &known)));
+            undo.push(move || drop(masquerade::remove(Some(backend), mark, &known)));
             masquerade::add(backend, mark, &addresses)?;
         }
         interface::prefer_dns(call, &mut result)?;
@@ -113,12 +113,10 @@ impl Plugin for Ptp {
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         // A configuration that is wrong, or has become so, must not keep a container from ending.
-        let network = Network::read(&request.call);
-        let backend = network.map_or(Some(masquerade::Backend::Nftables), |network| network.masquerade);
+        let backend = Network::read(&request.call).ok().and_then(|network| network.masquerade);
         let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || match backend {
-            Some(backend) => masquerade::remove(backend, &mark, &masquerade::known(&request.call.config)),
-            None => Ok(()),
+        interface::detach(&mark, request, delegates, || {
+            masquerade::remove(backend, &mark, &masquerade::known(&request.call.config))
         })
     }
 

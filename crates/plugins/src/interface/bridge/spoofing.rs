@@ -24,6 +24,7 @@ use super::NAME;
 use crate::entries;
 use crate::failure::OrRefused;
 use crate::fingerprint::{COMMENT_MAX, Mark};
+use crate::interface::veth;
 
 const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");
 const CHAIN: &str = "prerouting";
@@ -67,6 +68,16 @@ pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
         .add_elements(TABLE, ALLOWED, &[Element::new(name.clone().and(address)).comment(comment.as_str())])
         .add_elements(TABLE, CHECKED, &[Element::new(name).comment(comment)]);
     nft.commit(batch).or_refused()
+}
+
+/// Is the port checked that an attachment would have? In constant time.
+pub(super) fn is_checked(mark: &Mark) -> bool {
+    Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(mark, 0), mark).unwrap_or(false))
+}
+
+fn has(nft: &mut Nft, port: &str, mark: &Mark) -> Result<bool, linux::Error> {
+    let entry = nft.element(TABLE, CHECKED, &Data::link(port))?;
+    Ok(entry.is_some_and(|entry| entry.comment == mark.text(COMMENT_MAX)))
 }
 
 /// Removes what [`pin`], or the reference plugin, made for the attachment; nothing there is success.

@@ -8,11 +8,14 @@
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
+use linux::nft;
 
 use crate::fingerprint::Mark;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";
+/// How the chains begin.
+const PREFIX: &str = "CNI-";
 
 /// What is sent to groups is nobody's conversation with the outside.
 fn multicast(family: Family) -> &'static str {
@@ -20,6 +23,25 @@ fn multicast(family: Family) -> &'static str {
         Family::V4 => "224.0.0.0/4",
         Family::V6 => "ff00::/8",
     }
+}
+
+/// Is there, or could there be, a chain of the attachment? Found out without running a program.
+pub(super) fn is_there(mark: &Mark) -> bool {
+    let chain = chain_name(mark);
+    Family::ALL.into_iter().any(|family| iptables::has_chain(family, TABLE, &chain))
+}
+
+/// Is there one for sure, in one of the tables that nf_tables `has`?
+pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> bool {
+    let chain = chain_name(mark);
+    let is_in =
+        |family: &Family| has(family.nft(), TABLE) && iptables::has_chain_in_nft(*family, TABLE, &chain);
+    Family::ALL.iter().any(is_in)
+}
+
+/// Is there, or could there be, one of anybody's?
+pub(super) fn is_any_there() -> bool {
+    Family::ALL.into_iter().any(|family| iptables::has_chains(family, TABLE, PREFIX))
 }
 
 fn chain_name(mark: &Mark) -> String {
@@ -85,7 +107,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
 ///
 /// The comment is the reference plugins': `name: "NETWORK" id: "CONTAINER"`.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
-    let chain = chain_of(line).filter(|chain| chain.starts_with("CNI-"))?;
+    let chain = chain_of(line).filter(|chain| chain.starts_with(PREFIX))?;
     let comment = line.split_once(&format!("\"name: \\\"{network}\\\" id: \\\""))?.1;
     let container = comment.split_once("\\\"")?.0;
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)

@@ -33,7 +33,9 @@ use crate::entries;
 use crate::failure::{OrRefused, refused};
 use crate::fingerprint::{COMMENT_MAX, Mark};
 
-const TABLE: Table<'static> = Table::new(Family::Inet, "weft_masquerade");
+/// The table's name.
+pub(super) const NAME: &str = "weft_masquerade";
+const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "postrouting";
 const SOURCES4: &str = "sources4";
 const SOURCES6: &str = "sources6";
@@ -117,13 +119,11 @@ fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
 
 /// Removes the attachment's entries: at the `known` addresses, in constant time, or wherever its comment is if none
 /// is known.
-pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+pub(super) fn remove(nft: &mut Nft, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
     let comment = mark.text(COMMENT_MAX);
-    let mut nft = Nft::open().or_refused()?;
     let mut batch = Batch::new();
     for net in known {
-        let element = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
-        if element.is_some_and(|element| element.comment == comment) {
+        if has(nft, net, &comment)? {
             batch.delete_elements(TABLE, map(net.addr()), &[Element::new(net.addr())]);
         }
     }
@@ -131,14 +131,31 @@ pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
         Ok(()) if !known.is_empty() => Ok(()),
         Err(error) if error.kind() != Kind::Absent => Err(refused(&error)),
         // Nothing is known, or somebody else removed one of them in the meantime: then none of the batch is gone.
-        _ => entries::remove(&mut nft, TABLE, &SOURCES, |found| found == comment).map(|_| ()),
+        _ => entries::remove(nft, TABLE, &SOURCES, |found| found == comment).map(|_| ()),
     }
+}
+
+/// The first of the addresses that has no entry of the attachment.
+pub(super) fn bare(nft: &mut Nft, mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+    let comment = mark.text(COMMENT_MAX);
+    for net in addresses {
+        if !has(nft, net, &comment)? {
+            return Ok(Some(*net));
+        }
+    }
+    Ok(None)
+}
+
+fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {
+    let element = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
+    Ok(element.is_some_and(|element| element.comment == comment))
 }
 
 /// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(()) };
     let is_stale = entries::is_stale(plugin, network, valid);
-    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SOURCES, is_stale).map(|_| ())
+    entries::remove(&mut nft, TABLE, &SOURCES, is_stale).map(|_| ())
 }
 
 fn map(address: IpAddr) -> &'static str {

@@ -14,13 +14,22 @@ use crate::entries;
 use crate::failure::OrRefused;
 use crate::fingerprint::{Mark, hex};
 
-const TABLE: Table<'static> = Table::new(Family::Inet, "cni_plugins_masquerade");
+/// The table's name.
+pub(super) const NAME: &str = "cni_plugins_masquerade";
+const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "masq_checks";
 
 /// Removes the rules of an attachment.
 pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
     let own = attachment(&mark.network, &mark.ifname, &mark.container);
     remove_rules(|comment| comment.starts_with(&own))
+}
+
+/// Has an attachment rules?
+pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(false) };
+    let own = attachment(&mark.network, &mark.ifname, &mark.container);
+    Ok(nft.rules(TABLE, CHAIN).or_refused()?.iter().any(|rule| rule.comment.starts_with(&own)))
 }
 
 /// Removes the rules of this network whose attachment is not among the valid ones.
