@@ -7,12 +7,14 @@
 //!   map sources6 { type ipv6_addr : verdict }
 //!   chain postrouting { type nat hook postrouting priority srcnat; ip saddr vmap @sources4; ip6 saddr vmap @sources6 }
 //!   chain subnet_10.1.0.0/24 { ip daddr 10.1.0.0/24 return; ip daddr 224.0.0.0/4 return; masquerade }
+//!   chain single4 { ip daddr 224.0.0.0/4 return; masquerade }
 //! }
 //! ```
 //!
 //! Rules:
 //! - table, maps and chains are made once and shared; an attachment is an entry, found by its address in
 //!   constant time and known by its comment;
+//! - chains are as many as subnets, which stay: addresses that are the whole of theirs (/32, /128) share one;
 //! - an entry is only removed if its comment says it is the attachment's own: the address may have been
 //!   given to another container since.
 //!
@@ -61,7 +63,7 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 fn all(addresses: &[IpNet], comment: &str) -> Batch {
     let mut batch = Batch::new();
     for net in addresses {
-        let target = Verdict::Jump(subnet_chain(net));
+        let target = Verdict::Jump(chain_of(net));
         let element = Element::new(net.addr()).verdict(target).comment(comment);
         batch.create_elements(TABLE, map(net.addr()), &[element]);
     }
@@ -78,7 +80,7 @@ fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Er
         }
     }
     for net in addresses {
-        let target = Verdict::Jump(subnet_chain(net));
+        let target = Verdict::Jump(chain_of(net));
         let element = Element::new(net.addr()).verdict(target).comment(comment);
         batch.create_elements(TABLE, map(net.addr()), &[element]);
     }
@@ -103,14 +105,16 @@ fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
         .add_rule(TABLE, CHAIN, &TABLE.rule().verdict_of(&[Selector::Source4], SOURCES4))
         .add_rule(TABLE, CHAIN, &TABLE.rule().verdict_of(&[Selector::Source6], SOURCES6));
     for net in addresses {
-        let chain = subnet_chain(net);
+        let chain = chain_of(net);
         let multicast = MULTICAST[usize::from(net.addr().is_ipv6())];
         let multicast =
             multicast.parse().map_err(|_| Error::internal("the multicast network is no network"))?;
+        batch.ensure_chain(TABLE, &chain).flush_chain(TABLE, &chain);
+        if !is_single(net) {
+            let within = TABLE.rule().destination(Is::In, net.trunc()).decide(&Verdict::Return);
+            batch.add_rule(TABLE, &chain, &within);
+        }
         batch
-            .ensure_chain(TABLE, &chain)
-            .flush_chain(TABLE, &chain)
-            .add_rule(TABLE, &chain, &TABLE.rule().destination(Is::In, net.trunc()).decide(&Verdict::Return))
             .add_rule(TABLE, &chain, &TABLE.rule().destination(Is::In, multicast).decide(&Verdict::Return))
             .add_rule(TABLE, &chain, &TABLE.rule().masquerade());
     }
@@ -163,6 +167,19 @@ fn map(address: IpAddr) -> &'static str {
         IpAddr::V4(_) => SOURCES4,
         IpAddr::V6(_) => SOURCES6,
     }
+}
+
+/// Where the entry of an address leads.
+fn chain_of(net: &IpNet) -> String {
+    match net.addr() {
+        IpAddr::V4(_) if is_single(net) => "single4".to_owned(),
+        IpAddr::V6(_) if is_single(net) => "single6".to_owned(),
+        _ => subnet_chain(net),
+    }
+}
+
+fn is_single(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
 
 /// Named after the subnet, so all addresses of one share it; a colon would have to be quoted for nft.
