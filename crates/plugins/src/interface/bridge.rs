@@ -22,6 +22,7 @@ use cni::result::{Interface, Route, Success};
 use cni::{Context, Error};
 use ipnet::IpNet;
 use linux::link::{Link, mac_text};
+use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
 use serde::Deserialize;
 
@@ -407,7 +408,8 @@ fn add_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
         IpAddr::V6(_) => IpNet::from(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
     };
     let Ok(everywhere) = IpNet::new(everywhere.addr(), 0) else { return };
-    match routes.iter_mut().find(|route| route.dst == everywhere) {
+    let is_main = |table| matches!(table, None | Some(0 | TABLE_MAIN));
+    match routes.iter_mut().find(|route| route.dst == everywhere && is_main(route.table)) {
         Some(route) => {
             route.gw.get_or_insert(gateway);
         }

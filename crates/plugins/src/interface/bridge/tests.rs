@@ -85,6 +85,20 @@ fn a_default_route_without_gateway_gets_ours_instead_of_a_twin() -> Result<(), E
 }
 
 #[test]
+fn a_default_route_of_another_table_is_another_one() -> Result<(), Error> {
+    for (table, routes) in [("254", 1), ("0", 1), ("77", 2)] {
+        let value = format!(
+            r#"{{"ips":[{{"address":"10.1.0.5/24"}}],"routes":[{{"dst":"0.0.0.0/0","gw":"10.1.0.9","table":{table}}}]}}"#
+        );
+        let value = serde_json::from_str(&value).map_err(|error| Error::internal(error.to_string()))?;
+        let (_, mut result) = Success::from_value(&value, cni::Version::V1_1_0)?;
+        choose_gateways(Gateway::Default, &mut result)?;
+        assert_eq!(result.routes.len(), routes, "table {table}");
+    }
+    Ok(())
+}
+
+#[test]
 fn trunk_ranges_and_single_ids_are_one_sorted_set() -> Result<(), Error> {
     let conf = r#"{"vlanTrunk":[{"minID":10,"maxID":12},{"id":11},{"id":3}]}"#;
     assert!(format!("{:?}", check(conf)?.vlans).contains("[3, 10, 11, 12]"));
