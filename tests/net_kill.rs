@@ -110,8 +110,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Kills the first ADD of a new host at every `every`th step; after each, `then` sees host, pod and attachment.
-fn first_adds(every: u32, then: impl Fn(&str, &Host, &Pod)) {
+/// Kills the first ADD of a new host at every `every`th step; after each, `then` sees host and pod.
+fn first_adds(every: u32, config: &Value, then: impl Fn(&str, &Host, &Pod)) {
     for place in (1..STEPS_MAX).step_by(every as usize) {
         let host = Host::new();
         rig::install(&host);
@@ -119,7 +119,7 @@ fn first_adds(every: u32, then: impl Fn(&str, &Host, &Pod)) {
         let killer = testkit::binary("weft-test-killer").display().to_string();
         let mut eth0 = host.attachment("bridge", &pod, "eth0");
         eth0.through = vec![killer, place.to_string()];
-        match eth0.add(&plain()).code {
+        match eth0.add(config).code {
             Some(KILLED) => then(&format!("the first ADD, step {place}"), &host, &pod),
             code => {
                 assert_eq!(code, Some(0));
@@ -227,18 +227,35 @@ fn the_very_first_add_can_be_killed_and_what_is_half_made_is_completed() {
         Feature::NftBridge,
         Feature::Ping
     );
-    first_adds(3, |what, host, pod| {
-        let eth0 = host.attachment("bridge", pod, "eth0");
-        let again = eth0.del(&plain());
-        assert_eq!(again.code, Some(0), "{what}: {again}");
-        assert!(rig::links(pod).is_empty(), "{what}: {:?}", rig::links(pod));
-        let result = eth0.add(&plain());
-        assert_eq!(result.code, Some(0), "{what}: {result}");
-        eth0.check(&with(&plain(), &json!({ "prevResult": result.json() }))).success();
-        assert!(pod.pings("10.1.0.1"), "{what}: the gateway answers");
-        let rules = host.run(["nft", "list", "ruleset"]);
-        assert!(rules.contains("masquerade") && rules.contains("@checked"), "{what}: {rules}");
-    });
+    first_adds(3, &plain(), |what, host, pod| is_completed(what, host, pod, &plain()));
+}
+
+/// The gateway is a port of the bridge of its own there, made in three steps.
+#[test]
+fn the_very_first_add_in_a_vlan_can_be_killed_and_what_is_half_made_is_completed() {
+    testkit::require!(
+        Feature::Root,
+        Feature::BridgeVlan,
+        Feature::NftMasquerade,
+        Feature::NftBridge,
+        Feature::Ping
+    );
+    let config = with(&plain(), &json!({ "vlan": 5 }));
+    first_adds(2, &config, |what, host, pod| is_completed(what, host, pod, &config));
+}
+
+/// DEL, and then an ADD that makes of what is there what it needs.
+fn is_completed(what: &str, host: &Host, pod: &Pod, config: &Value) {
+    let eth0 = host.attachment("bridge", pod, "eth0");
+    let again = eth0.del(config);
+    assert_eq!(again.code, Some(0), "{what}: {again}");
+    assert!(rig::links(pod).is_empty(), "{what}: {:?}", rig::links(pod));
+    let result = eth0.add(config);
+    assert_eq!(result.code, Some(0), "{what}: {result}");
+    eth0.check(&with(config, &json!({ "prevResult": result.json() }))).success();
+    assert!(pod.pings("10.1.0.1"), "{what}: the gateway answers");
+    let rules = host.run(["nft", "list", "ruleset"]);
+    assert!(rules.contains("masquerade") && rules.contains("@checked"), "{what}: {rules}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use linux::link::{BridgePort, Link};
 
 use super::{Network, Reflection, Trunk};
 use crate::failure::OrRefused;
+use crate::interface::inspection::differs;
 
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
@@ -64,25 +65,57 @@ impl Vlans {
         Vlans { trunk: Vec::new(), ..self.clone() }
     }
 
-    /// `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of what is there.
+    /// `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of what else is there.
     pub(super) fn apply(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error> {
-        if self.access.is_none() && self.trunk.is_empty() {
+        let wanted = self.wanted();
+        if wanted.is_empty() {
             return Ok(());
         }
         if !self.preserve_default {
             for vlan in host.port_vlans(port.index, &port.name).or_refused()? {
-                host.delete_port_vlan(port.index, &port.name, vlan.id, VlanOn::Port).or_refused()?;
+                if !wanted.contains(&vlan) {
+                    // Another ADD may be about the same port, the gateway's.
+                    let gone = host.delete_port_vlan(port.index, &port.name, vlan.id, VlanOn::Port);
+                    linux::error::absent_is_fine(gone).or_refused()?;
+                }
             }
+        }
+        for vlan in wanted {
+            host.add_port_vlan(port.index, &port.name, vlan, VlanOn::Port).or_refused()?;
+        }
+        Ok(())
+    }
+
+    /// CHECK: does the port have these, and no others?
+    pub(super) fn inspect(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error> {
+        let wanted = self.wanted();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut present = host.port_vlans(port.index, &port.name).or_refused()?;
+        if self.preserve_default {
+            present.retain(|vlan| wanted.contains(vlan));
+        }
+        present.sort_unstable();
+        match present == wanted {
+            true => Ok(()),
+            false => Err(differs(&port.name, "vlans", &listed(&present), &listed(&wanted))),
+        }
+    }
+
+    /// All of them, in order; none if the port is as the bridge makes it.
+    fn wanted(&self) -> Vec<PortVlan> {
+        if self.access.is_none() && self.trunk.is_empty() {
+            return Vec::new();
         }
         // A trunk alone keeps VLAN 1 for untagged traffic, as it was before `vlan` existed.
         let native = self.access.unwrap_or(1);
         let untagged = PortVlan { id: native, pvid: true, untagged: true };
         let tagged = |id: &u16| PortVlan { id: *id, pvid: false, untagged: false };
         let trunk = self.trunk.iter().filter(|id| **id != native).map(tagged);
-        for vlan in std::iter::once(untagged).chain(trunk) {
-            host.add_port_vlan(port.index, &port.name, vlan, VlanOn::Port).or_refused()?;
-        }
-        Ok(())
+        let mut wanted: Vec<PortVlan> = std::iter::once(untagged).chain(trunk).collect();
+        wanted.sort_unstable();
+        wanted
     }
 }
 
@@ -120,6 +153,15 @@ impl Trunk {
         }
         Ok(ids)
     }
+}
+
+/// `5 pvid untagged, 10`
+fn listed(vlans: &[PortVlan]) -> String {
+    let text = |vlan: &PortVlan| {
+        let PortVlan { id, pvid, untagged } = vlan;
+        format!("{id}{}{}", if *pvid { " pvid" } else { "" }, if *untagged { " untagged" } else { "" })
+    };
+    vlans.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// Sets what is not as the kernel makes it. `ip link set dev PORT type bridge_slave hairpin on isolated on`

@@ -104,6 +104,11 @@ pub(super) struct Segment {
     pub(super) interface: Option<Interface>,
 }
 
+/// The name of the gateway's interface in a VLAN.
+pub(super) fn segment_name(bridge: &str, id: u16) -> String {
+    format!("{bridge}.{id}")
+}
+
 /// The bridge; with a VLAN, a port of the bridge in that VLAN, made once and shared.
 pub(super) fn gateway_link(
     host: &mut Rtnl,
@@ -114,11 +119,12 @@ pub(super) fn gateway_link(
     let Some(id) = network.vlans.access() else {
         return Ok(Segment { link: bridge.clone(), interface: None });
     };
-    let name = format!("{}.{id}", network.bridge);
+    let name = segment_name(&network.bridge, id);
     interface::check_name("bridge and vlan together", &name)?;
     let link = match host.find_link(&name).or_refused()? {
-        Some(link) => link,
-        None => create_gateway_port(host, network, bridge, &name, config)?,
+        Some(link) if link.up => link,
+        // It is set up last: whoever began with it was killed, or is about to end.
+        _ => create_gateway_port(host, network, bridge, &name, config)?,
     };
     let interface = Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() };
     Ok(Segment { link, interface: Some(interface) })
@@ -140,8 +146,10 @@ fn create_gateway_port(
     pair.alias = Some(&alias);
     pair.up = true;
     linux::error::exists_is_fine(host.add_link(&pair)).or_refused()?;
-    let port = host.link(&port_name).or_refused()?;
-    network.vlans.access_only().apply(host, &port)?;
+    // Without it, what has the name is somebody's own.
+    if let Some(port) = host.find_link(&port_name).or_refused()? {
+        network.vlans.access_only().apply(host, &port)?;
+    }
     let link = host.link(name).or_refused()?;
     host.set_up(link.index, name).or_refused()?;
     Ok(link)
