@@ -61,6 +61,12 @@ fn is_gateway_gives_the_bridge_the_gateways_address_and_lets_the_host_forward() 
     assert_eq!(result["ips"][0]["gateway"], "10.1.0.1");
     assert!(result.get("routes").is_none_or(|routes| routes == &json!([])), "{result}");
     assert_eq!(routes(&pod, &["route"]), ["10.1.0.0/24 dev eth0 src 10.1.0.3"]);
+    let eth0 = host.attachment("bridge", &pod, "eth0");
+    let known = config(&json!({ "isGateway": true, "prevResult": result }));
+    eth0.check(&known).success();
+    host.run(["ip", "address", "flush", "dev", "br0", "scope", "global"]);
+    assert_refused("no gateway", &eth0.check(&known), 999, &["br0", "10.1.0.1/24"]);
+    host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     assert!(pod.pings("10.1.0.1") && host.pings("10.1.0.3"));
     // The bridge keeps its own address when ports come and go.
     let pinned = rig::link(&host, "br0").unwrap()["address"].clone();
@@ -311,7 +317,12 @@ fn macspoofchk_drops_frames_with_a_foreign_source() {
     // A set that nft prints is one that nft reads.
     let saved = host.run(["nft", "list", "ruleset"]);
     host.command("nft").args(["-c", "-f", "-"]).stdin(saved).finish().success();
-    host.attachment("bridge", &a, "eth0").del(&keys).success();
+    let (eth0, known) =
+        (host.attachment("bridge", &a, "eth0"), with(&keys, &json!({ "prevResult": result })));
+    eth0.check(&known).success();
+    host.run(["nft", "flush", "set", "bridge", "weft_spoofing", "checked"]);
+    assert_refused("unchecked", &eth0.check(&known), 999, &["macspoofchk", name]);
+    eth0.del(&known).success();
     let left = host.run(["nft", "list", "table", "bridge", "weft_spoofing"]);
     assert!(!left.contains(name) && !left.contains(&own), "{left}");
 }
@@ -413,6 +424,17 @@ fn vlan_and_trunk_are_on_the_port_and_the_gateway_in_its_vlan() {
     assert_eq!(result["interfaces"][3]["name"], "br0.5");
     assert_eq!(addresses_on(&host, "br0.5"), ["10.1.0.1/24"]);
     assert!(a.pings("10.1.0.1"));
+    let (eth0, known) =
+        (host.attachment("bridge", &a, "eth0"), with(&five, &json!({ "prevResult": result })));
+    eth0.check(&known).success();
+    let port = result["interfaces"][1]["name"].as_str().unwrap();
+    for (broken, mended) in [("del", "add"), ("add", "del")] {
+        let id = if broken == "del" { "11" } else { "99" };
+        host.run(["bridge", "vlan", broken, "dev", port, "vid", id]);
+        assert_refused("vlans", &eth0.check(&known), 999, &["vlans", "5 pvid untagged, 10, 11, 12, 20"]);
+        host.run(["bridge", "vlan", mended, "dev", port, "vid", id]);
+        eth0.check(&known).success();
+    }
     add(&host, &b, &config(&json!({ "isGateway": true, "vlan": 5 })));
     add(&host, &c, &config(&json!({ "vlan": 6 })));
     assert!(a.pings(&ip_of(&b)), "one VLAN");

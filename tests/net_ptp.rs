@@ -99,6 +99,60 @@ fn ip_masq_shows_the_outside_the_hosts_address() {
 }
 
 #[test]
+fn check_sees_what_is_missing_on_the_host() {
+    let host = host!(Feature::Veth, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let eth0 = host.attachment("ptp", &pod, "eth0");
+    let result = eth0.add(&config(&json!({}))).success().json();
+    let known = with(&config(&json!({})), &json!({ "prevResult": result }));
+    eth0.check(&known).success();
+    let end = result["interfaces"][0]["name"].as_str().unwrap();
+    for (broken, mended, word) in [
+        ("route delete 10.1.0.2 dev END", "route add 10.1.0.2 dev END scope host", "10.1.0.2/32"),
+        ("-6 route delete fd01::2 dev END", "-6 route add fd01::2 dev END", "fd01::2/128"),
+        ("address delete fd01::1/128 dev END", "address add fd01::1/128 dev END nodad", "fd01::1/128"),
+        ("link set END down", "link set END up", "state"),
+    ] {
+        let ip = |words: &str| host.run(std::iter::once("ip").chain(words.replace("END", end).split(' ')));
+        ip(broken);
+        assert_refused(broken, &eth0.check(&known), 999, &[end, word]);
+        ip(mended);
+        if word != "state" {
+            eth0.check(&known).success();
+        }
+    }
+}
+
+#[test]
+fn addresses_that_are_a_whole_subnet_share_one_chain_and_leave_none() {
+    let host = host!(Feature::Veth, Feature::NftMasquerade, Feature::Ping);
+    rig::install(&host);
+    let outside = outside(&host);
+    let chains = || {
+        let listed = host.json(["nft", "-j", "list", "chains"]).to_string();
+        listed.matches("{\"chain\":").count()
+    };
+    let mut counted = None;
+    for last in [7, 8] {
+        let pod = host.pod("a");
+        let fixed = json!({ "type": "static", "addresses": [{ "address": format!("10.1.0.{last}/32"), "gateway": "10.1.0.1" }] });
+        let keys = config(&json!({ "ipMasq": true, "ipam": fixed }));
+        let eth0 = host.attachment("ptp", &pod, "eth0");
+        let result = eth0.add(&keys).success().json();
+        pod.run(["ip", "route", "add", "192.0.2.0/24", "via", "10.1.0.1"]);
+        let seen = source_seen(&pod, &outside, OUTSIDE[0]).map(|ip| ip.to_string());
+        assert_eq!(seen.as_deref(), Some(UPLINK[0]));
+        let known = with(&keys, &json!({ "prevResult": result }));
+        eth0.check(&known).success();
+        eth0.del(&known).success();
+        let now = chains();
+        assert_eq!(*counted.get_or_insert(now), now, "chains do not grow with addresses");
+        pod.remove();
+    }
+}
+
+#[test]
 fn check_sees_what_is_missing_and_options_are_checked() {
     let host = host!(Feature::Veth);
     rig::install(&host);

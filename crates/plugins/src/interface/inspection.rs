@@ -9,7 +9,8 @@ use std::path::Path;
 
 use cni::Error;
 use cni::invocation::Attach;
-use cni::result::{Interface, Success};
+use cni::result::{Interface, IpConfig, Success};
+use ipnet::IpNet;
 use linux::link::{Link, mac_text};
 use linux::{Netns, Rtnl};
 
@@ -68,18 +69,51 @@ pub fn expect_kind(link: &Link, kind: &str) -> Result<(), Error> {
 /// table, unless it names one, since a later plugin may have moved it.
 pub fn compare_addressing(inside: &mut Inside, result: &Success) -> Result<(), Error> {
     let Inside { recorded: _, link, net } = inside;
-    let present = net.addresses(link.index, &link.name).or_refused()?;
-    for ip in &result.ips {
+    expect_addresses(net, link, own_ips(result, &link.name).map(|ip| ip.address))?;
+    compare_routes(net, link, result)
+}
+
+/// The addresses of a result that are an interface's of the container, or nobody's.
+pub fn own_ips<'a>(result: &'a Success, ifname: &'a str) -> impl Iterator<Item = &'a IpConfig> {
+    result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
         let interface = interface.and_then(|index| result.interfaces.get(index));
-        if interface.is_some_and(|interface| interface.name != link.name) {
-            continue;
-        }
-        if !present.iter().any(|address| address.address == ip.address) {
-            return Err(Error::internal(format!("interface {} lacks address {}", link.name, ip.address)));
+        interface.is_none_or(|interface| interface.name == ifname)
+    })
+}
+
+/// The link must have all of these.
+pub fn expect_addresses(
+    net: &mut Rtnl,
+    link: &Link,
+    wanted: impl Iterator<Item = IpNet>,
+) -> Result<(), Error> {
+    let present = net.addresses(link.index, &link.name).or_refused()?;
+    for wanted in wanted {
+        if !present.iter().any(|address| address.address == wanted) {
+            return Err(Error::internal(format!("interface {} lacks address {wanted}", link.name)));
         }
     }
-    compare_routes(net, link, result)
+    Ok(())
+}
+
+/// The host end of the pair whose other end is in the container, as recorded and as it is; it is a port of `master`,
+/// if there is one.
+pub fn find_host_end(
+    host: &mut Rtnl,
+    result: &Success,
+    inside: &Link,
+    master: Option<u32>,
+) -> Result<Option<Link>, Error> {
+    for recorded in result.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
+        let Some(end) = host.find_link(&recorded.name).or_refused()? else { continue };
+        let is_pair = end.link == Some(inside.index) && inside.link == Some(end.index);
+        if end.kind == "veth" && is_pair && end.master == master {
+            compare(recorded, &end)?;
+            return Ok(Some(end));
+        }
+    }
+    Ok(None)
 }
 
 fn compare_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {

@@ -15,13 +15,15 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::link::Link;
-use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK};
+use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
 use serde::Deserialize;
 
 use crate::failure::{OrRefused, refused};
 use crate::fingerprint::Mark;
-use crate::interface::inspection::{compare_addressing, expect_kind, find_inside};
+use crate::interface::inspection::{
+    compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
+};
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
 /// The plugin.
@@ -121,12 +123,17 @@ impl Plugin for Ptp {
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
-        Network::read(&request.call)?;
+        let network = Network::read(&request.call)?;
         Ipam::new(&request.call, delegates).check()?;
         let result = request.call.config.require_prev_result()?;
         let netns = interface::open_netns(&request.netns)?;
         let mut inside = find_inside(request, &result, &netns)?;
         expect_kind(&inside.link, "veth")?;
+        inspect_host(&result, &inside.link)?;
+        if network.masquerade.is_some() {
+            let addresses: Vec<IpNet> = own_ips(&result, &inside.link.name).map(|ip| ip.address).collect();
+            masquerade::inspect(&Mark::of(NAME, &request.call.config, &request.who), &addresses)?;
+        }
         compare_addressing(&mut inside, &result)
     }
 
@@ -205,6 +212,30 @@ fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), 
         match host.add_route(&route, Existing::Refuse) {
             Err(error) if error.kind() != Kind::Exists => return Err(refused(&error)),
             _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// CHECK: the host end is up, answers for the gateways, and is where the host looks for the container.
+fn inspect_host(result: &Success, inside: &Link) -> Result<(), Error> {
+    let mut host = Rtnl::open().or_refused()?;
+    let Some(end) = find_host_end(&mut host, result, inside, None)? else {
+        return Err(Error::internal(format!(
+            "no interface of the host leads to {} in the container",
+            inside.name
+        )));
+    };
+    if !end.up {
+        return Err(differs(&end.name, "state", "down", "up"));
+    }
+    let gateways = own_ips(result, &inside.name).filter_map(|ip| ip.gateway);
+    expect_addresses(&mut host, &end, gateways.map(IpNet::from))?;
+    let routes = host.routes_through(end.index, TABLE_MAIN).or_refused()?;
+    for IpConfig { address, .. } in own_ips(result, &inside.name) {
+        let wanted = IpNet::from(address.addr());
+        if !routes.iter().any(|route| route.dst == wanted) {
+            return Err(Error::internal(format!("the host lacks route {wanted} dev {}", end.name)));
         }
     }
     Ok(())

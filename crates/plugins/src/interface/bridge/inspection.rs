@@ -2,14 +2,18 @@
 
 use cni::Error;
 use cni::invocation::Attach;
-use cni::result::{Interface, Success};
+use cni::result::{Interface, IpConfig, Success};
+use ipnet::IpNet;
 use linux::Rtnl;
 use linux::link::Link;
 
-use super::{ContainerInterface, Gateway, Network, Reflection};
+use super::{ContainerInterface, Gateway, NAME, Network, Reflection, spoofing, switch};
 use crate::failure::OrRefused;
-use crate::interface::inspection::{compare, compare_addressing, differs, expect_kind, find_inside};
-use crate::interface::open_netns;
+use crate::fingerprint::Mark;
+use crate::interface::inspection::{
+    compare, compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
+};
+use crate::interface::{masquerade, open_netns};
 
 /// Compares prevResult and configuration with the kernel.
 pub(super) fn inspect(request: &Attach, network: &Network) -> Result<(), Error> {
@@ -19,7 +23,17 @@ pub(super) fn inspect(request: &Attach, network: &Network) -> Result<(), Error> 
     let bridge = inspect_bridge(&mut host, network, &result)?;
     let mut inside = find_inside(request, &result, &netns)?;
     expect_kind(&inside.link, "veth")?;
-    inspect_port(&mut host, network, &result, &bridge, &inside.link)?;
+    let port = inspect_port(&mut host, network, &result, &bridge, &inside.link)?;
+    let ifname = request.who.ifname.as_str();
+    inspect_gateways(&mut host, network, &bridge, &result, ifname)?;
+    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    if network.mac_spoof_check {
+        spoofing::inspect(&port.name, &mark)?;
+    }
+    if network.masquerade.is_some() {
+        let addresses: Vec<IpNet> = own_ips(&result, ifname).map(|ip| ip.address).collect();
+        masquerade::inspect(&mark, &addresses)?;
+    }
     match network.interface {
         ContainerInterface::Addressed => compare_addressing(&mut inside, &result),
         ContainerInterface::Layer2 | ContainerInterface::Untouched => Ok(()),
@@ -43,36 +57,49 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     Ok(bridge)
 }
 
-/// The host end is a port of the bridge, and its other end is the container's interface.
+/// The host end is a port of the bridge, its other end is the container's interface, and it passes what it should.
 fn inspect_port(
     host: &mut Rtnl,
     network: &Network,
     result: &Success,
     bridge: &Link,
     inside: &Link,
-) -> Result<(), Error> {
-    let on_host = result.interfaces.iter().filter(|i| i.sandbox.is_empty() && i.name != network.bridge);
-    for recorded in on_host {
-        let Some(port) = host.find_link(&recorded.name).or_refused()? else { continue };
-        let pair = port.link == Some(inside.index) && inside.link == Some(port.index);
-        if port.kind != "veth" || !pair || port.master != Some(bridge.index) {
-            continue;
+) -> Result<Link, Error> {
+    let Some(port) = find_host_end(host, result, inside, Some(bridge.index))? else {
+        return Err(Error::internal(format!(
+            "no port of bridge {} leads to {} in the container",
+            bridge.name, inside.name
+        )));
+    };
+    let hairpin = network.reflection == Reflection::Hairpin;
+    match port.port {
+        Some(state) if state.hairpin != hairpin => {
+            return Err(differs(&port.name, "hairpin", &state.hairpin.to_string(), &hairpin.to_string()));
         }
-        compare(recorded, &port)?;
-        let hairpin = network.reflection == Reflection::Hairpin;
-        return match port.port {
-            Some(state) if state.hairpin != hairpin => {
-                Err(differs(&port.name, "hairpin", &state.hairpin.to_string(), &hairpin.to_string()))
-            }
-            Some(state) if state.isolated != network.port_isolation => {
-                let wanted = network.port_isolation.to_string();
-                Err(differs(&port.name, "isolated", &state.isolated.to_string(), &wanted))
-            }
-            _ => Ok(()),
-        };
+        Some(state) if state.isolated != network.port_isolation => {
+            let wanted = network.port_isolation.to_string();
+            return Err(differs(&port.name, "isolated", &state.isolated.to_string(), &wanted));
+        }
+        _ => network.vlans.inspect(host, &port)?,
     }
-    Err(Error::internal(format!(
-        "no port of bridge {} leads to {} in the container",
-        bridge.name, inside.name
-    )))
+    Ok(port)
+}
+
+/// The gateways' addresses are where they belong: on the bridge, or its port in the VLAN.
+fn inspect_gateways(
+    host: &mut Rtnl,
+    network: &Network,
+    bridge: &Link,
+    result: &Success,
+    ifname: &str,
+) -> Result<(), Error> {
+    if network.gateway == Gateway::None {
+        return Ok(());
+    }
+    let segment = match network.vlans.access() {
+        None => bridge.clone(),
+        Some(id) => host.link(&switch::segment_name(&network.bridge, id)).or_refused()?,
+    };
+    let of = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
+    expect_addresses(host, &segment, own_ips(result, ifname).filter_map(of))
 }

@@ -75,6 +75,18 @@ pub(super) fn is_checked(mark: &Mark) -> bool {
     Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(mark, 0), mark).unwrap_or(false))
 }
 
+/// CHECK: is the port checked, by us or as the reference plugin does it?
+pub(super) fn inspect(port: &str, mark: &Mark) -> Result<(), Error> {
+    let mut nft = Nft::open().or_refused()?;
+    let known = format!("macspoofchk-{}-{}", mark.container, mark.ifname);
+    let is_there = has(&mut nft, port, mark).or_refused()?
+        || nft.rules(REFERENCE, REFERENCE_BASE).or_refused()?.iter().any(|rule| rule.comment == known);
+    match is_there {
+        true => Ok(()),
+        false => Err(Error::internal(format!("macspoofchk: port {port} takes frames from any address"))),
+    }
+}
+
 fn has(nft: &mut Nft, port: &str, mark: &Mark) -> Result<bool, linux::Error> {
     let entry = nft.element(TABLE, CHECKED, &Data::link(port))?;
     Ok(entry.is_some_and(|entry| entry.comment == mark.text(COMMENT_MAX)))
