@@ -23,10 +23,13 @@ fn findings(host: &Host) -> Vec<Value> {
 #[test]
 fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    rig::install(&host);
     let examples = workspace().join("examples");
     host.run(["mkdir", "-p", "/etc/cni/net.d"]);
     let configuration = std::fs::read_to_string(examples.join("10-weft.conflist")).expect("an example");
-    host.write("/etc/cni/net.d/10-weft.conflist", configuration);
+    // It plans from these manifests, not by an agent.
+    let planned = format!("\"type\": \"weft\", \"manifestDir\": \"{}\",", examples.display());
+    host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
     run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
     let quiet = run(&host, "doctor").success();
     assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
@@ -148,4 +151,94 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     host.write("/var/lib/cni/results/lan-c9-net1", "{}");
     host.write(format!("/var/lib/cni/results/lan-{card}-net8"), "{}");
     assert!(orphans(&host).is_empty());
+}
+
+const WRITTEN: &str = "/etc/cni/net.d/00-weft.conflist";
+const DEFAULT: &str = "/etc/cni/net.d/10-lan.conflist";
+
+/// A default network of its own and weft on it, which plans from `/etc/weft`.
+fn with_default_network(host: &Host) {
+    rig::install(host);
+    host.run(["mkdir", "-p", "/etc/cni/net.d", "/etc/weft"]);
+    let lan = json!({ "cniVersion": "1.0.0", "name": "lan", "plugins": [
+        { "type": "bridge", "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" } }] });
+    host.write(DEFAULT, lan.to_string());
+    run(host, "install --set manifestDir=/etc/weft").success();
+    run(host, "doctor").success();
+}
+
+/// The one thing that is wrong: what, why and what to do in a line.
+#[track_caller]
+fn one(host: &Host) -> String {
+    let found = findings(host);
+    let [one] = found.as_slice() else { panic!("{found:#?}") };
+    let text = |key: &str| one[key].as_str().unwrap().to_owned();
+    format!("{} | {} | {}", text("what"), text("why"), text("cure"))
+}
+
+#[test]
+fn a_node_on_which_no_pod_could_start_is_not_said_to_be_right() {
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    let written = host.read(WRITTEN).expect("what weft installed");
+    let lan = host.read(DEFAULT).expect("the default network");
+
+    // The default network is taken away, or its plugin is none.
+    host.run(["rm", DEFAULT]);
+    let gone = one(&host);
+    assert!(gone.contains("STATUS") && gone.contains(DEFAULT), "{gone}");
+    host.write(DEFAULT, lan.replace("bridge", "nope"));
+    let nope = one(&host);
+    assert!(nope.contains("STATUS") && nope.contains("nope"), "{nope}");
+    host.write(DEFAULT, lan);
+
+    // The runtime finds no weft; other plugins are nowhere.
+    host.run(["mv", "/opt/cni/bin", "/opt/cni/away"]);
+    host.run(["mkdir", "/opt/cni/bin"]);
+    let emptied = one(&host);
+    assert!(emptied.contains("the plugin weft is not in /opt/cni/bin"), "{emptied}");
+    host.run(["rmdir", "/opt/cni/bin"]);
+    host.run(["mv", "/opt/cni/away", "/opt/cni/bin"]);
+    host.write(WRITTEN, written.replace("\"/opt/cni/bin\"", "\"/nowhere\""));
+    let nowhere = one(&host);
+    assert!(nowhere.contains("binDir /nowhere: No such file"), "{nowhere}");
+
+    // No agent, and nothing to plan with in its place; credentials that reach nobody are nothing, either.
+    let without = |keys: &str| written.replace("\"manifestDir\": \"/etc/weft\"", keys);
+    host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock""#));
+    let alone = one(&host);
+    assert!(alone.starts_with("agent /run/none.sock | nobody answers (No such file"), "{alone}");
+    host.write("/etc/weft.kubeconfig", "apiVersion: v1\nkind: Config\n");
+    host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock", "kubeconfig": "/etc/weft.kubeconfig""#));
+    let unread = one(&host);
+    assert!(unread.contains("/etc/weft.kubeconfig"), "{unread}");
+    host.write(WRITTEN, &written);
+    run(&host, "doctor").success();
+}
+
+#[test]
+fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    // Multus's own, whose program is there.
+    host.run(["rm", "-f", "/opt/cni/bin/multus"]);
+    host.write("/opt/cni/bin/multus", "#!/bin/sh\n");
+    let multus =
+        r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"lan"}"#;
+    host.write("/etc/cni/net.d/00-multus.conf", multus);
+    let first = one(&host);
+    assert!(first.contains("/etc/cni/net.d/00-multus.conf comes before it"), "{first}");
+    host.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
+
+    let held = "/var/lib/cni/networks/lan";
+    host.run(["mkdir", "-p", held, "/var/lib/cni/results"]);
+    for last in 2..=254 {
+        host.write(format!("{held}/10.1.0.{last}"), format!("c{last}\r\neth0"));
+    }
+    run(&host, "doctor").success();
+    host.run(["sh", "-c", &format!("touch -d '1 hour ago' {held}/*")]);
+    host.write("/var/lib/cni/results/lan-c2-eth0", "{}");
+    let lost = one(&host);
+    assert!(lost.starts_with("addresses of network lan | 252 addresses are held"), "{lost}");
+    assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
 }

@@ -2,7 +2,7 @@
 //!
 //! Looked for in this order: `--config`; the files of `-f`, of which exactly one may be one; `/etc/cni/net.d`, where the
 //! first by name counts, as for a container runtime. A file is one if its plugin, or the first of its list, is
-//! `weft` or `multus`.
+//! `weft` or `multus`; where the `multus` of its `binDir` is not weft-cni, only if there is no other.
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use npwg::journal;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::hands::Hands;
 use crate::sources::{File, Kind};
 
 /// Where container runtimes look.
@@ -74,12 +75,21 @@ impl MetaPlugin {
     fn of_runtime() -> Result<Option<MetaPlugin>, Failure> {
         let mut networks: Vec<(PathBuf, Network)> = Directory::read(Path::new(RUNTIME))?.networks;
         networks.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut anothers = None;
         for (path, network) in &networks {
-            if let Some(found) = MetaPlugin::of(network, path)? {
-                return Ok(Some(found));
+            match MetaPlugin::of(network, path)? {
+                Some(found) if found.is_anothers() => anothers = anothers.or(Some(found)),
+                Some(found) => return Ok(Some(found)),
+                None => {}
             }
         }
-        Ok(None)
+        Ok(anothers)
+    }
+
+    /// Is it Multus's own: is the `multus` that it calls somebody else's program?
+    pub(crate) fn is_anothers(&self) -> bool {
+        let called = Path::new(&self.node.bin_dir).join(self.name());
+        self.flavour == Flavour::Multus && called.is_file() && !Hands::is_in(&called)
     }
 
     fn of(network: &Network, path: &Path) -> Result<Option<MetaPlugin>, Failure> {

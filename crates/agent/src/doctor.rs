@@ -3,7 +3,9 @@
 //! Rules: it only looks; each finding says what to do; exit code 1 if there is one. A thing that bears a mark is an
 //! orphan if neither the journal nor the runtime's own cache of results knows its container.
 
+mod meta_plugin;
 mod proxy;
+mod reservations;
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +13,17 @@ use clap::Args;
 use npwg::journal::{Entry, State};
 use serde::Serialize;
 
-use crate::configuration::MetaPlugin;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
-use crate::install::first_before;
 use crate::journal::{Keeper, Row};
 use crate::output::{self, Format, Output, Progress, plain};
 use crate::planning::Inputs;
 use crate::privilege;
 
-/// Where runtimes keep the results of what they attached.
-const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
+/// Where runtimes, and Multus, keep the results of what they attached.
+const RESULTS: [&str; 3] =
+    ["/var/lib/cni/results", "/var/lib/cni/cache/results", "/var/lib/cni/multus/results"];
 
 /// What `weft doctor` is told.
 #[derive(Debug, Args)]
@@ -66,8 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, plugins, cri_socket, output } = arguments;
     privilege::require("weft doctor", "it looks into network namespaces")?;
     let hands = Hands::find()?;
-    let mut findings: Vec<Finding> =
-        of_configuration(inputs.config.as_deref(), cri_socket).into_iter().collect();
+    let mut findings = meta_plugin::findings(&hands, inputs.config.as_deref(), plugins, cri_socket);
     let mut entries = Vec::new();
     for keeper in Keeper::all(inputs)? {
         for row in keeper.journal().rows()? {
@@ -86,30 +86,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
     findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
+    let is_known =
+        |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
+    findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }
     tell(&findings, known.len(), *output)
-}
-
-/// What is wrong with the configuration: there is none, it cannot be read, or the runtime uses another.
-fn of_configuration(named: Option<&Path>, cri_socket: &Path) -> Option<Finding> {
-    let found = match MetaPlugin::find_any(named, &[]) {
-        Ok(Some(found)) => found,
-        Ok(None) if proxy::is_used(cri_socket, []) => return None,
-        Ok(None) => return Some(Finding::new("configuration", "no file configures weft", "weft install")),
-        Err(failure) => {
-            return Some(Finding::new("configuration", failure.to_string(), "weft lint names the place"));
-        }
-    };
-    if named.is_some() {
-        return None;
-    }
-    let file = Path::new(&found.file);
-    let earlier = first_before(file.parent()?, file).ok()??;
-    let why =
-        format!("{} comes before it: the runtime uses that, and no pod gets its networks", earlier.display());
-    Some(Finding::new(format!("configuration {}", found.file), why, "remove it, or weft install --file-name"))
 }
 
 /// What is wrong with a sandbox: its namespace, a teardown that failed, an attachment that changed.
@@ -143,16 +126,19 @@ fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
     let Marked { on, mark } = marked;
     let mut parts = mark.split('/').skip(2);
     let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
-    let in_journal = known.iter().any(|entry| entry.container_id.as_str() == container);
-    if in_journal
-        || RESULTS.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
-    {
+    if is_known(known, network, container, ifname) {
         return None;
     }
     let why =
         format!("was made for {ifname} of container {container} on network {network}, which nobody knows");
     let cure = format!("a GC of {network} removes it; where the runtime has none, remove it by hand");
     Some(Finding::new(on, why, cure))
+}
+
+/// Does the journal know the container, or a runtime its attachment?
+fn is_known(known: &[&Entry], network: &str, container: &str, ifname: &str) -> bool {
+    known.iter().any(|entry| entry.container_id.as_str() == container)
+        || RESULTS.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
 }
 
 /// Does the runtime know the attachment? Of a long network's name a mark has the beginning.

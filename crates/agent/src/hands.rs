@@ -27,11 +27,11 @@ use crate::failure::{Exit, Failure};
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";
 /// Where container runtimes expect plugins.
-const PLUGINS: &str = "/opt/cni/bin";
+pub(crate) const PLUGINS: &str = "/opt/cni/bin";
 /// Where Debian has the reference plugins.
-const PACKAGED: &str = "/usr/lib/cni";
+pub(crate) const PACKAGED: &str = "/usr/lib/cni";
 /// Where hosts have their programs.
-const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time for one call of the meta-plugin: its delegates have deadlines of their own.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// The exit code of `sandbox ping` for «no answer».
@@ -134,6 +134,18 @@ impl Hands {
             None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
                 .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
         }
+    }
+
+    /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
+    pub(crate) fn is_in(path: &Path) -> bool {
+        let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
+        let is_copy = || {
+            let Ok(hands) = Hands::find() else { return false };
+            let length = |path: &Path| std::fs::metadata(path).map(|meta| meta.len()).ok();
+            length(path) == length(&hands.program)
+                && std::fs::read(path).ok() == std::fs::read(&hands.program).ok()
+        };
+        is_link || is_copy()
     }
 
     /// The program itself.

@@ -52,6 +52,15 @@ pub(crate) fn plan(
     Ok((plan, orders))
 }
 
+/// Do these credentials read what a plan takes?
+pub(crate) fn reach(kubeconfig: &Path) -> Result<(), Failure> {
+    runtime()?.block_on(async {
+        let client = cluster::client(Some(kubeconfig)).await?;
+        let asked = ask(Api::<NamespaceObject>::all(client), npwg::manifest::DEFAULT_NAMESPACE).await;
+        asked.map(drop).map_err(|why| Failure::new(format!("{}: {why}", kubeconfig.display())))
+    })
+}
+
 async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Client) -> Result<Plan, Error> {
     let pod = pod(node, &client, &question.pod).await?;
     let mut definitions: BTreeMap<NetworkReference, Definition> = BTreeMap::new();
