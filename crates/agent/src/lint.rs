@@ -20,13 +20,16 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
 use crate::sources::{self, File, Kind};
 
+/// Where what is piped in is read.
+const STDIN: &str = "/dev/stdin";
+
 /// What `weft lint` is told.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
   weft lint examples/
   weft lint --fix network.yaml
-  helm template . | weft lint /dev/stdin
+  helm template . | weft lint -
 
 Looked at are NetworkAttachmentDefinitions, the network annotations of pods and of the pod templates of workloads
 (.yaml, .yml, .json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule it breaks.
@@ -34,7 +37,7 @@ error: something will refuse it; warning: it will do something else than was pro
 
 {EXIT_CODES} An error that is found counts as failed."))]
 pub(crate) struct Arguments {
-    /// Files, or directories (not those below them)
+    /// Files, or directories (not those below them); - is what comes in on stdin
     #[arg(value_name = "FILE|DIR", required = true)]
     paths: Vec<PathBuf>,
     /// Write the corrected form into the files where there is one right form
@@ -75,7 +78,8 @@ struct Fixed {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { paths, fix, output } = arguments;
     let mut report = Report::default();
-    for mut file in sources::read(paths)? {
+    let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
+    for mut file in sources::read(&paths.iter().map(stdin).collect::<Vec<_>>())? {
         let mut findings = look(&file);
         if *fix {
             let cured = cure(&mut file, &findings)?;

@@ -177,6 +177,7 @@ fn a_pipe_can_be_looked_at_and_not_be_fixed() {
     let map = definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"ptp\"}\n");
     for (words, code, said) in [
         (&["/dev/stdin"][..], 1, "/dev/stdin:6:11: error"),
+        (&["-"], 1, "/dev/stdin:6:11: error"),
         (&["--fix", "/dev/stdin"], 1, "not a regular file"),
     ] {
         let mut child = Command::new(testkit::binary("weft"))

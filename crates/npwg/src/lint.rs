@@ -14,6 +14,7 @@ mod definition;
 pub mod keys;
 mod plugin;
 mod repair;
+mod values;
 
 use std::collections::BTreeMap;
 

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::Severity;
 use super::chain::{Chain, fault, find, shown};
+use super::values::{self, Form};
 use crate::configuration::{Flavour, NodeConfiguration};
 use crate::nearest::hint;
 use crate::refusal::KeyPath;
@@ -22,6 +23,20 @@ const PLUGIN_KEYS: &[&str] = &[
     "dns",
     "runtimeConfig",
     "prevResult",
+];
+
+/// Plugins that are others' or ours, and of whose keys nothing is known here.
+const OTHERS: &[&str] = &[
+    "bond",
+    "ipvtap",
+    "macvtap",
+    "multus",
+    "multus-shim",
+    "ovs",
+    "route-override",
+    "sriov",
+    "vxlan",
+    "weft",
 ];
 
 impl Chain<'_, '_> {
@@ -109,13 +124,66 @@ impl Chain<'_, '_> {
     /// The plugin's own keys and those of its `ipam`, as far as they are plugins we know.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
-        if let Some(own) = knowledge.plugin_keys.get(name) {
-            self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
+        match knowledge.plugin_keys.get(name) {
+            Some(own) => {
+                self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
+                self.values(values::of_plugin(name), map, path);
+                self.missing(values::missing(name, map), name, path);
+            }
+            None => self.unknown_type(name, knowledge.plugin_keys.keys(), path),
         }
         let Some(Value::Object(ipam)) = find(map, "ipam") else { return };
         let Some(name) = find(ipam, "type").and_then(Value::as_str) else { return };
-        if let Some(own) = knowledge.ipam_keys.get(name) {
-            self.unknown_keys(name, own, &["type"], ipam, &path.key("ipam"));
+        let path = path.key("ipam");
+        match knowledge.ipam_keys.get(name) {
+            Some(own) => {
+                self.unknown_keys(name, own, &["type"], ipam, &path);
+                self.values(values::of_address_manager(name), ipam, &path);
+                self.missing(values::missing_range(name, ipam, map), name, &path);
+            }
+            None => self.unknown_type(name, knowledge.ipam_keys.keys(), &path),
+        }
+    }
+
+    /// What the plugin would refuse of its values.
+    fn values(&mut self, rows: &[(&str, Form)], map: &Map<String, Value>, path: &KeyPath) {
+        for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
+            let form = rows.iter().find(|(known, _)| cni::fold::same(known, key)).map(|(_, form)| *form);
+            form.into_iter().for_each(|form| self.value(form, value, &path.key(key)));
+        }
+    }
+
+    fn value(&mut self, form: Form, value: &Value, path: &KeyPath) {
+        match (form, value) {
+            (Form::Each(form), Value::Array(list)) => {
+                list.iter().enumerate().for_each(|(at, value)| self.value(*form, value, &path.index(at)));
+            }
+            (Form::Fields(rows), Value::Object(map)) => self.values(rows, map, path),
+            _ => {
+                if let Some(reason) = values::fault_of(form, value) {
+                    self.say(Severity::Error, fault("value", path, reason).showing(&shown(value)));
+                }
+            }
+        }
+    }
+
+    fn missing(&mut self, missing: Option<(&str, &str)>, name: &str, path: &KeyPath) {
+        if let Some((key, why)) = missing {
+            self.say(Severity::Error, fault("missing-key", path, format!("{name} has no {key}: {why}")));
+        }
+    }
+
+    /// A slip of the finger in the name of a plugin.
+    fn unknown_type<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k String>, path: &KeyPath) {
+        let known: Vec<&str> = known.map(String::as_str).chain(OTHERS.iter().copied()).collect();
+        if known.contains(&name) {
+            return;
+        }
+        let near = hint(name, &known);
+        if !near.is_empty() {
+            let reason = "is no plugin that is known here";
+            let fault = fault("unknown-type", &path.key("type"), reason);
+            self.say(Severity::Warning, fault.showing(&shown(&Value::from(name))).cure(near));
         }
     }
 

@@ -196,12 +196,94 @@ fn the_keys_of_a_plugin_are_those_it_was_told() {
 #[test]
 fn the_keys_of_well_known_plugins_and_of_their_ipam_are_known() {
     let text = config(
-        r#"{"cniVersion":"1.0.0","name":"a","type":"ptp","isGateway":true,"dns":{},"ipam":{"type":"host-local","subnett":"x","RangeStart":""}}"#,
+        r#"{"cniVersion":"1.0.0","name":"a","type":"ptp","isGateway":true,"dns":{},"ipam":{"type":"host-local","subnet":"10.1.0.0/16","subnett":"x","RangeStart":""}}"#,
     );
     let findings = manifest(&Manifest::parse(&text), &Knowledge::of_known_plugins());
-    assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:115 Warning unknown-key"]);
+    assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:138 Warning unknown-key"]);
     assert_eq!(findings[1].fault.cure, "did you mean subnet?");
     assert!(findings[1].fault.reason.contains("no key of host-local"), "{findings:?}");
+}
+
+/// The findings of a plugin's keys among well-known plugins: rule, path and reason.
+fn of_keys(keys: &str) -> Vec<String> {
+    let text = format!(r#"{{"cniVersion":"1.0.0","name":"a",{keys}}}"#);
+    let found = configuration(&text, &Knowledge::of_known_plugins());
+    let line = |finding: &Finding| {
+        let Fault { requirement, path, reason, cure, .. } = &finding.fault;
+        format!("{requirement} {path}: {reason} {cure}").trim().to_owned()
+    };
+    found.iter().map(line).collect()
+}
+
+#[test]
+fn values_are_what_the_plugin_takes() {
+    for (keys, said) in [
+        (
+            r#""type":"vlan","master":"eth0","vlanId":5000"#,
+            "value vlanId: must be a whole number within 0..=4094",
+        ),
+        (r#""type":"vlan","vlanId":5"#, "vlan has no master"),
+        (r#""type":"bridge","mtu":"abc""#, "value mtu: must be a number"),
+        (r#""type":"bridge","MTU":40"#, "value MTU: must be 0, or"),
+        (r#""type":"bridge","vlan":9999"#, "value vlan: must be"),
+        (r#""type":"bridge","isGateway":"yes""#, "value isGateway: must be true or false"),
+        (r#""type":"bridge","bridge":"a-name-of-20-letters""#, "is longer than 15 bytes"),
+        (
+            r#""type":"bridge","vlanTrunk":[{"id":5},{"minID":"x"}]"#,
+            "value vlanTrunk[1].minID: must be a number",
+        ),
+        (r#""type":"ipvlan","mode":"l9""#, "value mode: must be one of l2, l3, l3s"),
+        (r#""type":"macvlan","mode":"bride""#, "must be one of bridge, private"),
+        (r#""type":"ptp""#, "missing-key : ptp has no ipam"),
+        (r#""type":"vrf""#, "vrf has no vrfname"),
+        (r#""type":"tuning","sysctl":{"a":1}"#, "value sysctl: must be an object of texts"),
+        (r#""type":"brigde""#, "unknown-type type: is no plugin that is known here did you mean bridge?"),
+    ] {
+        let found = of_keys(keys);
+        assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{keys}: {found:?}");
+    }
+    for keys in [
+        r#""type":"macvlan","master":"","mode":"","mtu":0"#,
+        r#""type":"ovs","vlan":"any""#,
+        r#""type":"vlan","master":"eth0","vlanId":0,"mtu":null"#,
+        r#""type":"macvtap""#,
+    ] {
+        assert_eq!(of_keys(keys), [""; 0], "{keys}");
+    }
+}
+
+#[test]
+fn values_of_ipam_are_what_the_plugin_takes() {
+    for (ipam, said) in [
+        (
+            r#""type":"host-local","subnet":"10.0.0.0/33""#,
+            "value ipam.subnet: must be an address with a prefix length",
+        ),
+        (r#""type":"host-local""#, "missing-key ipam: host-local has no ranges"),
+        (
+            r#""type":"host-local","ranges":[[{"subnet":"10.0.0.0/8","gateway":"x"}]]"#,
+            "ipam.ranges[0][0].gateway: must be an IP address",
+        ),
+        (r#""type":"host-local","subnet":"10.0.0.0/8","routes":[{"dst":"10"}]"#, "ipam.routes[0].dst"),
+        (r#""type":"weft-ipam""#, "weft-ipam has no range"),
+        (r#""type":"whereabouts","range":"10.0.0.0/8","exclude":["x"]"#, "ipam.exclude[0]"),
+        (r#""type":"static","addresses":[{"address":"10.0.0.1"}]"#, "ipam.addresses[0].address"),
+        (r#""type":"host-locl""#, "did you mean host-local?"),
+    ] {
+        let found = of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#));
+        assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{ipam}: {found:?}");
+    }
+    for ipam in [
+        r#""type":"whereabouts","range":"10.0.0.2-10.0.0.9/24","exclude":["10.0.0.3","10.0.0.8/30"]"#,
+        r#""type":"whereabouts","configuration_path":"/etc/whereabouts""#,
+        r#""type":"static""#,
+    ] {
+        assert_eq!(of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#)), [""; 0], "{ipam}");
+    }
+    assert_eq!(
+        of_keys(r#""type":"ptp","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}"#),
+        [""; 0]
+    );
 }
 
 #[test]
