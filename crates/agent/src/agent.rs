@@ -35,6 +35,7 @@ pub(crate) mod socket;
 mod supplier;
 mod sync;
 pub(crate) mod traces;
+pub(crate) mod unanswered;
 mod unattached;
 mod vifs;
 
@@ -77,7 +78,7 @@ pub(crate) struct Arguments {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     node_name: String,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
     kubeconfig: Option<PathBuf>,
     /// Where the meta-plugin asks
     #[arg(long, default_value = "/run/weft/agent.sock", value_name = "PATH")]
@@ -157,6 +158,9 @@ impl Log {
         let filter = EnvFilter::try_new(level).map_err(|cause| {
             Failure::new(format!("--log {level}: {cause}")).exit(crate::failure::Exit::Usage)
         })?;
+        // The library tells each try that fails, as an error; what comes of it is told by who tried.
+        let library = (!level.contains("kube")).then(|| "kube_client::client=off".parse().ok()).flatten();
+        let filter = library.into_iter().fold(filter, EnvFilter::add_directive);
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match log_format {
             LogFormat::Text => log.with_ansi(false).init(),
@@ -204,6 +208,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         hot_plug: *hot_plug,
         vif_store: *vif_store,
         ledgers: ledgers.clone(),
+        replaced: socket.replaced(),
     };
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));

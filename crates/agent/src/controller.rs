@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use tracing::info;
 
 use crate::addresses::keeper::Keeper;
@@ -41,6 +41,7 @@ use ipam::Warden;
 
 /// What `weft controller` is told.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam"])))]
 #[command(after_help = format!("\
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
@@ -52,7 +53,7 @@ In a cluster it runs as a Deployment of two (deploy/neutron, deploy/ipam) and ne
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     /// Make ports of OpenStack Networking for pods
-    #[arg(long, conflicts_with = "ipam", required_unless_present = "ipam")]
+    #[arg(long)]
     neutron: bool,
     /// Keep pools of addresses in order
     #[arg(long)]
@@ -76,7 +77,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = store::Place::Annotation)]
     vif_store: store::Place,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
     kubeconfig: Option<PathBuf>,
     /// Namespace of the Lease that says which of several controllers works
     #[arg(long, env = "POD_NAMESPACE", default_value = "kube-system", value_name = "NAMESPACE")]

@@ -138,6 +138,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         arguments;
     let grace = Duration::from_secs(arguments.orphan_grace);
     let _claim = Claim::of(&[("--journal", directory), ("--store", &arguments.store)])?;
+    refuse_living(&[("--listen", listen), ("--plan-socket", plan_socket)])?;
     let entries = directory.join(record::ENTRIES);
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
@@ -171,6 +172,14 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let _ = asked.await;
     info!("ended");
     Ok(())
+}
+
+/// Refuses to take a socket from a process that answers there: its clients would be ours, and its sandboxes would not.
+fn refuse_living(sockets: &[(&str, &Path)]) -> Result<(), Failure> {
+    let living = sockets.iter().find(|(_, path)| std::os::unix::net::UnixStream::connect(path).is_ok());
+    let Some((option, path)) = living else { return Ok(()) };
+    let why = format!("{option} {}: another process listens there", path.display());
+    Err(Failure::new(why).next(format!("end that one, or name another socket with {option}")))
 }
 
 fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failure> {

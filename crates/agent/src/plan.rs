@@ -12,7 +12,7 @@ use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::{self, Answer, Order, Question, Reply};
 use npwg::plan::{Plan, Sandbox};
 
-use crate::agent::once;
+use crate::agent::{cluster, once};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::planning;
 use crate::sources::{self, Kind};
@@ -35,14 +35,17 @@ pub(crate) struct Arguments {
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
     files: Vec<PathBuf>,
     /// Credentials of the cluster, else those of the meta-plugin's configuration, else as a pod of it
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
     kubeconfig: Option<PathBuf>,
 }
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { once: _, files, kubeconfig } = arguments;
-    let question: Question = exchange::receive(&mut io::stdin().lock())?;
+    let question: Question = exchange::receive(&mut io::stdin().lock()).map_err(|error| {
+        Failure::from(error)
+            .next("a question is read from stdin, as the meta-plugin sends it: weft plan --help")
+    })?;
     let reply = match answer(&question, files, kubeconfig.as_deref()) {
         Ok((plan, orders)) => Reply { answer: Answer::Plan(Box::new(plan)), orders },
         Err(error) => Reply::plain(Answer::Refused(error)),
@@ -60,7 +63,8 @@ fn answer(
     let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
     if files.is_empty() {
         let configured = node.kubeconfig.as_deref().map(Path::new);
-        return once::plan(question, &node, kubeconfig.or(configured));
+        let said = kubeconfig.filter(|path| !path.as_os_str().is_empty());
+        return once::plan(question, &node, said.or(configured));
     }
     let files = sources::read(files).map_err(Error::from)?;
     let manifests = planning::collect(files.iter().filter(|file| file.kind == Kind::Manifest));

@@ -6,7 +6,7 @@ use clap::Args;
 use cni::name::ContainerId;
 use npwg::journal;
 
-use crate::agent;
+use crate::agent::{self, cluster};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::Journal;
 
@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
     kubeconfig: Option<PathBuf>,
 }
 

@@ -24,6 +24,7 @@ use super::objects::{BlockObject, PoolObject, PoolStatus};
 use super::sighting::Sighting;
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::{Key, NodeObject, PodObject, Reduced};
+use crate::agent::unanswered;
 
 /// Objects of a page.
 const PAGE: u32 = 500;
@@ -77,7 +78,10 @@ where
     let mut parameters = ListParams::default().limit(PAGE);
     let mut all = Vec::new();
     loop {
-        let page = api.list(&parameters).await.map_err(|error| format!("list {what}: {error}"))?;
+        let page = api
+            .list(&parameters)
+            .await
+            .map_err(|error| format!("list {what}: {}", unanswered::said(&error)))?;
         all.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),

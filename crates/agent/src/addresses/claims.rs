@@ -28,6 +28,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::agent::cluster::{ASK_MAX, resource};
+use crate::agent::unanswered;
 
 /// What the name of a claim's lease begins with.
 pub(crate) const OF_CLAIM: &str = "claim/";
@@ -90,7 +91,7 @@ impl Claim {
         let object = match timeout(ASK_MAX, api.get_opt(name)).await {
             Ok(Ok(Some(object))) => object,
             Ok(Ok(None)) => return Err(failed("not there: its workload's controller makes it".to_owned())),
-            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Ok(Err(error)) => return Err(failed(unanswered::said(&error))),
             Err(_) => return Err(failed("the API server does not answer".to_owned())),
         };
         let own = demand.owner.rsplit('/').next().unwrap_or_default();
@@ -160,7 +161,7 @@ impl Claim {
         let patched = self.api.patch_status(&self.name, &parameters, &patch);
         let failed = match timeout(ASK_MAX, patched).await {
             Ok(Ok(_)) => return,
-            Ok(Err(error)) => error.to_string(),
+            Ok(Err(error)) => unanswered::said(&error),
             Err(_) => "the API server does not answer".to_owned(),
         };
         warn!(claim = self.name(), why = failed, "its status was not written");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use ipam::ledger::{Place, SLOTS};
 use ipam::registry::Registry;
+use ipnet::IpNet;
 use kube::Client;
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
@@ -17,9 +18,10 @@ use super::findings::Finding;
 use super::registry::Cluster;
 use super::show::{ledger, show};
 use super::{LEDGERS, ledger_name};
+use crate::agent::unanswered;
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
-use crate::output::{self, Format, Output};
+use crate::output::{self, Format};
 use crate::table;
 
 /// Length of an owner's record beside a ledger.
@@ -38,10 +40,11 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     what: What,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path, global = true)]
     kubeconfig: Option<PathBuf>,
-    #[command(flatten)]
-    output: Output,
+    /// What the outcome is printed as
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text", global = true)]
+    format: Format,
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,7 +74,7 @@ enum What {
     },
     /// Remove the object of a block or a single address that nobody has any more; what a living node has stays
     Free {
-        /// The object, as `kubectl get ipblocks` names it
+        /// The object, as `kubectl get ipblocks` names it, or its range, as `show --blocks` does
         block: String,
         /// Even if pods show its addresses, are bound to the node that is off, or a claim keeps it: others get them, too
         #[arg(long)]
@@ -81,9 +84,9 @@ enum What {
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { what, kubeconfig, output: Output { format } } = arguments;
+    let Arguments { what, kubeconfig, format } = arguments;
     runtime()?.block_on(async {
-        let client = cluster::client(kubeconfig.as_deref()).await?;
+        let client = cluster::client_of_person(kubeconfig.as_deref()).await?;
         let census = Census::take(&client).await.map_err(Failure::new)?;
         match what {
             What::Show { blocks, data_dir } => show(&census, *blocks, data_dir, *format),
@@ -201,6 +204,7 @@ struct Owner {
     ifname: String,
     network: String,
     uid: String,
+    /// With a blank after it; empty where there was none.
     pod: String,
 }
 
@@ -212,14 +216,15 @@ impl Owner {
         let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
         let [uid, namespace, name] =
             [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
-        Some(Owner { container, ifname, network, uid, pod: format!("{namespace}/{name}") })
+        let pod = if name.is_empty() { String::new() } else { format!("{namespace}/{name} ") };
+        Some(Owner { container, ifname, network, uid, pod })
     }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Owner { container, ifname, network, pod, .. } = self;
-        write!(f, "{pod} {ifname} of {network}, container {container}")
+        write!(f, "{pod}{ifname} of {network}, container {container}")
     }
 }
 
@@ -244,10 +249,8 @@ fn check(census: &Census, ledgers: &Path, format: Format) -> Result<(), Failure>
 }
 
 async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Result<(), Failure> {
-    let is_it = |block: &&super::objects::BlockObject| block.metadata.name.as_deref() == Some(name);
-    let Some(block) = census.blocks.iter().find(is_it) else {
-        return Err(Failure::new(format!("ipblock {name}: not there")));
-    };
+    let block = named(census, name)?;
+    let name = block.metadata.name.as_deref().unwrap_or_default();
     refuse_what_is_in_use(census, name, block, force)?;
     let registry =
         census.pool(&block.spec.pool).and_then(|pool| Cluster::of(client, pool, &Counter::default()));
@@ -262,10 +265,29 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         _ => {
             let blocks: kube::Api<super::objects::BlockObject> = kube::Api::all(client.clone());
             let deleted = blocks.delete(name, &kube::api::DeleteParams::default()).await;
-            deleted.map_err(|error| Failure::new(format!("ipblock {name}: {error}")))?;
+            deleted.map_err(|error| Failure::new(format!("ipblock {name}: {}", unanswered::said(&error))))?;
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))
+}
+
+/// The object of this name, or of this range if there is one alone: pools of several address spaces may have it.
+fn named<'a>(census: &'a Census, name: &str) -> Result<&'a super::objects::BlockObject, Failure> {
+    let own = |block: &super::objects::BlockObject| block.metadata.name.clone().unwrap_or_default();
+    let range: Option<IpNet> = name.parse().ok().or_else(|| name.parse::<IpAddr>().ok().map(IpNet::from));
+    let of_range = |block: &&super::objects::BlockObject| {
+        own(block) == name || (range.is_some() && block.object().map(|object| object.net) == range)
+    };
+    match census.blocks.iter().filter(of_range).collect::<Vec<_>>().as_slice() {
+        [] => Err(Failure::new(format!("ipblock {name}: not there"))
+            .next("weft ipam show --blocks, or kubectl get ipblocks, names those that are")),
+        [one] => Ok(one),
+        several => {
+            let names: Vec<String> = several.iter().map(|block| own(block)).collect();
+            let why = format!("ipblock {name}: several pools have it: {}", names.join(", "));
+            Err(Failure::new(why).next("name the one that is meant"))
+        }
+    }
 }
 
 /// What a living node has is in its ledger, which gives it whatever becomes of the object: nobody may take that away. What

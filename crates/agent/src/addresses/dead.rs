@@ -24,6 +24,7 @@ use super::now;
 use super::objects::{BlockObject, NOTICE};
 use super::registry::Cluster;
 use crate::agent::cluster::{NodeObject, PodObject};
+use crate::agent::unanswered;
 
 /// How long an agent may take to answer a notice: its watch may have to be begun anew.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -135,14 +136,14 @@ impl Dead {
             }
             // The next round sees what it is now.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Look::Waits),
-            Err(error) => Err(format!("ipblock {name}: {error}")),
+            Err(error) => Err(format!("ipblock {name}: {}", unanswered::said(&error))),
         }
     }
 
     /// The node's object and its pods, as they are at this moment. Of a node that is out of service those stay bound that
     /// tolerate this.
     async fn is_off_now(&self, node: &str) -> Result<bool, String> {
-        let failed = |error: kube::Error| format!("node {node}: {error}");
+        let failed = |error: kube::Error| format!("node {node}: {}", unanswered::said(&error));
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
         let found = nodes.get_opt(node).await.map_err(failed)?;
         let is_marked = found.is_some();

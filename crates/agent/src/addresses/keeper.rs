@@ -36,6 +36,7 @@ use super::objects::PoolObject;
 use super::registry::Cluster;
 use crate::agent::cluster::{PodObject, ask};
 use crate::agent::events::told_apart;
+use crate::agent::unanswered;
 
 /// The name under which Events are told.
 const CONTROLLER: &str = "weft-ipam";
@@ -130,7 +131,7 @@ impl Keeper {
         match pools.patch_status(name, &PatchParams::default(), &patch).await {
             Ok(_) => Ok(leased),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(leased),
-            Err(error) => Err(format!("status of pool {name}: {error}")),
+            Err(error) => Err(format!("status of pool {name}: {}", unanswered::said(&error))),
         }
     }
 
@@ -229,7 +230,7 @@ impl Keeper {
                     .collect(),
             )),
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(None),
-            Err(error) => Err(format!("list ipamclaims: {error}")),
+            Err(error) => Err(format!("list ipamclaims: {}", unanswered::said(&error))),
         }
     }
 

@@ -23,6 +23,7 @@ use tokio::time::sleep;
 
 use super::objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label};
 use crate::agent::cluster::NodeObject;
+use crate::agent::unanswered;
 
 /// Objects of a page.
 const PAGE: u32 = 1000;
@@ -100,7 +101,7 @@ struct Asking<'a> {
 
 impl Asking<'_> {
     fn failed(&self, error: &kube::Error) -> String {
-        format!("pool {}: {error}", self.wanted.name)
+        format!("pool {}: {}", self.wanted.name, unanswered::said(error))
     }
 
     fn done<T>(&self, done: Result<T, kube::Error>) -> Result<T, String> {

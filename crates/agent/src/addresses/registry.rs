@@ -18,6 +18,7 @@ use super::objects::{
     label, name_of,
 };
 use crate::agent::cluster::{PodObject, ask};
+use crate::agent::unanswered;
 
 /// How long one request may take.
 const REQUEST_MAX: Duration = Duration::from_secs(5);
@@ -71,7 +72,7 @@ impl Cluster {
         match timeout(REQUEST_MAX, work).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Fault::Conflict),
-            Ok(Err(error)) => Err(Fault::Unknown(error.to_string())),
+            Ok(Err(error)) => Err(Fault::Unknown(unanswered::said(&error))),
             Err(_) => Err(Fault::Unknown(format!(
                 "the API server does not answer within {} s",
                 REQUEST_MAX.as_secs()

@@ -78,6 +78,9 @@ pub(super) fn show(census: &Census, blocks: bool, ledgers: &Path, format: Format
     if format == Format::Json {
         return output::print_json(&pools);
     }
+    if pools.is_empty() {
+        return output::print("there are no pools\n");
+    }
     output::print(&table::lay_out(&HEADINGS, &pools.iter().map(row).collect::<Vec<_>>(), 0))?;
     let each = |rows: fn(&Pool<'_>) -> Vec<Vec<String>>| -> Vec<Vec<String>> {
         pools.iter().flat_map(rows).collect()

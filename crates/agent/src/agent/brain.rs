@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,8 @@ pub(crate) struct Brain {
     slices: Slices,
     /// Pods that are being attached.
     pub(crate) busy: Arc<Busy>,
+    /// Whether another agent listens in this one's place.
+    replaced: Arc<AtomicBool>,
     /// What is told about pods.
     pub(crate) events: Events,
     /// The figures.
@@ -103,6 +106,8 @@ pub(crate) struct Care {
     pub(crate) vif_store: Place,
     /// Where ledgers of addresses are.
     pub(crate) ledgers: PathBuf,
+    /// Whether another agent listens in this one's place.
+    pub(crate) replaced: Arc<AtomicBool>,
 }
 
 impl Brain {
@@ -131,6 +136,7 @@ impl Brain {
             slices: Slices::new(node),
             events: Events::new(client.clone(), node, &busy),
             busy,
+            replaced: Arc::clone(&care.replaced),
             metrics,
             traces,
             supplier: Supplier::new(client.clone(), node, &care.ledgers),
@@ -346,7 +352,9 @@ impl Brain {
 impl Told for Brain {
     /// What must be there before questions can be answered.
     fn waits_for(&self) -> Vec<String> {
-        [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
+        let replaced = self.replaced.load(Ordering::Relaxed);
+        let socket = replaced.then(|| "the socket, on which another agent listens".to_owned());
+        [self.pods.waited(), self.definitions.waited(), socket].into_iter().flatten().collect()
     }
 
     fn page(&self) -> String {

@@ -18,6 +18,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
 use super::cluster::{ASK_MAX, Key, Reduced, key};
+use super::unanswered;
 
 /// How often it is tried whether an API that was away is there again.
 const KNOCK: Duration = Duration::from_secs(2);
@@ -155,12 +156,13 @@ impl<T: PartialEq> Cache<T> {
     /// Takes a failure in; is it news?
     fn fail(&self, error: &watcher::Error) -> bool {
         let mut state = self.state();
-        state.refusal = Some(reason(error));
+        let why = unanswered::said_of_watch(error);
         let is_news = state.failing.is_none();
         if is_news {
-            warn!(what = self.what, %error, "cannot be watched; the last known state is served");
+            warn!(what = self.what, why, "cannot be watched; the last known state is served");
             state.failing = Some(Instant::now());
         }
+        state.refusal = Some(why);
         is_news
     }
 
@@ -168,21 +170,6 @@ impl<T: PartialEq> Cache<T> {
     fn heard(&self) {
         self.state().failing = None;
     }
-}
-
-/// Why, in short: what the API says, or that it says nothing.
-fn reason(error: &watcher::Error) -> String {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    let status = match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
-        | WatchFailed(kube::Error::Api(status))
-        | WatchError(status) => status,
-        InitialListFailed(_) | WatchStartFailed(_) | WatchFailed(_) | NoResourceVersion => {
-            return error.to_string();
-        }
-    };
-    format!("the API server says {}: {}", status.code, status.message.trim())
 }
 
 /// Keeps a cache up to date, for ever. Lists are taken anew when the API says that too much was missed (410 Gone).

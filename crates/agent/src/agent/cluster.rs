@@ -7,13 +7,15 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::{Api, Client, Config, Resource};
 use npwg::metadata::{Definition, Pod, SpecConfig};
@@ -22,7 +24,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
+use tower::util::MapErrLayer;
 
+use super::unanswered;
 use crate::failure::Failure;
 
 /// How long a connection may take.
@@ -30,12 +34,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// A client: by a kubeconfig, or as a pod of the cluster.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    let mut config = match kubeconfig {
+    let mut config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => {
             let failed = |cause: &dyn std::fmt::Display| {
                 Failure::new(format!("kubeconfig {}: {cause}", path.display()))
             };
-            let read = Kubeconfig::read_from(path).map_err(|cause| failed(&cause))?;
+            let read = read_kubeconfig(path).map_err(|cause| failed(&cause))?;
             let options = KubeConfigOptions::default();
             Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
         }
@@ -44,7 +48,33 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
         })?,
     };
     config.connect_timeout = Some(CONNECT_MAX);
-    Client::try_from(config).map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))
+    let server = config.cluster_url.to_string();
+    let named = MapErrLayer::new(move |cause| unanswered::by(&server, cause));
+    let builder = ClientBuilder::try_from(config);
+    let builder = builder.map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))?;
+    Ok(builder.with_layer(&named).build())
+}
+
+/// A path of credentials; an empty one, as in a variable that was emptied, is none.
+pub(crate) fn path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(text.into())
+}
+
+/// A client for a person: as [`client`], and by `kubectl`'s own file where nothing is named and this is no pod.
+pub(crate) async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
+    let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
+    client(kubeconfig.filter(|path| !path.as_os_str().is_empty()).or(usual.as_deref())).await
+}
+
+/// Reads a kubeconfig, or several with `:` between them as in `KUBECONFIG`: those that are there, the first that says a
+/// thing counts.
+fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
+    let listed = path.to_str().filter(|text| text.contains(':') && !path.exists());
+    let Some(listed) = listed else { return Kubeconfig::read_from(path) };
+    let there: Vec<&Path> = listed.split(':').map(Path::new).filter(|path| path.is_file()).collect();
+    let Some((first, rest)) = there.split_first() else { return Kubeconfig::read_from(path) };
+    rest.iter().try_fold(Kubeconfig::read_from(first)?, |all, path| all.merge(Kubeconfig::read_from(path)?))
 }
 
 /// The taint of a node that a person, or a machine, has made sure to be off.
@@ -62,7 +92,7 @@ where
 {
     match timeout(ASK_MAX, api.get_opt(name)).await {
         Ok(Ok(object)) => Ok(object.map(K::reduce)),
-        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Err(error)) => Err(unanswered::said(&error)),
         Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
     }
 }

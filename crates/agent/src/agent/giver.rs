@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use super::brain::Brain;
 use super::cache::{Cache, follow as fill};
 use super::supplier::Owned;
+use super::unanswered;
 use crate::addresses::objects::{BlockObject, PoolObject};
 use crate::addresses::registry::{Cluster, asked_of};
 use crate::addresses::{elsewhere, now};
@@ -90,7 +91,8 @@ impl Giver {
         let found = timeout(PAUSE, pools.get_opt(pool))
             .await
             .map_err(|_| "the API server does not answer".to_owned())?;
-        let grid = found.map_err(|error| error.to_string())?.map(|pool| pool.grid()).transpose()?.flatten();
+        let grid =
+            found.map_err(|error| unanswered::said(&error))?.map(|pool| pool.grid()).transpose()?.flatten();
         let Some(grid) = grid else { return Ok(Outcome::Over) };
         let (nobody, requests) =
             ((String::new(), String::new()), self.brain.metrics.address_requests.clone());

@@ -4,7 +4,8 @@
 //! that cannot be reached later makes nobody unready: what is known is served.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use http_body_util::Full;
@@ -13,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::io::Errno;
 use tokio::net::TcpListener;
 use tracing::warn;
 
@@ -33,9 +35,22 @@ pub(crate) trait Told: Send + Sync + 'static {
 
 /// Opens the address.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address).await.map_err(|cause| {
+    let bound = match (TcpListener::bind(address).await, address.ip()) {
+        // A kernel without IPv6: every address that it has is one of IPv4.
+        (Err(cause), IpAddr::V6(Ipv6Addr::UNSPECIFIED)) if is_of_family(&cause) => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        (bound, _) => bound,
+    };
+    bound.map_err(|cause| {
         Failure::new(format!("listen on {address}: {cause}")).next("choose another address with --listen")
     })
+}
+
+/// Is it refused because there are no addresses of this family?
+fn is_of_family(cause: &io::Error) -> bool {
+    let family = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL].map(|errno| Some(errno.raw_os_error()));
+    family.contains(&cause.raw_os_error())
 }
 
 /// Answers for ever.

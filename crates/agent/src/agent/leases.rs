@@ -28,6 +28,7 @@ use tracing::{info, warn};
 
 use super::brain::Brain;
 use super::cluster::ASK_MAX;
+use super::unanswered;
 use crate::addresses::objects::{BlockObject, NOTICE, block_name};
 use crate::addresses::registry::of_node;
 use crate::hands::Hands;
@@ -91,7 +92,7 @@ impl Leases {
             }
         };
         let done = timeout(ASK_MAX, work).await.map_err(|_| "the API server does not answer".to_owned())?;
-        done.map_err(|error| format!("ipblock {name}: {error}"))?;
+        done.map_err(|error| format!("ipblock {name}: {}", unanswered::said(&error)))?;
         info!(block = name, "the cluster took this node for gone: it was told otherwise");
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Leases {
         let own = ListParams::default().labels(&of_node(&self.node));
         let found = timeout(ASK_MAX, blocks.list(&own)).await;
         let found = found.map_err(|_| "the API server does not answer".to_owned())?;
-        let found = found.map_err(|error| format!("list ipblocks: {error}"))?.items;
+        let found = found.map_err(|error| format!("list ipblocks: {}", unanswered::said(&error)))?.items;
         let of_node = found.iter().filter(|block| block.spec.node == self.node);
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();

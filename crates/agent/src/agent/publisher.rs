@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 use super::brain::{Brain, place};
 use super::cluster::{MIRROR, PodObject, Reduced, is_about_uid};
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
+use super::unanswered;
 
 /// Writes at a time.
 const PARALLEL: usize = 8;
@@ -237,7 +238,7 @@ async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
                         false => Patched::Another,
                     }
                 }
-                Err(error) => Patched::Failed(error.to_string()),
+                Err(error) => Patched::Failed(unanswered::said(&error)),
             },
             patched => patched,
         };
@@ -263,7 +264,7 @@ async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patc
             debug!(name, message = status.message, "another pod of the name");
             Patched::Another
         }
-        Err(error) => Patched::Failed(error.to_string()),
+        Err(error) => Patched::Failed(unanswered::said(&error)),
     }
 }
 
@@ -278,7 +279,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
         let mut there = match pods.get(name).await {
             Ok(there) => there,
             Err(kube::Error::Api(status)) if status.code == 404 => return Patched::Gone,
-            Err(error) => return Patched::Failed(error.to_string()),
+            Err(error) => return Patched::Failed(unanswered::said(&error)),
         };
         let mirrored = there.annotations().get(MIRROR);
         if there.metadata.uid.as_ref() != Some(uid) && mirrored != Some(uid) {
@@ -290,7 +291,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
             Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
             // Somebody else was quicker.
             Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
-            Err(error) => return Patched::Failed(error.to_string()),
+            Err(error) => return Patched::Failed(unanswered::said(&error)),
         }
     }
     Patched::Failed(last)

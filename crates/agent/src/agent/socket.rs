@@ -9,7 +9,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
@@ -91,9 +91,14 @@ impl Socket {
         Listener::bind(path).map(Socket)
     }
 
+    /// Whether another process answers in this one's place.
+    pub(crate) fn replaced(&self) -> Arc<AtomicBool> {
+        self.0.replaced()
+    }
+
     /// Answers until `end` comes, then those who are already waiting.
     pub(crate) async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
-        let Socket(listener) = self;
+        let Socket(mut listener) = self;
         let turns = Semaphore::new(PARALLEL);
         let desk = Arc::new(Desk { oracle, turns, waiting: AtomicUsize::new(0), ending: Sender::new(false) });
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));

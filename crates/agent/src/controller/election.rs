@@ -15,6 +15,8 @@ use kube::{Api, Client};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use crate::agent::unanswered;
+
 /// How long a Lease is good for.
 const DURATION: Duration = Duration::from_secs(15);
 /// When he who holds it stops, if it could not be renewed.
@@ -55,7 +57,7 @@ impl Election {
                     return;
                 }
                 Ok(false) => {}
-                Err(error) => warn!(%error, lease = self.name, "cannot be had"),
+                Err(error) => warn!(why = unanswered::said(&error), lease = self.name, "cannot be had"),
             }
             sleep(PERIOD).await;
         }
@@ -72,7 +74,7 @@ impl Election {
                     warn!(lease = self.name, "another one leads");
                     return;
                 }
-                Ok(Err(error)) => debug!(%error, "not renewed"),
+                Ok(Err(error)) => debug!(why = unanswered::said(&error), "not renewed"),
                 Err(_) => debug!("not renewed in time"),
             }
             if renewed.elapsed() >= DEADLINE {

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::subject::{KuryrPort, Subject, SubjectObject};
 use crate::agent::cluster::is_about_uid;
+use crate::agent::unanswered;
 
 /// The annotation.
 pub(crate) const ANNOTATION: &str = "openstack.org/kuryr-vif";
@@ -94,7 +95,7 @@ async fn annotate(client: &Client, subject: &Subject, state: &PodState) -> Resul
     match pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || is_about_uid(&status) => Err(Unwritten::Gone),
-        Err(error) => Err(Unwritten::Failed(error.to_string())),
+        Err(error) => Err(Unwritten::Failed(unanswered::said(&error))),
     }
 }
 
@@ -129,7 +130,7 @@ fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
         kube::Error::Api(status) if status.code == 404 => "; is the resource there? `weft crds` prints it",
         _ => "",
     };
-    format!("{what} KuryrPort {}/{}: {error}{cure}", pod.namespace, pod.name)
+    format!("{what} KuryrPort {}/{}: {}{cure}", pod.namespace, pod.name, unanswered::said(error))
 }
 
 fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {

@@ -31,7 +31,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until `end` comes.
 pub(crate) async fn serve(
-    listener: Listener,
+    mut listener: Listener,
     runtime: PathBuf,
     calls: Arc<Calls>,
     end: impl Future<Output = ()>,

@@ -31,6 +31,7 @@ use serde_json::Value;
 use crate::addresses::census::Census;
 use crate::addresses::pools;
 use crate::addresses::registry::Cluster;
+use crate::agent::unanswered;
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format, Output};
@@ -54,7 +55,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     from_namespace: String,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
@@ -90,7 +91,7 @@ struct Found {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { apply, from_namespace, kubeconfig, output: Output { format } } = arguments;
     runtime()?.block_on(async {
-        let client = cluster::client(kubeconfig.as_deref()).await?;
+        let client = cluster::client_of_person(kubeconfig.as_deref()).await?;
         let list = async |plural: &str, kind: &str| {
             let kind = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
             let resource = ApiResource::from_gvk_with_plural(&kind, plural);
@@ -101,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
                 // Not every release has every kind.
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
-                Err(error) => Err(Failure::new(format!("list {plural}: {error}"))),
+                Err(error) => Err(Failure::new(format!("list {plural}: {}", unanswered::said(&error)))),
             }
         };
         let found = Found {
@@ -384,7 +385,8 @@ fn tell(
     let rows: Vec<Row<'_>> = allocations.iter().enumerate().map(row).collect();
     match format {
         Format::Json => output::print_json(&rows)?,
-        _ => output::print(&laid_out(&rows))?,
+        Format::Text if rows.is_empty() => return output::print("whereabouts has given no address\n"),
+        Format::Text => output::print(&laid_out(&rows))?,
     }
     if !apply {
         return match format {

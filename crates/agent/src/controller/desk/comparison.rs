@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::{Desk, PARALLEL};
+use crate::agent::unanswered;
 use crate::controller::allocator::owner;
 use crate::controller::pools::User;
 use crate::controller::store::{self, Place};
@@ -173,7 +174,7 @@ impl Desk {
                 Ok(all) => all.items,
                 // Where there is no such resource nothing is written in one.
                 Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-                Err(error) => return Err(format!("list kuryrports: {error}")),
+                Err(error) => return Err(format!("list kuryrports: {}", unanswered::said(&error))),
             };
             for port in &listed {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();
