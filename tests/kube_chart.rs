@@ -216,8 +216,10 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     // Each value that there is, as something else, is taken by the server; but for what takes a whole part away, and what
     // an old server has not.
     let mut values = all();
-    let is_left_out =
-        |path: &str| path.ends_with("enabled") || ["install.thin", "neutron.policy"].contains(&path);
+    let is_left_out = |path: &str| {
+        path.ends_with("enabled")
+            || ["install.thin", "install.configuration", "neutron.policy"].contains(&path)
+    };
     for (path, value) in others().iter().filter(|(path, _)| !is_left_out(path)) {
         values = with(&values, path, value);
     }
@@ -288,7 +290,12 @@ fn each_value_is_good_for_something() {
     assert_eq!(there, tried, "values of the chart, and values that are tried");
     let all = &all();
     let removing = with(all, "removal.enabled", &json!(true));
-    let without = |path: &str| if path == "removal.resources" { &removing } else { all };
+    let bare = json!({});
+    let without = |path: &str| match path {
+        "removal.resources" => &removing,
+        "install.thin" => &bare,
+        _ => all,
+    };
     let values = others().into_iter().flat_map(|(path, value)| {
         let plain = without(path);
         [plain.clone(), with(plain, path, &value)]
@@ -323,6 +330,19 @@ fn values_that_are_wrong_are_refused_by_name() {
         ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
         ("ipam.replicas", json!(-1), "/ipam/replicas"),
     ];
+    let together = [
+        json!({ "install": { "configuration": "{}", "set": { "builtin": "never" } } }),
+        json!({ "install": { "configuration": "{}", "defaultNetwork": "cbr0" } }),
+        json!({ "install": { "thin": true }, "hotPlug": { "enabled": true } }),
+        json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
+    ];
+    for (values, made) in together.iter().zip(helm.template(&together)) {
+        let why = made.expect_err(&format!("{values} is taken"));
+        assert!(
+            why.contains("install.configuration is") || why.contains("install.thin has"),
+            "{values}: {why}"
+        );
+    }
     let values: Vec<Value> = wrong.iter().map(|(path, value, _)| with(&json!({}), path, value)).collect();
     for ((path, value, word), made) in wrong.iter().zip(helm.template(&values)) {
         let why = made.expect_err(&format!("{path}: {value} is taken"));
