@@ -191,6 +191,8 @@ fn what_is_not_understood_is_named_and_the_rest_taken() {
         ),
     );
     host.write(format!("{MULTUS}/-hostile;id"), "[]");
+    let configured = host.read("/etc/cni/net.d/00-multus.conf").expect("that of Multus");
+    host.write("/etc/cni/net.d/00-multus.conf", configured.replacen("{", "{\"namespaceIsolatoin\":true,", 1));
     host.write(format!("{MULTUS}/results/red-x-eth0"), "\u{1b}[31m");
     let done = import(&host, &["--apply"]);
     assert_eq!(done.code, Some(1), "{done}");
@@ -201,7 +203,8 @@ fn what_is_not_understood_is_named_and_the_rest_taken() {
         "left out: container no-result: nothing of it is in libcni's cache",
         "left out: -hostile;id: ",
         "left out: results/red-x-eth0: not an entry of libcni's cache",
-        "6 things of Multus were left out",
+        "left out: configuration: namespaceIsolatoin: nobody knows this key, and Multus does not heed it: did you mean namespaceIsolation?",
+        "7 things of Multus were left out",
     ] {
         assert!(done.stderr.contains(says), "{says:?}: {done}");
     }

@@ -313,7 +313,20 @@ fn without_root_it_is_said_how_to_get_it() {
     host.run(["chmod", "0700", "/var/lib/weft"]);
     let program = testkit::binary("weft").display().to_string();
     let _ = testkit::binary("weft-cni");
-    for line in ["attach --pod a/b -f /x", "detach --pod a/b", "check --pod a/b", "list", "demo"] {
+    host.run(["mkdir", "-p", "-m", "0700", "/run/roots"]);
+    host.write("/run/roots/there", "");
+    let socket = "import socket; socket.socket(socket.AF_UNIX).bind('/run/roots.sock')";
+    host.run(["python3", "-c", &format!("{socket}; import os; os.chmod('/run/roots.sock', 0o600)")]);
+    for line in [
+        "attach --pod a/b -f /x",
+        "detach --pod a/b",
+        "check --pod a/b",
+        "list",
+        "demo",
+        "install --bin-dir /run/roots",
+        "cri-proxy --journal /run/roots/a --store /run/roots/b --runtime /run/c.sock",
+        "network list --socket /run/roots.sock",
+    ] {
         let words = line.split(' ');
         let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
         let refused = host.command("setpriv").args(nobody).args(words).finish();

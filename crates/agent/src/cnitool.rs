@@ -5,6 +5,7 @@
 //!   the other; the cache is libcni's;
 //! - `gc` deletes what it is not told to keep. cnitool tells nothing and deletes all; under our own name
 //!   that must be said with `--all`;
+//! - under our own name plugins are looked for where other commands look, if nobody says where;
 //! - under our own name one broken configuration file does not hide the others.
 //!
 //! Source: containernetworking/cni `cnitool/cmd` (requirements L5–L10, DEVIATIONS.md).
@@ -27,6 +28,8 @@ use cni::runtime::exec::Exec;
 use cni::runtime::{Runtime, load};
 use sha2::{Digest, Sha512};
 
+use crate::hands::Hands;
+
 /// The name under which we are that tool.
 pub(crate) const NAME: &str = "cnitool";
 
@@ -47,7 +50,8 @@ struct Cnitool {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  NETCONFPATH=/etc/cni/net.d CNI_PATH=/opt/cni/bin weft cni add mynet /run/netns/blue
+  weft cni add mynet /run/netns/blue
+  NETCONFPATH=/etc/cni/net.d CNI_PATH=/opt/cni/bin weft cni del mynet /run/netns/blue
   CAP_ARGS='{\"mac\":\"c2:11:22:33:44:55\"}' weft cni add mynet /run/netns/blue -i net1
   weft cni gc mynet --valid cnitool-77383ca0a0715733ca6f/eth0
 
@@ -120,7 +124,7 @@ struct Options {
     /// Directory of the network configurations; /etc/cni/net.d if it is given nowhere
     #[arg(long, global = true, env = "NETCONFPATH", default_value = "", hide_default_value = true)]
     conf_dir: OsString,
-    /// Directories of the plugins, `:` between them
+    /// Directories of the plugins, `:` between them; if they are given nowhere, where weft-cni is, /opt/cni/bin and /usr/lib/cni
     #[arg(long, global = true, env = "CNI_PATH", default_value = "", hide_default_value = true)]
     path: String,
     /// Arguments for the plugins: K=V;K=V
@@ -144,20 +148,21 @@ pub(crate) fn read(arguments: Vec<OsString>) -> Result<Arguments, clap::Error> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     let Arguments { verb, options, manners } = arguments;
     let exec = Exec::new(Duration::from_secs(options.timeout));
+    let path = path(options, *manners);
     let runtime =
-        Runtime { invoke: &exec, cache: Cache::new(Path::new(cache::DIRECTORY)), path: options.path.clone() };
+        Runtime { invoke: &exec, cache: Cache::new(Path::new(cache::DIRECTORY)), path: path.clone() };
     let network = |name: &str| find(options, *manners, name);
     match verb {
         Verb::Add(Target { network: name, netns }) => {
             let network = network(name)?;
-            let attached = runtime.add(&network, &parameters(options, netns)?)?;
+            let attached = runtime.add(&network, &parameters(options, netns, &path)?)?;
             print(&attached.success.print(network.version)?)
         }
         Verb::Check(Target { network: name, netns }) => {
-            runtime.check(&network(name)?, &parameters(options, netns)?)
+            runtime.check(&network(name)?, &parameters(options, netns, &path)?)
         }
         Verb::Del(Target { network: name, netns }) => {
-            runtime.del(&network(name)?, &parameters(options, netns)?)
+            runtime.del(&network(name)?, &parameters(options, netns, &path)?)
         }
         Verb::Status(Question { network: name, netns: _ }) => runtime.status(&network(name)?),
         Verb::Gc(Sweep { question: Question { network: name, netns: _ }, valid, all }) => {
@@ -176,6 +181,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
     }
 }
 
+/// Where plugins are; cnitool's user says it.
+fn path(options: &Options, manners: Manners) -> String {
+    match manners {
+        Manners::Weft if options.path.is_empty() => Hands::plugin_path_of(Hands::find().ok().as_ref()),
+        Manners::Weft | Manners::Cnitool => options.path.clone(),
+    }
+}
+
 fn find(options: &Options, manners: Manners, name: &str) -> Result<Network, Error> {
     let directory = match options.conf_dir.is_empty() {
         true => Path::new(CONFIGURATION),
@@ -187,7 +200,7 @@ fn find(options: &Options, manners: Manners, name: &str) -> Result<Network, Erro
     }
 }
 
-fn parameters(options: &Options, netns: &Path) -> Result<Parameters, Error> {
+fn parameters(options: &Options, netns: &Path, path: &str) -> Result<Parameters, Error> {
     let netns = absolute(netns)?;
     let netns = netns.to_str().ok_or_else(|| Error::config(format!("{}: not UTF-8", netns.display())))?;
     let capability_args = match options.capability_args.as_str() {
@@ -206,7 +219,7 @@ fn parameters(options: &Options, netns: &Path) -> Result<Parameters, Error> {
         args: options.args.clone(),
         capability_args,
         args_cni: Object::default(),
-        path: options.path.clone(),
+        path: path.to_owned(),
     })
 }
 

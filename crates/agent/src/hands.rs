@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
+use crate::privilege;
 
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";
@@ -60,6 +61,11 @@ pub(crate) struct OnHost {
 }
 
 impl OnHost {
+    /// Was it said?
+    pub(crate) fn is_wanted(self) -> bool {
+        self.on_host
+    }
+
     /// Where a path of the host is for us.
     pub(crate) fn path(self, path: &Path) -> PathBuf {
         match (self.on_host, path.strip_prefix("/")) {
@@ -171,7 +177,13 @@ impl Hands {
 
     /// The `CNI_PATH` where nobody says another.
     pub(crate) fn plugin_path(&self) -> String {
-        let own = self.program.parent().map(|directory| directory.display().to_string());
+        Hands::plugin_path_of(Some(self))
+    }
+
+    /// The same where the program may be nowhere.
+    pub(crate) fn plugin_path_of(hands: Option<&Hands>) -> String {
+        let own = hands.and_then(|hands| hands.program.parent());
+        let own = own.map(|directory| directory.display().to_string());
         let own = own.filter(|own| own != PLUGINS && !own.contains(':'));
         own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
     }
@@ -208,7 +220,7 @@ impl Hands {
         let output = self.output(command)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(self.failure(&output)),
+            false => Err(privilege::of_place(self.failure(&output), directory)),
         }
     }
 

@@ -33,6 +33,7 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
+use npwg::configuration::{Flavour, NodeConfiguration};
 use root::Place;
 use serde_json::{Value, json};
 use thin::Thin;
@@ -145,6 +146,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     {
         let why = format!("--file-name {file_name}: not a name that a runtime reads");
         return Err(Failure::new(why).next("one that ends with .conflist is"));
+    }
+    if arguments.on_host.is_wanted() && !arguments.remove {
+        let why = "--on-host: it is for plugins that --remove runs";
+        return Err(Failure::new(why).next("leave it out, or add --remove --wait").exit(Exit::Usage));
     }
     match arguments {
         Arguments { remove: true, .. } => removal::remove(arguments),
@@ -311,12 +316,17 @@ fn made_for(
     if let Some(thin) = Thin::of(arguments, places) {
         plugin["kubeconfig"] = json!(thin.kubeconfig());
     }
-    for words in set {
-        let Some((key, value)) = words.split_once('=') else {
-            let why = format!("--set {words}: not KEY=VALUE");
-            return Err(Failure::new(why).exit(Exit::Usage));
+    let made = plugin.clone();
+    set.iter().try_for_each(|words| put(&mut plugin, words))?;
+    if let Err(error) = understood(&plugin) {
+        // Two may contradict each other: then none is to blame alone.
+        let is_wrong = |words: &&String| {
+            let mut alone = made.clone();
+            put(&mut alone, words).is_ok() && understood(&alone).is_err()
         };
-        plugin[key] = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        if let Some(words) = set.iter().find(is_wrong) {
+            return Err(Failure::from(error).context(format!("--set {words}")).exit(Exit::Usage));
+        }
     }
     let list = json!({ "cniVersion": version, "name": "weft", "plugins": [plugin] });
     let text = serde_json::to_string_pretty(&list)
@@ -324,6 +334,21 @@ fn made_for(
     let read_back = Network::parse(text.as_bytes(), "the configuration made")?;
     MetaPlugin::read(&read_back, path)?;
     Ok(text + "\n")
+}
+
+/// Does what `--set` says.
+fn put(plugin: &mut Value, words: &str) -> Result<(), Failure> {
+    let Some((key, value)) = words.split_once('=') else {
+        let why = format!("--set {words}: not KEY=VALUE");
+        return Err(Failure::new(why).exit(Exit::Usage));
+    };
+    plugin[key] = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    Ok(())
+}
+
+/// Is it a configuration of weft?
+fn understood(plugin: &Value) -> Result<(), Error> {
+    NodeConfiguration::read(plugin.to_string().as_bytes(), Flavour::Weft).map(drop)
 }
 
 fn is_meta_plugin(network: &Network) -> bool {

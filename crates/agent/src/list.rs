@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::attachments::{self, Row as Attached, Sandbox};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::{Keeper, Row};
-use crate::output::{self, Format, Output};
+use crate::output::{self, Format, Output, plain};
 use crate::planning::Inputs;
 use crate::table;
 
@@ -72,11 +72,15 @@ fn document(row: &Row) -> Document<'_> {
 }
 
 fn lay_out(rows: &[Row]) -> String {
-    let mut lines = Vec::new();
+    let (mut lines, mut broken) = (Vec::new(), String::new());
     for row in rows {
         match row {
             Row::Broken { container, error } => {
-                lines.push(vec!["-".to_owned(), container.clone(), format!("cannot be read: {error}")]);
+                broken.push_str(&format!(
+                    "{}: cannot be read: {}\n",
+                    plain(container),
+                    plain(&error.to_string())
+                ));
             }
             Row::Entry(entry) => {
                 let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
@@ -96,5 +100,7 @@ fn lay_out(rows: &[Row]) -> String {
             }
         }
     }
-    table::lay_out(&["pod", "container", "interface", "network", "addresses", "state"], &lines, 0)
+    let headings = ["pod", "container", "interface", "network", "addresses", "state"];
+    let table = if lines.is_empty() { String::new() } else { table::lay_out(&headings, &lines, 0) };
+    table + &broken
 }

@@ -13,6 +13,7 @@ use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::network_api::client::{Client, InUse};
 use crate::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use crate::output::{self, Format, Output, Progress, plain};
+use crate::privilege;
 use crate::table;
 
 /// What `weft network` is told.
@@ -113,6 +114,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn connect(server: &Server) -> Result<Client, Failure> {
+    // The kernel says most plainly who may not.
+    if let Err(cause) = tokio::net::UnixStream::connect(&server.socket).await
+        && cause.kind() == std::io::ErrorKind::PermissionDenied
+    {
+        return Err(privilege::refused(&format!("connect to {}", server.socket.display()), &cause));
+    }
     let connected = Client::connect(&server.socket).await;
     connected.map_err(|status| failure(&status).next("weft cri-proxy listens there, and only root gets in"))
 }

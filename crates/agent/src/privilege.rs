@@ -2,6 +2,10 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 
 use crate::failure::{Exit, Failure};
 
@@ -26,9 +30,23 @@ pub(crate) fn refused(what: &str, cause: &io::Error) -> Failure {
     }
 }
 
+/// A failure of another program to write to a place: if that is root's, root would not have had it.
+pub(crate) fn of_place(failure: Failure, place: &Path) -> Failure {
+    let there = place.ancestors().find(|path| path.exists()).unwrap_or(place);
+    let is_denied = access(there, Access::WRITE_OK).is_err_and(|errno| errno == Errno::ACCESS);
+    match is_denied && !rustix::process::geteuid().is_root() {
+        true => with_root(failure),
+        false => failure,
+    }
+}
+
 fn lacking(sentence: String) -> Failure {
+    with_root(Failure::new(sentence))
+}
+
+fn with_root(failure: Failure) -> Failure {
     let line: Vec<String> = std::env::args_os().map(|word| quoted(&word)).collect();
-    Failure::new(sentence).exit(Exit::NeedsRoot).next(format!("run it as: sudo {}", line.join(" ")))
+    failure.exit(Exit::NeedsRoot).next(format!("run it as: sudo {}", line.join(" ")))
 }
 
 /// A word as a shell takes it.

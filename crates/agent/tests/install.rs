@@ -375,10 +375,13 @@ fn the_default_network_and_keys_of_the_configuration_can_be_said() {
         (&json!(true), &json!("shared,kube-system"))
     );
     let before = runtime.written();
-    assert_refused(
-        &runtime.install(&["--set", "namespaceisolaton=true"]),
-        &["did you mean namespaceIsolation?"],
-    );
+    let refused = runtime.install(&["--set", "logLevel=debug", "--set", "namespaceisolaton=true"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    for word in ["--set namespaceisolaton=true: ", "did you mean namespaceIsolation?"] {
+        assert!(stderr(&refused).contains(word), "{}", stderr(&refused));
+    }
+    let early = runtime.install(&["--on-host"]);
+    assert_eq!(early.status.code(), Some(2), "{}", stderr(&early));
     assert_eq!(runtime.install(&["--set", "namespaceIsolation"]).status.code(), Some(2));
     assert_eq!(runtime.written(), before, "what is wrong changes nothing");
 }

@@ -95,14 +95,17 @@ fn a_fixed_file_keeps_its_mode_its_links_and_everything_else_in_it() {
     let room = Room::new("fix");
     let before = format!(
         "# of ours\n{}",
-        definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"ptp\"} # odd\n")
+        definition(
+            "a",
+            "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"} # odd\n"
+        )
     );
     let file = room.file("real.yaml", &before);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
     let link = room.0.join("link.yaml");
     symlink("real.yaml", &link).unwrap();
     assert!(lint([Path::new("--fix"), &link]).status.success());
-    let config = "  config: |\n    {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"ptp\"}\n";
+    let config = "  config: |\n    {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n";
     assert_eq!(fs::read_to_string(&file).unwrap(), format!("# of ours\n{}", definition("a", config)));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -154,7 +157,7 @@ fn programs_read_json() {
     let room = Room::new("json");
     let file = room.file(
         "a.yaml",
-        &definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"ptp\"}\n"),
+        &definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n"),
     );
     let read = |output: &Output| -> Value { serde_json::from_slice(&output.stdout).unwrap() };
     let found = lint([Path::new("-o"), Path::new("json"), &file]);
@@ -174,7 +177,8 @@ fn programs_read_json() {
 
 #[test]
 fn a_pipe_can_be_looked_at_and_not_be_fixed() {
-    let map = definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"ptp\"}\n");
+    let map =
+        definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n");
     for (words, code, said) in [
         (&["/dev/stdin"][..], 1, "/dev/stdin:6:11: error"),
         (&["-"], 1, "/dev/stdin:6:11: error"),

@@ -99,6 +99,17 @@ fn add_check_del_under_both_names() {
 }
 
 #[test]
+fn under_our_name_plugins_are_where_they_usually_are() {
+    let rig = Rig::new(testkit::host!(), "1.0.0");
+    let run = |words: &[&str]| rig.host.command("/opt/cni/bin/weft").clean_environment().args(words).finish();
+    run(&["cni", "add", "net", "/run/netns/blue"]).success();
+    run(&["cni", "del", "net", "/run/netns/blue"]).success();
+    let tool = rig.host.command("/opt/cni/bin/cnitool").clean_environment();
+    let refused = tool.args(["add", "net", "/run/netns/blue"]).finish();
+    assert!(refused.code != Some(0) && refused.stderr.contains("CNI_PATH"), "{refused}");
+}
+
+#[test]
 fn the_variables_of_cnitool_are_understood() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     let other = json!({"cniVersion": "1.0.0", "name": "elsewhere", "type": "one", "testPlugin": {"record": RECORD}, "capabilities": {"mac": true}});

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+use crate::privilege;
 
 /// How long one is waited for that ends.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -24,7 +25,7 @@ impl Claim {
         let mut locked: Vec<(File, &Path)> = Vec::new();
         for (option, path) in directories {
             let failed =
-                |cause: std::io::Error| Failure::new(format!("{option} {}: {cause}", path.display()));
+                |cause: std::io::Error| privilege::refused(&format!("{option} {}", path.display()), &cause);
             DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
             let is_same = |known: &Path| known.canonicalize().ok() == path.canonicalize().ok();
             if locked.iter().any(|(_, known)| is_same(known)) {

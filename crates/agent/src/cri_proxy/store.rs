@@ -15,6 +15,7 @@ use tracing::error;
 use crate::failure::Failure;
 use crate::network_api::validation::{self, Checked};
 use crate::network_api::{Name, NetworkConfig};
+use crate::privilege;
 
 /// The form of file this release writes; a newer one is not read.
 const VERSION: u32 = 1;
@@ -48,13 +49,13 @@ impl Store {
     /// Opens the directory, which is made if it is not there.
     pub(crate) fn open(directory: &Path) -> Result<Store, Failure> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(|cause| Failure::new(format!("networks: make {}: {cause}", directory.display())))?;
+        made.map_err(|cause| privilege::refused(&format!("networks: make {}", directory.display()), &cause))?;
         Ok(Store(directory.to_owned()))
     }
 
     /// Everything that can be read. What a process left that died while it wrote, nobody was told of: it is removed.
     pub(crate) fn read_all(&self) -> Result<Vec<Stored>, Failure> {
-        let failed = |cause| Failure::new(format!("networks: read {}: {cause}", self.0.display()));
+        let failed = |cause| privilege::refused(&format!("networks: read {}", self.0.display()), &cause);
         let mut found = Vec::new();
         for file in fs::read_dir(&self.0).map_err(failed)? {
             let path = file.map_err(failed)?.path();

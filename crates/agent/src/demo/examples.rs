@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::configuration::MetaPlugin;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::planning::{self, Material};
 use crate::pod::PodName;
 use crate::sources::{self, File, Kind};
@@ -47,6 +47,9 @@ pub(super) fn script(
     let partner = partner.or_else(|| others.next()).cloned();
     match (pod, partner) {
         (Some(pod), Some(partner)) if pod != partner => Ok(Script { material, pod, partner }),
+        (Some(pod), Some(_)) => Err(Failure::new(format!("--pod and --partner both name {pod}"))
+            .next("pings go from the first to the second: name another one")
+            .exit(Exit::Usage)),
         _ => Err(Failure::new(format!("the demo needs two pods, and the manifests hold {}", names.len()))
             .next("pings go from the first to the second; --pod and --partner name them")),
     }

@@ -68,9 +68,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let directory = cni_dir.as_deref().unwrap_or(&read.cni_dir);
     let found = sandboxes::read(directory, &read)?;
     let mut left_out = 0;
-    for fault in &found.faults {
+    let keys = read.left_out.iter().map(|key| format!("configuration: {key}"));
+    for fault in keys.chain(found.faults.iter().cloned()) {
         left_out += 1;
-        progress.line(plain(&format!("left out: {fault}")));
+        progress.line(plain(&format!("left out: {}", fault.trim())));
     }
     let taker = Taker { hands: apply.then(Hands::find).transpose()?, journal };
     for entry in &found.entries {

@@ -84,6 +84,7 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     Thin::remove(&places)?.into_iter().for_each(|line| progress.line(line));
+    clear(&removed.here);
     if arguments.wait {
         let interrupt = Interrupt::watch()?;
         let hands = Hands::find()?.on_host(arguments.on_host)?;
@@ -91,11 +92,17 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         wait(configured, &hands, &journal, &places.written, &interrupt, progress)?;
         // It has told all that it was kept for.
         let _ = fs::remove_file(&removed.here);
+        clear(&removed.here);
         if arguments.follow {
             stay(&places.written, &interrupt)?;
         }
     }
     Ok(())
+}
+
+/// Removes the directory of what was kept, if nothing is left in it.
+fn clear(kept: &Path) {
+    let _ = kept.parent().map(fs::remove_dir);
 }
 
 /// Keeps a configuration where runtimes read none.

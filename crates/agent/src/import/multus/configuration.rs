@@ -1,7 +1,7 @@
 //! Multus's configuration, and the one that makes weft do the same.
 //!
 //! Rules: every key keeps its meaning; where weft's default is another one, it is written out; a key of the daemon,
-//! which weft has none of, is left out and named; one that weft does not know is refused by name.
+//! which weft has none of, is left out and named; so is one that nobody knows, which Multus did not heed either.
 //!
 //! A default network that is written out, as Multus makes it of a node's own file, is named by that file again.
 //!
@@ -17,6 +17,8 @@ use cni::network::{Network, plugin_type};
 use cni::object::Object;
 use cni::runtime::load::{self, Directory};
 use cni::{Context, Error};
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::refusal::{Reason, Step, Warning};
 use npwg::status::StatusStyle;
 use serde_json::Value;
 
@@ -67,6 +69,8 @@ pub(super) struct Configuration {
     pub(super) text: String,
     /// What a person should know of the difference.
     pub(super) notes: Vec<String>,
+    /// Keys that are not understood.
+    pub(super) left_out: Vec<String>,
 }
 
 impl Configuration {
@@ -96,6 +100,7 @@ impl Configuration {
         let cni_dir = plugin.text("cniDir")?.filter(|text| !text.is_empty());
         let cni_dir = cni_dir.map_or_else(|| CNI_DIR.to_owned(), |text| on_the_node(&text).unwrap_or(text));
         translate(&mut plugin, &mut notes)?;
+        let left_out = leave_out(&mut plugin);
         refer(&mut plugin, conf_dir, &mut notes)?;
         let text = list(&network, &plugin, others).context(&file)?;
         let read_back = Network::parse(text.as_bytes(), &file)?;
@@ -107,6 +112,7 @@ impl Configuration {
             cni_dir: cni_dir.into(),
             text,
             notes,
+            left_out,
         })
     }
 }
@@ -175,6 +181,21 @@ fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> 
     plugin.banish("cniVersion");
     plugin.banish("name");
     Ok(())
+}
+
+/// Takes out what nobody knows; a line for each.
+fn leave_out(plugin: &mut Object) -> Vec<String> {
+    let warnings = NodeConfiguration::read(plugin.to_json().as_bytes(), Flavour::Multus);
+    // What else is wrong is told when the whole is read.
+    let warnings = warnings.map(|read| read.warnings).unwrap_or_default();
+    let mut lines = Vec::new();
+    for Warning { event, fault } in warnings {
+        let (Reason::UnknownKey, [Step::Key(key)]) = (event, fault.path.steps()) else { continue };
+        let hint = if fault.cure.is_empty() { String::new() } else { format!(": {}", fault.cure) };
+        lines.push(format!("{key}: nobody knows this key, and Multus does not heed it{hint}"));
+        plugin.banish(key);
+    }
+    lines
 }
 
 /// Names the file of a default network that is written out. Multus writes it out by itself, from a file that is made for each
