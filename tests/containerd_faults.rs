@@ -33,7 +33,7 @@ fn assert_refused(node: &Containerd, name: &str, words: &[&str]) {
 }
 
 #[test]
-fn npwg1_7_2_a_network_that_fails_fails_the_pod_with_our_sentence_and_leaves_nothing() {
+fn npwg1_7_2_1_a_network_that_fails_fails_the_pod_with_our_sentence_and_leaves_nothing() {
     let node = node!("web");
     let cluster = Cluster::on(&node);
     let fail = json!({ "ADD": [{ "do": "fail", "code": 123, "message": "no room", "details": "at all" }] });

@@ -37,7 +37,7 @@ fn addresses(node: &Containerd, id: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_pod_has_the_default_network_and_its_own_until_it_is_removed() {
+fn npwg1_1_1_4_1_a_pod_has_the_default_network_and_its_own_until_it_is_removed() {
     let node = node!("web", "db");
     let before = node.snapshot();
     let [web, db] =

@@ -462,7 +462,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
 }
 
 #[test]
-fn v13_8_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
+fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);

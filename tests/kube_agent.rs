@@ -31,7 +31,7 @@ fn select(networks: &str) -> Value {
 }
 
 #[test]
-fn npwg1_5_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
+fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     let agent = node!();
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b@blue0", "example.org/other": "kept" }));
     let sandbox = agent.machine.pod("web");
@@ -217,7 +217,7 @@ fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_withou
 }
 
 #[test]
-fn a_status_that_is_lost_is_written_again() {
+fn m17_a_status_that_is_lost_is_written_again() {
     let agent = node!();
     let uid = agent.pod("web", &select("net-a"));
     let sandbox = agent.machine.pod("web");
@@ -340,11 +340,11 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
 }
 
 #[test]
-fn the_shipped_roles_allow_nothing_that_is_somebody_elses() {
+fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
-    for part in ["ipam", "neutron"] {
-        let rights = testkit::workspace().join("deploy").join(part).join("rbac.yaml");
-        agent.kube.kubectl(["apply", "-f", rights.to_str().expect("a path")]);
+    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "ipam/rbac.yaml", "neutron/rbac.yaml"] {
+        let path = testkit::workspace().join("deploy").join(file);
+        agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
     let may = |account: &str, words: &str| {
         let who = format!("--as=system:serviceaccount:kube-system:{account}");
@@ -353,6 +353,7 @@ fn the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     };
     for (account, words) in [
         ("weft-agent", "patch pods --subresource=status"),
+        ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io --subresource=status"),
         ("weft-controller-ipam", "update leases/weft-ipam"),
         ("weft-neutron", "update leases/weft-neutron"),
     ] {
@@ -381,6 +382,7 @@ fn the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     }
     for (account, words) in [
         ("weft-agent", "patch pods"),
+        ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io"),
         ("weft-agent", "create leases"),
         ("weft-agent", "get leases/weft-ipam"),
         ("weft-controller-ipam", "patch pods"),

@@ -227,7 +227,7 @@ fn what_cannot_be_changed_is_an_event_and_nothing_else() {
 }
 
 #[test]
-fn hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
+fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
     let agent = node!("--hot-plug");
     let (sandbox, uid) = attached(&agent, "web", "net-a");
     let web = agent.attachment(&sandbox, "web", &uid);

@@ -45,7 +45,7 @@ fn network(name: &str, spec: &str) -> String {
 }
 
 #[test]
-fn npwg1_3_1_the_definition_is_the_standards_and_takes_what_it_should() {
+fn npwg1_3_1_1_npwg1_3_1_2_the_definition_is_the_standards_and_takes_what_it_should() {
     let kube = server!();
     // Applying it again changes nothing.
     let again = kube.apply(

@@ -35,7 +35,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
 }
 
 #[test]
-fn npwg1_7_2_1_2_3_a_failure_ends_it_and_what_was_attempted_is_torn_down() {
+fn npwg1_7_2_1_npwg1_7_2_2_npwg1_7_2_3_a_failure_ends_it_and_what_was_attempted_is_torn_down() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("good", "two", &json!({}));
@@ -77,7 +77,7 @@ fn npwg1_7_2_1_2_3_a_failure_ends_it_and_what_was_attempted_is_torn_down() {
 }
 
 #[test]
-fn npwg1_7_2_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_networks() {
+fn npwg1_7_2_1_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_networks() {
     for (default, networks) in [
         (bridge("default", 1), "red,red,bad"),
         (bridge("default", 1), "bad,red"),
@@ -131,7 +131,7 @@ fn told_by_file(name: &str) -> Value {
 const CONTENT: &str = r#"{"ReportResult":"{\"cniVersion\":\"1.1.0\"}"}"#;
 
 #[test]
-fn npwg1_7_2_4_npwg1_7_2_5_a_failing_del_stops_nobody_is_reported_and_the_next_finishes() {
+fn npwg1_7_2_4_npwg1_7_2_5_m10_conflict_c20_a_failing_del_stops_nobody_is_reported_and_the_next_finishes() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));

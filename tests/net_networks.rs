@@ -10,8 +10,13 @@
 
 #![cfg(test)]
 
+use std::time::Duration;
+
 use rig::cluster::{bridge, configuration, recording, step};
-use rig::{Cluster, addresses_on, assert_nothing_left, assert_refused, links, refusal, routes, with};
+use rig::{
+    Cluster, VERSIONS, addresses, addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused,
+    in_version, link, links, refusal, routes, with,
+};
 use serde_json::{Value, json};
 use testkit::{Call, Feature, Host, Pod, host};
 
@@ -120,7 +125,7 @@ fn capable_network() -> Value {
 }
 
 #[test]
-fn npwg1_4_1_2_1_a_request_travels_by_every_channel_a_plugin_could_read() {
+fn npwg1_4_1_2_1_3_2_1_npwg1_4_1_2_1_4_2_1_a_request_travels_by_every_channel_a_plugin_could_read() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let network = capable_network();
@@ -307,7 +312,7 @@ fn default_routes(pod: &Pod) -> Vec<String> {
 }
 
 #[test]
-fn v11_4_1_2_1_9_a_default_route_moves_by_family_and_is_read_back() {
+fn m1_m2_v11_4_1_2_1_9_2_a_default_route_moves_by_family_and_is_read_back() {
     let cases: [(&str, Value, &[&str]); 6] = [
         ("not asked", json!(null), &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"]),
         (
@@ -487,7 +492,7 @@ fn s18_an_attached_sandbox_is_not_attached_again_and_loses_nothing() {
 }
 
 #[test]
-fn s32_m12_gc_takes_down_stale_sandboxes_and_tells_every_network() {
+fn m12_s32_gc_takes_down_stale_sandboxes_and_tells_every_network() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.recording("a", "two", &json!({}));
@@ -607,4 +612,71 @@ fn s33_status_speaks_for_the_other_networks_of_every_pod_too_and_for_no_selected
     );
     cluster.recording("red", "nobody", &json!({}));
     assert_refused("no plugin", &status(&config(&json!({}))), 50, &["network red", "nobody"]);
+}
+
+#[test]
+fn npwg1_2_1_1_npwg1_7_1_2_m28_each_version_of_the_protocol_has_its_answer() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    // In a version of its own, whatever we are called in.
+    cluster.definition("red", &with(&bridge("red", 2), &json!({ "cniVersion": "0.4.0" })));
+    cluster.pod("web", "red");
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    let known = weft.call("VERSION", json!({ "cniVersion": "0.4.0" }).to_string()).success().json();
+    assert_eq!(known, json!({ "cniVersion": "0.4.0", "supportedVersions": VERSIONS }));
+    weft.add(&configuration(&bridge("default", 1))).success();
+    weft.del(&configuration(&bridge("default", 1))).success();
+    let (before, inside) = (host.snapshot(), pod.snapshot());
+    for version in VERSIONS {
+        let config = in_version(&configuration(&bridge("default", 1)), version);
+        let result = weft.add(&config).success().json();
+        assert_eq!(result["cniVersion"], version);
+        assert_eq!(addresses(&result), addresses_on(&pod, "eth0"), "{version}: the default network's");
+        assert_eq!(addresses_on(&pod, "net1").len(), 1, "{version}");
+        for (verb, since) in [("CHECK", "0.4.0"), ("STATUS", "1.1.0")] {
+            let answer = weft.call(verb, config.to_string());
+            match version < since {
+                true => assert_refused(version, &answer, 1, &[verb]),
+                false => assert_eq!(answer.success().stdout, "", "{version} {verb}"),
+            }
+        }
+        let sweep = with(&config, &json!({ "cni.dev/valid-attachments": [] }));
+        let swept = weft.call("GC", sweep.to_string());
+        match version < "1.1.0" {
+            true => assert_refused(version, &swept, 1, &["GC"]),
+            false => {
+                swept.success();
+                assert_eq!(link(&pod, "net1"), None, "nothing of it is valid");
+            }
+        }
+        assert_eq!(weft.del(&config).success().stdout, "", "{version}");
+        assert_nothing_left(version, &host, &before);
+        assert_pod_unchanged(version, &pod, &inside);
+    }
+}
+
+#[test]
+fn npwg1_6_1_2_2_conflict_c19_an_add_waits_for_the_default_network_and_a_del_does_not() {
+    let host = host!();
+    let cluster = Cluster::new(&host);
+    cluster.recording("red", "two", &json!({}));
+    cluster.pod("web", "red");
+    let weft = cluster.attachment(&host.pod("web"));
+    let config =
+        with(&configuration(&default_network()), &json!({ "readinessindicatorfile": "/run/cni/ready" }));
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| weft.add(&config));
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(!add.is_finished(), "{:?}", add.join());
+        assert_eq!(steps(&cluster.calls()), [""; 0], "nothing is attached before");
+        host.write("/run/cni/ready", "");
+        add.join().expect("an ADD").success();
+    });
+    assert_eq!(steps(&cluster.calls()), ["one eth0", "two net1"]);
+    host.run(["rm", "/run/cni/ready"]);
+    let ended = weft.del(&config);
+    assert!(ended.stderr.contains("/run/cni/ready is not there; detaching from the journal"), "{ended}");
+    ended.success();
+    assert_eq!(steps(&cluster.calls()), ["two net1", "one eth0"]);
 }

@@ -70,7 +70,8 @@ fn example(name: &str) -> String {
 }
 
 #[test]
-fn npwg1_6_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes() {
+fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes()
+{
     let node = node!();
     node.apply_weft();
     let phase = |wanted: &str| {
@@ -117,7 +118,7 @@ fn npwg1_6_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes() 
 }
 
 #[test]
-fn npwg1_5_what_is_deployed_attaches_the_examples_and_says_so() {
+fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so() {
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);

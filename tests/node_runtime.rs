@@ -45,7 +45,7 @@ fn known(agent: &Agent, node: &Containerd, name: &str, networks: &str) -> rig::c
 }
 
 #[test]
-fn v11_what_the_runtime_says_of_a_pod_is_enough_while_the_api_is_away() {
+fn what_the_runtime_says_of_a_pod_is_enough_while_the_api_is_away() {
     let (node, agent) = node!();
     let before = node.snapshot();
     agent.kube.stop("kube-apiserver", "KILL");

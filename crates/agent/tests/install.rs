@@ -90,7 +90,7 @@ fn ended(mut child: Child) -> Output {
 }
 
 #[test]
-fn npwg1_6_1_1_the_default_networks_own_word_counts_where_it_is_asked_for() {
+fn npwg1_6_1_2_the_default_networks_own_word_counts_where_it_is_asked_for() {
     let runtime = Runtime::new("status");
     let mode = runtime.0.join("ready");
     let plugin = format!(
@@ -122,7 +122,7 @@ fn npwg1_6_1_1_the_default_networks_own_word_counts_where_it_is_asked_for() {
 }
 
 #[test]
-fn npwg1_6_1_the_configuration_is_written_when_the_default_network_is_ready() {
+fn npwg1_6_1_1_m24_the_configuration_is_written_when_the_default_network_is_ready() {
     let runtime = Runtime::new("waits");
     assert_refused(&runtime.install(&[]), &["no default network is configured in"]);
     let ready = runtime.0.join("ready");

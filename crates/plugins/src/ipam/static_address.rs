@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn v11_4_1_2_1_3_a_request_without_prefix_takes_that_of_the_configured_subnet() {
+    fn v11_4_1_2_1_3_1_a_request_without_prefix_takes_that_of_the_configured_subnet() {
         let ask = |ips: &[&str]| conf(&json!({ "runtimeConfig": { "ips": ips } }));
         assert_eq!(
             read(&ask(&["10.1.0.77", "fd00::77"]), "").unwrap(),
