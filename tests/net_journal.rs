@@ -343,6 +343,34 @@ fn a_path_that_leads_to_another_namespace_by_now_is_not_entered() {
 }
 
 #[test]
+fn a_del_that_finds_no_namespace_does_not_forget_which_it_was() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    cluster.recording("stuck", "one", &json!({ "DEL": [{ "do": "fail" }, { "do": "fail" }] }));
+    cluster.pod("web", "red,stuck");
+    let pod = host.pod("web");
+    let entry = entry_path(&pod);
+    let mut weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    pod.remove();
+    assert_ne!(weft.del(&config).code, Some(0));
+    let text = host.read(&entry).unwrap();
+    assert!(text.contains("\"namespace\":\"") && !text.contains("\"namespace\":\"\""), "{text}");
+    // The next one that is made at the path keeps its links.
+    host.run(["ip", "netns", "add", "filler"]);
+    host.run(["ip", "netns", "add", "web"]);
+    let inside = |words: &str| host.run(["nsenter", "--net=/run/netns/web", "sh", "-c", words]);
+    for name in ["eth0", "net1"] {
+        inside(&format!("ip link add {name} type veth peer name of-{name}"));
+    }
+    weft.netns.clear();
+    assert_ne!(weft.del(&config).code, Some(0));
+    for name in ["eth0", "net1"] {
+        inside(&format!("ip link show {name}"));
+    }
+}
+
+#[test]
 fn an_entry_under_the_name_of_another_sandbox_is_refused_and_both_stay() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);

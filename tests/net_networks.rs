@@ -266,10 +266,10 @@ fn npwg1_4_1_2_1_3_3_requested_addresses_are_really_there() {
     let weft = cluster.attachment(&pod);
     let config = configuration(&bridge("default", 1));
     let result = weft.add(&config).success().json();
-    assert_eq!(rig::addresses(&result), ["10.1.0.2/24"]);
+    assert_eq!(addresses(&result), ["10.1.0.2/24"]);
     assert_eq!(links(&pod), ["eth0", "net2", "wan0"]);
     assert_eq!(addresses_on(&pod, "wan0"), ["10.2.0.77/24"]);
-    assert_eq!(rig::link(&pod, "wan0").unwrap()["address"], "02:00:00:00:00:77");
+    assert_eq!(link(&pod, "wan0").unwrap()["address"], "02:00:00:00:00:77");
     assert_eq!(addresses_on(&pod, "net2").len(), 1, "NPWG1-4.2-1: the same network twice");
     assert!(pod.pings("10.1.0.1") && pod.pings("10.2.0.1"));
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
@@ -413,7 +413,7 @@ fn m21_a_default_route_that_cannot_be_set_undoes_everything() {
     let (before, inside) = (host.snapshot(), pod.snapshot());
     assert_refused("unreachable", &cluster.attachment(&pod).add(&config), 5, &["default route", "net1"]);
     assert_nothing_left("unreachable", &host, &before);
-    rig::assert_pod_unchanged("unreachable", &pod, &inside);
+    assert_pod_unchanged("unreachable", &pod, &inside);
 }
 
 #[test]
@@ -485,7 +485,7 @@ fn s18_an_attached_sandbox_is_not_attached_again_and_loses_nothing() {
     let (before, inside) = (host.snapshot(), pod.snapshot());
     assert_refused("S18", &weft.add(&config), 4, &["attached already", "DEL"]);
     assert_nothing_left("S18", &host, &before);
-    rig::assert_pod_unchanged("S18", &pod, &inside);
+    assert_pod_unchanged("S18", &pod, &inside);
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
     weft.del(&config).success();
     weft.add(&config).success();

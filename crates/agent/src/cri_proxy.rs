@@ -23,7 +23,7 @@ mod fallback;
 mod message;
 pub(crate) mod messages;
 mod networks;
-mod note;
+pub(crate) mod note;
 mod parameters;
 mod planner;
 mod plugins;

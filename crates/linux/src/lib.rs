@@ -29,6 +29,7 @@ pub mod rule;
 pub mod sysctl;
 pub mod tc;
 pub mod undo;
+pub mod unix;
 
 pub use error::{Error, Kind};
 pub use netns::Netns;

@@ -179,7 +179,11 @@ impl Plugin for Weft {
         readiness::look(&node.configuration);
         if let Some(netns) = netns {
             entry.netns = netns.display().to_string();
-            entry.namespace = namespace::identify(&entry.netns);
+            // Where nothing is, what it was stays known.
+            let now = namespace::identify(&entry.netns);
+            if !now.is_empty() {
+                entry.namespace = now;
+            }
         }
         entry.path = join_path(&entry.path, &node.path);
         detach::take_down(&node.journal, &node.hands, &mut entry)?;

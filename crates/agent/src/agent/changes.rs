@@ -3,6 +3,7 @@
 //! Rules:
 //! - opt-in, and only for the hands that come for orders (`weft hands`): nobody else is there when nobody calls;
 //! - a sandbox is looked at when its pod's annotation changed, and again, less and less often, until it is as asked;
+//! - a sandbox that asked its runtime for networks keeps them: what its pod's annotation says is not looked at;
 //! - an annotation that cannot be read changes nothing: a slip of the pen does not take a pod's networks away;
 //! - devices, isolation and policies are as for an ADD: it is the same plan.
 
@@ -20,6 +21,7 @@ use npwg::selection::Annotation;
 
 use super::brain::{Brain, place};
 use super::sandboxes::Sandboxes;
+use crate::cri_proxy::note::has_its_own;
 
 /// How soon an order is repeated first, and at most.
 const REPEAT_MIN: Duration = Duration::from_secs(5);
@@ -80,7 +82,8 @@ impl Changes {
 
     /// The pod's annotation, if its sandbox is to be looked at for it.
     fn is_due(&self, brain: &Brain, entry: &Entry) -> Option<Option<String>> {
-        if entry.plan.pod.uid.is_empty() || !(entry.complete || entry.changing) {
+        let is_whole = entry.complete || entry.changing;
+        if entry.plan.pod.uid.is_empty() || !is_whole || has_its_own(&entry.plan, &entry.ifname) {
             return None;
         }
         let pod = brain.pods.find(&place(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;

@@ -19,6 +19,7 @@ use cni::network::Network;
 use cni::runtime::chain;
 use cni::{Error, Verb};
 use npwg::journal::Entry;
+use sha2::{Digest, Sha512};
 use tonic::Status;
 
 use super::answers::{Answers, PARALLEL};
@@ -195,7 +196,7 @@ impl Conditions {
             return Ok(());
         }
         // Another configuration is another question.
-        let key = format!("status {label} {}", String::from_utf8_lossy(network.bytes()));
+        let key = format!("status {label} {}", fingerprint(network.bytes()));
         let ask = || chain::status(&self.networks.plugins, network, self.networks.plugins.path());
         self.answers.ask(key, look.until, ask).unwrap_or_else(|| Err(plugins::late()))
     }
@@ -214,6 +215,11 @@ impl Conditions {
         // Of what nobody could ask nothing is known.
         told.unwrap_or(Ok(()))
     }
+}
+
+/// What stands for a configuration, which may be long and edited often.
+fn fingerprint(bytes: &[u8]) -> String {
+    Sha512::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// One look at networks: at their plugins, and how long those are asked.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use cni::name::IfName;
 use npwg::journal::{Entry, State};
 use npwg::plan::{Plan, Role};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,12 @@ pub(crate) fn is_anothers(entry: &Entry, runtime: &Path) -> bool {
     Note::of(&entry.plan).is_some_and(|note| note.runtime != runtime)
 }
 
+/// Has a sandbox networks that it asked its runtime for, beside that of its first interface? Its pod's annotation says
+/// nothing of them.
+pub(crate) fn has_its_own(plan: &Plan, first: &IfName) -> bool {
+    Note::of(plan).is_some_and(|note| note.networks.keys().any(|ifname| ifname != first.as_str()))
+}
+
 /// What is attached, or may be: the place of each attachment in the plan, and its network as sandboxes call it. `on_disk` is
 /// the CNI name of `_fallback`.
 pub(crate) fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
@@ -87,6 +94,18 @@ mod tests {
             "attachments":[{{"state":"attached"}}],"complete":true}}"#
         );
         Entry::read(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_sandbox_that_asked_for_several_networks_has_its_own() {
+        let mut entry = entry("red", "red", Some("red"));
+        assert!(!has_its_own(&entry.plan, &entry.ifname), "an agent's plan that was relayed");
+        let mut note = Note::of(&entry.plan).unwrap();
+        note.networks.insert("net1".to_owned(), "blue".to_owned());
+        note.write(&mut entry.plan).unwrap();
+        assert!(has_its_own(&entry.plan, &entry.ifname));
+        entry.plan.note = cni::object::Object::default();
+        assert!(!has_its_own(&entry.plan, &entry.ifname), "no proxy made it");
     }
 
     #[test]

@@ -12,12 +12,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use cni::{Context, Error, code};
+use linux::unix::connect_within;
 use npwg::configuration::NodeConfiguration;
 use npwg::exchange::{self, Answer, Order, Question, Reply, Report};
 use npwg::plan::Plan;
 
 /// How long the agent may think: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// How long it may let a caller wait at its door.
+const CALL_MAX: Duration = Duration::from_secs(10);
 /// How long it may take to tell the agent how it went.
 const COURTESY: Duration = Duration::from_millis(100);
 /// Name of the other binary.
@@ -70,7 +73,7 @@ impl Listener {
 /// Asks for a plan.
 pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advice, Error> {
     let socket = Path::new(&node.agent_socket);
-    let (reply, agent) = match UnixStream::connect(socket) {
+    let (reply, agent) = match connect_within(socket, CALL_MAX) {
         Ok(mut stream) => {
             let reply = ask(&mut stream, question, DEADLINE);
             (reply.context(format_args!("agent {}", socket.display()))?, Some(stream))
@@ -78,7 +81,7 @@ pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advi
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             (ask_once(question)?, None)
         }
-        Err(cause) => return Err(Error::io(format_args!("agent {}", socket.display()), cause)),
+        Err(cause) => return Err(unheard(socket, &cause)),
     };
     let Reply { answer, orders } = reply;
     match answer {
@@ -90,7 +93,7 @@ pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advi
 
 /// Does anybody listen for questions?
 pub(super) fn is_there(node: &NodeConfiguration) -> bool {
-    UnixStream::connect(&node.agent_socket).is_ok()
+    connect_within(Path::new(&node.agent_socket), COURTESY).is_ok()
 }
 
 /// Tells the agent what a question without an answer says.
@@ -98,10 +101,15 @@ pub(super) fn is_there(node: &NodeConfiguration) -> bool {
 /// # Errors
 /// There is none, or it does not listen.
 pub(super) fn tell(node: &NodeConfiguration, question: &Question) -> Result<(), Error> {
-    let step = || format!("agent {}", node.agent_socket);
-    let stream = UnixStream::connect(&node.agent_socket);
-    let mut stream = stream.map_err(|cause| Error::io(step(), cause))?;
-    ask(&mut stream, question, DEADLINE).map(|_| ()).context(step())
+    let socket = Path::new(&node.agent_socket);
+    let mut stream = connect_within(socket, CALL_MAX).map_err(|cause| unheard(socket, &cause))?;
+    ask(&mut stream, question, DEADLINE).map(|_| ()).context(format_args!("agent {}", socket.display()))
+}
+
+/// It is there and does not hear: the same call may succeed later.
+fn unheard(socket: &Path, cause: &std::io::Error) -> Error {
+    let code = if cause.kind() == ErrorKind::TimedOut { code::TRY_AGAIN_LATER } else { code::IO_FAILURE };
+    Error::new(code, format!("agent {}: {cause}", socket.display()))
 }
 
 /// Puts a question to whoever is at the other end, who may say nothing for `patience`.

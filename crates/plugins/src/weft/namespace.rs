@@ -11,10 +11,11 @@
 
 use std::path::Path;
 
-use cni::{args, environment};
+use cni::{Error, args, environment};
 use linux::Netns;
 use npwg::journal::Entry;
 
+use crate::failure::OrRefused;
 use crate::ipam::host_local::boot;
 
 /// What a path leads to now; empty if to no namespace, or if the boot has no id.
@@ -25,15 +26,25 @@ pub(super) fn identify(path: &str) -> String {
 /// Forgets the path of an entry if it leads to another namespace than the sandbox's, so that it counts as gone.
 pub(super) fn forget_another(entry: &mut Entry) {
     let now = identify(&entry.netns);
-    if now.is_empty() {
-        return;
-    }
-    let may_be_own = || args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
-    let is_own = || Netns::own().is_ok_and(|own| in_this_boot(&own) == now) && may_be_own() != Some(true);
-    if (!entry.namespace.is_empty() && entry.namespace != now) || is_own() {
+    if !now.is_empty() && is_another(entry, &now) {
         eprintln!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
         entry.netns.clear();
     }
+}
+
+/// Is the sandbox's namespace where the entry says?
+///
+/// # Errors
+/// What is there cannot be looked at.
+pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
+    let found = Netns::find(Path::new(&entry.netns)).or_refused()?;
+    Ok(found.is_some_and(|netns| !is_another(entry, &in_this_boot(&netns))))
+}
+
+fn is_another(entry: &Entry, now: &str) -> bool {
+    let may_be_own = || args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
+    let is_own = || Netns::own().is_ok_and(|own| in_this_boot(&own) == now) && may_be_own() != Some(true);
+    (!entry.namespace.is_empty() && entry.namespace != now) || is_own()
 }
 
 fn in_this_boot(netns: &Netns) -> String {

@@ -15,7 +15,6 @@ use std::process::{Command, Stdio};
 use cni::Error;
 use cni::invocation::Call;
 use cni::name::{ContainerId, IfName};
-use linux::Netns;
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
 use npwg::journal::{DIRECTORY, Entry};
@@ -26,9 +25,8 @@ use serde_json::Value;
 use super::change::{self, Changed};
 use super::journal::Journal;
 use super::lock::Lock;
-use super::{agent, check_each, detach};
+use super::{agent, check_each, detach, namespace};
 use crate::delegates::Delegates;
-use crate::failure::OrRefused;
 
 /// The word on the command line for it.
 pub const COMMAND: &str = "obey";
@@ -135,7 +133,7 @@ fn check(
     uid: &str,
 ) -> Result<Option<Outcome>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
-    if !entry.complete || !has_namespace(&entry)? {
+    if !entry.complete || !namespace::is_there(&entry)? {
         return Ok(None);
     }
     let (uid, done) = (uid.to_owned(), Vec::new());
@@ -161,7 +159,7 @@ fn alter_alone(
     (container, uid): (&ContainerId, &String),
 ) -> Result<Option<Outcome>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
-    if !(entry.complete || entry.changing) || !has_namespace(&entry)? {
+    if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
     let Changed { done, errors } = change::change(journal, hands, &entry, plan)
@@ -179,16 +177,12 @@ fn take_down(
     certainty: Certainty,
 ) -> Result<(), Error> {
     let Some((lock, mut entry)) = find(journal, container, uid)? else { return Ok(()) };
-    if certainty == Certainty::PodGone && has_namespace(&entry)? {
+    if certainty == Certainty::PodGone && namespace::is_there(&entry)? {
         return Ok(());
     }
     detach::take_down(journal, hands, &mut entry)?;
     lock.retire();
     Ok(())
-}
-
-fn has_namespace(entry: &Entry) -> Result<bool, Error> {
-    Ok(Netns::find(Path::new(&entry.netns)).or_refused()?.is_some())
 }
 
 /// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.

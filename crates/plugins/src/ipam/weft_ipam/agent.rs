@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use ipam::Grid;
 use ipam::grid::BITS_MAX;
 use ipam::ledger::{Lease, Ledger, State};
 use ipam::turn::{self, Supply, Wish};
+use linux::unix::connect_within;
 use npwg::exchange::addresses::{
     Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
 };
@@ -82,13 +82,13 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
             );
             Error::new(code::TRY_AGAIN_LATER, why)
         }
+        ErrorKind::TimedOut => {
+            Error::new(code::TRY_AGAIN_LATER, format!("agent {}: {cause}", socket.display()))
+        }
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
-    let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    stream
-        .set_read_timeout(Some(patience))
-        .and_then(|()| stream.set_write_timeout(Some(COURTESY)))
-        .map_err(failed)?;
+    let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
+    stream.set_read_timeout(Some(patience)).map_err(failed)?;
     send(&mut stream, demand)?;
     let Delivery { leases, gone, confirmed, lost, refusal, own } = receive(&mut stream)?;
     let leases =
@@ -99,9 +99,7 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
 
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
 pub(super) fn hint(socket: &Path, demand: &Demand) {
-    if let Ok(mut stream) = UnixStream::connect(socket)
-        && stream.set_write_timeout(Some(COURTESY)).is_ok()
-    {
+    if let Ok(mut stream) = connect_within(socket, COURTESY) {
         let _ = send(&mut stream, demand);
     }
 }

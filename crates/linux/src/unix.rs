@@ -1,0 +1,64 @@
+//! Connections to processes of this node.
+//!
+//! A socket whose owner no longer accepts takes so many callers as its backlog holds, and then the next one waits for as long
+//! as it likes, whatever it meant to wait for an answer.
+//!
+//! Source: unix(7), connect(2), socket(7) `SO_SNDTIMEO`.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// Connects to a socket; that, and each write afterwards, may take `patience`.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] if nobody took the call by then; else what connect(2) says.
+pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(UnixStream::from(socket)),
+        Err(rustix::io::Errno::AGAIN) => {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "nobody takes calls there: its owner does not run"))
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_whose_owner_takes_no_calls_holds_nobody_up() {
+        let path = std::env::temp_dir().join(format!("weft-backlog-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let began = Instant::now();
+        let mut taken = Vec::new();
+        let refused = loop {
+            match connect_within(&path, Duration::from_millis(200)) {
+                Ok(stream) => taken.push(stream),
+                Err(cause) => break cause,
+            }
+            assert!(taken.len() < 100);
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+        assert!(began.elapsed() >= Duration::from_millis(150) && began.elapsed() < Duration::from_secs(20));
+        assert!(!taken.is_empty());
+        drop(listener);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(
+            connect_within(&path, Duration::from_secs(1)).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+}
