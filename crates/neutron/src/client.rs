@@ -144,10 +144,12 @@ impl Client {
             for (key, value) in query {
                 path.push_str(&format!("&{key}={}", word(value)));
             }
-            let page: Vec<Port> = self.show(&path, "ports").await?;
-            let last = page.len() < PAGE;
+            let answer = self.call(Method::GET, &path, None, None).await?;
+            let goes_on = goes_on(&answer);
+            let page: Vec<Port> = read(&format!("GET {path}"), answer, "ports")?;
+            let (is_empty, is_full) = (page.is_empty(), page.len() >= PAGE);
             all.extend(page);
-            if last {
+            if is_empty || !(is_full || goes_on) {
                 return Ok(all);
             }
         }
@@ -217,6 +219,12 @@ impl Client {
     }
 }
 
+/// Does a list go on behind this page of ports? A server may have smaller pages than those that are asked for
+/// (`pagination_max_limit`), and says by a link that there is another one.
+fn goes_on(answer: &Value) -> bool {
+    answer["ports_links"].as_array().into_iter().flatten().any(|link| link["rel"] == "next")
+}
+
 /// A value within an address.
 fn word(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
@@ -251,4 +259,18 @@ pub(crate) fn refusal(what: &str, answer: &Answer) -> Error {
         },
     };
     Error::new(what, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_is_not_full_is_the_last_only_if_it_says_so() {
+        let links =
+            |rel: &[&str]| rel.iter().map(|rel| json!({ "rel": rel, "href": "h" })).collect::<Vec<_>>();
+        assert!(goes_on(&json!({ "ports": [], "ports_links": links(&["previous", "next"]) })));
+        assert!(!goes_on(&json!({ "ports": [], "ports_links": links(&["previous"]) })));
+        assert!(!goes_on(&json!({ "ports": [] })));
+    }
 }
