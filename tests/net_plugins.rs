@@ -560,6 +560,19 @@ fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
     }
 }
 
+/// A node whose ports are nested has no switch, and its definitions need not say so.
+#[test]
+fn status_of_neutron_passes_where_there_is_no_switch_unless_one_is_named() {
+    let host = testkit::host!();
+    let pod = host.pod("a");
+    host.install(&testkit::binary("weft-cni"), &["neutron"]);
+    let eth0 = host.attachment("neutron", &pod, "eth0");
+    let plain = json!({ "cniVersion": "1.1.0", "name": "net", "type": "neutron" });
+    let status = |keys: &Value| eth0.call("STATUS", with(&plain, keys).to_string());
+    assert_eq!(status(&json!({})).success().stdout, "");
+    assert_refused("S33", &status(&json!({ "ovsdb": "/run/nowhere.sock" })), 11, &["/run/nowhere.sock"]);
+}
+
 fn s30_address_management_in_process_and_as_a_program_says_the_same(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
     // The same bytes under another inode: a foreign program, as far as the caller can tell.
