@@ -36,7 +36,7 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
     cluster.start_controller("one", &json!({}), &[]);
     cluster.wait_until_leading("one");
     let refusals: [(&str, &str, &[&str]); 7] = [
-        ("json", r#"[{"name":"net-a","mac":5}]"#, &["NetworkRefused", "mac"]),
+        ("json", r#"[{"name":"net-a","mac":5}]"#, &["AnnotationIgnored", "mac"]),
         ("driver", "sriov", &["NetworkRefused", "neutron-vif, nested-vlan, nested-macvlan"]),
         ("unknown", "nowhere", &["NetworkRefused", "blue/nowhere", "no such"]),
         ("bare", "bare", &["NetworkRefused", "subnetId"]),

@@ -37,7 +37,7 @@ mod sync;
 pub(crate) mod traces;
 pub(crate) mod unanswered;
 mod unattached;
-mod vifs;
+pub(crate) mod vifs;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -76,7 +76,9 @@ impl Material {
     /// The plan for a pod; a pod that is in no manifest is answered with those that are.
     pub(crate) fn plan(&self, pod: &PodName) -> Result<Plan, Failure> {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
-        let manifests = collect(self.manifests());
+        let mut manifests = collect(self.manifests());
+        // As an agent does: Kuryr's need no configuration.
+        crate::agent::vifs::complete(&mut manifests.definitions);
         for problem in manifests.problems.iter().take(NAMED_MAX) {
             eprintln!("weft: passed over: {}", plain(problem));
         }

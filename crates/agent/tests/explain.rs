@@ -152,3 +152,22 @@ fn what_is_no_question_is_a_failure() {
         assert!(error.starts_with("weft: plan exchange: "), "{error}");
     }
 }
+
+/// Kuryr's users have definitions with an annotation and no configuration: an agent knows what they are, and so does this.
+#[test]
+fn a_definition_of_kuryrs_is_a_network_of_the_plugin_neutron() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kuryr.yaml");
+    let manifests = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: net-k\n  \
+        namespace: my-namespace\n  annotations:\n    openstack.org/kuryr-config: '{\"subnetId\": \"s\"}'\n---\napiVersion: v1\n\
+        kind: Pod\nmetadata:\n  name: of-kuryr\n  namespace: my-namespace\n  annotations:\n    \
+        k8s.v1.cni.cncf.io/networks: net-k\n";
+    std::fs::write(&path, manifests).unwrap();
+    let line = format!("explain -n my-namespace of-kuryr -f {} -f {}", examples(), path.display());
+    let output = weft(&line).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("net1  my-namespace/net-k  neutron  (selected by the pod)"),
+        "{text}{}",
+        stderr(&output)
+    );
+}

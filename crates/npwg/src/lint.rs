@@ -12,6 +12,7 @@ mod annotation;
 mod chain;
 mod definition;
 pub mod keys;
+pub mod kuryr;
 mod plugin;
 mod repair;
 mod values;

@@ -34,19 +34,19 @@ pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>)
             continue;
         }
         networks.insert(reference.to_string());
-        let has_plugin = match &definition.config {
-            SpecConfig::Text(text) => {
-                let read: Value = serde_json::from_str(text).unwrap_or_default();
-                plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
-            }
-            _ => false,
-        };
-        if !has_plugin {
+        if !is_of_plugin(&definition.config) {
             let config = json!({ "cniVersion": "1.0.0", "name": definition.name, "type": PLUGIN });
             definition.config = SpecConfig::Text(config.to_string());
         }
     }
     networks
+}
+
+/// Does a definition's configuration name the plugin?
+pub(crate) fn is_of_plugin(config: &SpecConfig) -> bool {
+    let SpecConfig::Text(text) = config else { return false };
+    let read: Value = serde_json::from_str(text).unwrap_or_default();
+    plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
 }
 
 fn plugins(config: &Value) -> impl Iterator<Item = &Value> {

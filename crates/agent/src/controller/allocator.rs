@@ -22,9 +22,10 @@ use neutron::trunk::Allowed;
 use neutron::vif::{Kind, Plugging, Vif};
 use neutron::{Client, Error};
 use tokio::sync::{Mutex, OnceCell};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::fit::serves;
+use super::pools::rests::Rests;
 use super::pools::{Key, Pools, User};
 use super::settings::{Driver, Rules};
 use super::subject::Subject;
@@ -116,7 +117,8 @@ impl Allocator {
             return Ok((subnet.clone(), network.clone()));
         }
         let subnet = self.neutron.subnet(id).await?;
-        let network = self.neutron.network(&subnet.network_id).await?;
+        let mut network = self.neutron.network(&subnet.network_id).await?;
+        network.mtu = self.rules.mtu(network.mtu);
         let known = Known { subnet: subnet.clone(), network: network.clone(), at: Instant::now() };
         subnets.insert(id.to_owned(), known);
         Ok((subnet, network))
@@ -284,13 +286,28 @@ impl Allocator {
         groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, user)
     }
 
-    /// Fills the pools that run low; where it is not quiet, those only that may soon be empty.
-    pub(crate) async fn top_up(&self, is_quiet: bool) -> Result<(), Trouble> {
-        for (key, count) in self.pools.low(is_quiet) {
-            let (subnet, _) = self.subnet(&key.subnet).await?;
-            self.pools.top_up(&key, count, |count| self.fill(&key, &subnet, count)).await?;
+    /// Fills the pools that run low; where it is not quiet, those only that may soon be empty. One that cannot be filled
+    /// rests, and keeps no other from being filled.
+    pub(crate) async fn top_up(&self, is_quiet: bool, rests: &mut Rests) {
+        let low = self.pools.low(is_quiet);
+        rests.keep(&low);
+        for (key, count) in low {
+            if !rests.is_due(&key, Instant::now()) {
+                continue;
+            }
+            match self.fill_up(&key, count).await {
+                Ok(()) => rests.filled(&key),
+                Err(Trouble { reason, why, .. }) => {
+                    warn!(reason, why, host = key.host, subnet = key.subnet, "a pool cannot be filled");
+                    rests.failed(&key, Instant::now());
+                }
+            }
         }
-        Ok(())
+    }
+
+    async fn fill_up(&self, key: &Key, count: usize) -> Result<(), Trouble> {
+        let (subnet, _) = self.subnet(&key.subnet).await?;
+        self.pools.top_up(key, count, |count| self.fill(key, &subnet, count)).await
     }
 
     /// What all ports of ours have.

@@ -27,17 +27,21 @@ use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use neutron::port::Port;
-use npwg::metadata::Definition;
+use npwg::metadata::{Definition, Pod};
+use npwg::selection::Annotation;
 use npwg::status::NETWORK_STATUS;
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::warn;
 
 use self::activation::{Asked, Late};
 use self::comparison::Orphans;
-use super::allocator::{Allocator, Trouble};
+use self::work::Wishes;
+use super::allocator::Allocator;
+use super::pools::rests::Rests;
 use super::store::{self, Place};
 use super::subject::{Subject, SubjectObject};
+use super::wish::Wish;
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::DefinitionObject;
 use crate::agent::events::Events;
@@ -70,7 +74,8 @@ pub(crate) struct Desk {
     found: Mutex<BTreeMap<String, Vec<Port>>>,
     turns: Semaphore,
     waiting: Notify,
-    leaving: Notify,
+    /// Of those who rest, one leaves or selects something else.
+    turned: Notify,
     leads: std::sync::atomic::AtomicBool,
     counts: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -83,9 +88,21 @@ struct Case {
     state: PodState,
     /// What is written of it, as far as is known.
     written: Option<Written>,
+    /// What it wished for when it was looked at, and what that was made of.
+    wishes: Option<Vec<Wish>>,
+    looked: Option<Looked>,
+    /// Why an annotation of it is as good as none, if it was told so.
+    ignored: Vec<String>,
     stage: Stage,
     /// Of one that waits: since when, or since its node said that it is done.
     since: Instant,
+}
+
+/// What wishes are made of: what a pod selects, and the definitions at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Looked {
+    selection: [Option<String>; 2],
+    definitions: u64,
 }
 
 /// What is written of a pod.
@@ -110,8 +127,16 @@ enum Stage {
 impl Case {
     /// Of a pod on which this is written.
     fn new(subject: &Arc<Subject>, state: PodState, stage: Stage) -> Case {
-        let mut case =
-            Case { subject: Arc::clone(subject), state, written: None, stage, since: Instant::now() };
+        let mut case = Case {
+            subject: Arc::clone(subject),
+            state,
+            written: None,
+            wishes: None,
+            looked: None,
+            ignored: Vec::new(),
+            stage,
+            since: Instant::now(),
+        };
         if !case.state.is_empty() {
             case.note_written();
         }
@@ -161,7 +186,7 @@ impl Desk {
             found: Mutex::new(BTreeMap::new()),
             turns: Semaphore::new(PARALLEL),
             waiting: Notify::new(),
-            leaving: Notify::new(),
+            turned: Notify::new(),
             leads: false.into(),
             counts: Mutex::new(BTreeMap::new()),
         }
@@ -171,13 +196,21 @@ impl Desk {
         self.cases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where pods have no further networks there need be no such resource.
+    fn needs_definitions(&self) -> bool {
+        self.allocator.rules.reads_annotation()
+    }
+
     fn count(&self, what: &'static str) {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(what).or_default() += 1;
     }
 
     /// Works, for ever.
     pub(crate) async fn run(self: Arc<Desk>) {
-        tokio::join!(self.pods.synced(), self.definitions.synced());
+        self.pods.synced().await;
+        if self.needs_definitions() {
+            self.definitions.synced().await;
+        }
         let mut pause = PAUSES.0;
         while let Err(error) = self.compare(&mut BTreeSet::new(), Orphans::Remove).await {
             warn!(%error, "the ports that are there cannot be listed; nothing is made before");
@@ -191,9 +224,10 @@ impl Desk {
     }
 
     async fn watch(self: Arc<Desk>) {
-        let mut changes = self.pods.changes();
+        let (mut changes, mut definitions) = (self.pods.changes(), self.definitions.changes());
         loop {
             changes.mark_unchanged();
+            definitions.mark_unchanged();
             let subjects = self.pods.all();
             for subject in &subjects {
                 self.consider(subject);
@@ -204,7 +238,11 @@ impl Desk {
                 cases.keys().filter(|uid| !there.contains(uid.as_str())).cloned().collect()
             };
             gone.iter().for_each(|uid| self.leave(uid));
-            let _ = timeout(IDLE, changes.changed()).await;
+            tokio::select! {
+                () = sleep(IDLE) => {}
+                _ = changes.changed() => {}
+                _ = definitions.changed() => {}
+            }
             sleep(GATHER).await;
         }
     }
@@ -213,31 +251,27 @@ impl Desk {
     fn consider(self: &Arc<Desk>, subject: &Arc<Subject>) {
         let pod = &subject.pod;
         let rules = &self.allocator.rules;
-        let wants = rules.default_network
-            || rules.reads_annotation()
-                && pod.annotations.contains_key(npwg::selection::Annotation::Networks.key());
+        let [networks, default] = selection(pod);
+        let wants =
+            rules.default_network || default.is_some() || rules.reads_annotation() && networks.is_some();
         if pod.host_network || pod.node_name.is_empty() || pod.uid.is_empty() {
             return;
         }
         if subject.ended {
-            self.leave(&pod.uid);
+            self.end(subject);
             return;
         }
         let mut cases = self.cases();
+        let vif = |subject: &Subject| subject.pod.annotations.get(store::ANNOTATION).cloned();
+        if cases
+            .get(&pod.uid)
+            .is_some_and(|case| case.stage == Stage::Left && vif(&case.subject) != vif(subject))
+        {
+            // What could not be read is another thing now.
+            cases.remove(&pod.uid);
+        }
         if let Some(case) = cases.get_mut(&pod.uid) {
-            let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
-            let plugged = said(&case.subject) != said(subject);
-            let anew = case.subject.object != subject.object && !case.state.is_empty();
-            case.subject = Arc::clone(subject);
-            if anew && matches!(case.stage, Stage::Waiting | Stage::Active) {
-                case.stage = Stage::Working;
-                drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone())));
-                return;
-            }
-            if plugged && case.stage == Stage::Waiting {
-                case.since = Instant::now();
-                self.waiting.notify_one();
-            }
+            self.reconsider(case, subject);
             return;
         }
         let written = match self.place {
@@ -269,6 +303,66 @@ impl Desk {
         }
     }
 
+    /// The same for one that has a case.
+    fn reconsider(self: &Arc<Desk>, case: &mut Case, subject: &Arc<Subject>) {
+        let pod = &subject.pod;
+        if selection(&case.subject.pod) != selection(pod) {
+            // Who rests is to try what it selects now.
+            self.turned.notify_waiters();
+        }
+        let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
+        let plugged = said(&case.subject) != said(subject);
+        let anew = case.subject.object != subject.object && !case.state.is_empty();
+        case.subject = Arc::clone(subject);
+        let is_settled = matches!(case.stage, Stage::Waiting | Stage::Active);
+        if is_settled && (anew || self.wishes_otherwise(case)) {
+            case.stage = Stage::Working;
+            drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone())));
+        } else if plugged && case.stage == Stage::Waiting {
+            case.since = Instant::now();
+            self.waiting.notify_one();
+        }
+    }
+
+    /// A pod has ended and is still there.
+    fn end(self: &Arc<Desk>, subject: &Arc<Subject>) {
+        let uid = &subject.pod.uid;
+        if subject.held {
+            // Kuryr's finalizer waits for us, even if the pod had ended before we were there, or nothing was to be released.
+            let mut cases = self.cases();
+            let case = cases
+                .entry(uid.clone())
+                .or_insert_with(|| Case::new(subject, PodState::default(), Stage::Active));
+            let is_new = case.stage == Stage::Left && !case.subject.held;
+            case.subject = Arc::clone(subject);
+            if is_new {
+                case.stage = Stage::Active;
+            }
+        }
+        self.leave(uid);
+    }
+
+    /// Does a pod that had what it wished for, and has not begun, wish for something else by now?
+    fn wishes_otherwise(&self, case: &mut Case) -> bool {
+        let looked = Some(self.looked(&case.subject));
+        if !case.subject.pending || case.looked == looked {
+            return false;
+        }
+        case.looked = looked;
+        let Ok(Wishes { wishes, ignored: _ }) = self.wishes(&case.subject) else { return false };
+        match &case.wishes {
+            Some(known) => *known != wishes,
+            // Of one that had its ports before we were there.
+            None => wishes.iter().any(|wish| case.state.vif(&wish.name).is_none()),
+        }
+    }
+
+    /// What a pod's wishes are made of now.
+    fn looked(&self, subject: &Subject) -> Looked {
+        let selection = selection(&subject.pod).map(|text| text.cloned());
+        Looked { selection, definitions: *self.definitions.changes().borrow() }
+    }
+
     /// A pod that is gone, or has ended, gives its ports up.
     fn leave(self: &Arc<Desk>, uid: &str) {
         let mut cases = self.cases();
@@ -277,7 +371,7 @@ impl Desk {
             // Who works for it sees it.
             Stage::Working => {
                 case.stage = Stage::Leaving;
-                self.leaving.notify_waiters();
+                self.turned.notify_waiters();
             }
             Stage::Leaving => {}
             Stage::Left => {
@@ -296,26 +390,21 @@ impl Desk {
         if !self.allocator.rules.pool.enabled {
             return;
         }
-        let (mut pause, mut held) = (POOLS, 0);
+        let (mut rests, mut held) = (Rests::default(), 0);
         loop {
-            sleep(pause).await;
+            sleep(POOLS).await;
             // The server that would make the ports is at work on those that have just been plugged in.
             let is_quiet = held >= HELD_MAX || self.inactive(Asked::All, Late::Without).is_empty();
             held = if is_quiet { 0 } else { held + 1 };
-            pause = match self.allocator.top_up(is_quiet).await {
-                Ok(()) => POOLS,
-                Err(Trouble { reason, why, .. }) => {
-                    warn!(reason, why, "a pool cannot be filled");
-                    (pause * 2).min(PAUSES.1)
-                }
-            };
+            self.allocator.top_up(is_quiet, &mut rests).await;
         }
     }
 }
 
 impl Told for Desk {
     fn waits_for(&self) -> Vec<String> {
-        [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
+        let definitions = self.definitions.waited().filter(|_| self.needs_definitions());
+        [self.pods.waited(), definitions].into_iter().flatten().collect()
     }
 
     fn page(&self) -> String {
@@ -335,6 +424,11 @@ impl Told for Desk {
         }
         page
     }
+}
+
+/// What a pod selects, beside its node's default network and in place of it.
+fn selection(pod: &Pod) -> [Option<&String>; 2] {
+    [Annotation::Networks, Annotation::DefaultNetwork].map(|annotation| pod.annotations.get(annotation.key()))
 }
 
 /// A pause that is not everybody's.

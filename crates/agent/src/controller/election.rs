@@ -84,8 +84,14 @@ impl Election {
         }
     }
 
-    /// Gives it back.
+    /// Gives it back, if that can be done soon: it ends by itself.
     pub(crate) async fn resign(&self) {
+        if timeout(PERIOD, self.give_back()).await.is_err() {
+            debug!(lease = self.name, "not given back in time");
+        }
+    }
+
+    async fn give_back(&self) {
         let Ok(Some(mut lease)) = self.leases.get_opt(&self.name).await else { return };
         let held = lease.spec.get_or_insert_default();
         if held.holder_identity.as_deref() == Some(&self.identity) {

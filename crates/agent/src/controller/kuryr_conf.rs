@@ -11,9 +11,39 @@ use neutron::clouds::{self, Words};
 
 use super::settings::{Driver, Pool, Rules, Settings};
 
+/// The drivers of Kuryr's that decide about ports: key, those whose work is done here, what to do about another one.
+const DRIVERS: [(&str, &[&str], &str); 4] = [
+    (
+        "pod_security_groups_driver",
+        &["default"],
+        "NetworkPolicies are not made security groups of here; name the groups in [neutron_defaults] pod_security_groups",
+    ),
+    (
+        "pod_subnets_driver",
+        &["default"],
+        "namespaces get no subnets of their own here; name one in [neutron_defaults] pod_subnet",
+    ),
+    (
+        "pod_project_driver",
+        &["default"],
+        "all ports are of one project here; name it in [neutron_defaults] project",
+    ),
+    (
+        "vif_pool_driver",
+        &["default", "noop", "neutron", "nested", "multi_pool"],
+        "leave it out, or say noop to have no pools",
+    ),
+];
+
 /// The values by section and key.
 #[derive(Debug, Default)]
 pub(crate) struct KuryrConf(BTreeMap<String, Words>);
+
+/// Without the quotes around it; one alone is a part of the value.
+fn unquoted(value: &str) -> &str {
+    let pair = ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
+    pair.unwrap_or(value)
+}
 
 impl KuryrConf {
     /// Reads the text.
@@ -45,8 +75,7 @@ impl KuryrConf {
             let Some((key, value)) = trimmed.split_once(['=', ':']) else {
                 return Err(format!("line {}: neither a section nor KEY = VALUE", number + 1));
             };
-            let unquoted = value.trim().trim_matches(['"', '\'']);
-            words.insert(key.trim().to_owned(), unquoted.to_owned());
+            words.insert(key.trim().to_owned(), unquoted(value.trim()).to_owned());
             last = Some(key.trim().to_owned());
         }
         Ok(conf)
@@ -67,6 +96,30 @@ impl KuryrConf {
         )
     }
 
+    /// As oslo.config reads one.
+    fn truth(&self, section: &str, key: &str) -> Result<bool, String> {
+        let text = self.text(section, key).unwrap_or("false");
+        match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "on" | "yes" => Ok(true),
+            "false" | "0" | "off" | "no" => Ok(false),
+            _ => Err(format!("[{section}] {key}: {text:?} is neither true nor false")),
+        }
+    }
+
+    /// Who names a driver that is not there is told: without it ports would be made that are not those he has had.
+    fn check_drivers(&self) -> Result<(), String> {
+        for (key, known, cure) in DRIVERS {
+            let named = self.text("kubernetes", key).unwrap_or("default");
+            if !known.contains(&named) {
+                return Err(format!(
+                    "[kubernetes] {key}: {named:?} is not one of {}: {cure}",
+                    known.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    }
+
     fn number(&self, section: &str, key: &str, default: usize) -> Result<usize, String> {
         match self.text(section, key) {
             None => Ok(default),
@@ -80,6 +133,7 @@ impl KuryrConf {
     /// The key that cannot be followed.
     pub(crate) fn settings(&self) -> Result<Settings, String> {
         let text = |section: &str, key: &str| self.text(section, key).unwrap_or_default().to_owned();
+        self.check_drivers()?;
         let mapping = self.list("neutron_defaults", "subnet_mapping").unwrap_or_default();
         let subnet_mapping = mapping.iter().map(|pair| match pair.split_once(':') {
             Some((driver, subnet)) => Ok((driver.trim().to_owned(), subnet.trim().to_owned())),
@@ -109,7 +163,9 @@ impl KuryrConf {
             pod_security_groups: self.list("neutron_defaults", "pod_security_groups").unwrap_or_default(),
             ovs_bridge: self.text("neutron_defaults", "ovs_bridge").unwrap_or("br-int").to_owned(),
             resource_tags: self.list("neutron_defaults", "resource_tags").unwrap_or_default(),
-            port_debug: text("kubernetes", "port_debug").eq_ignore_ascii_case("true"),
+            port_debug: self.truth("kubernetes", "port_debug")?,
+            network_device_mtu: u32::try_from(self.number("neutron_defaults", "network_device_mtu", 0)?)
+                .map_err(|_| "[neutron_defaults] network_device_mtu: larger than any MTU".to_owned())?,
             additional_ifname_prefix: prefix,
             worker_nodes_subnets: self
                 .list("pod_vif_nested", "worker_nodes_subnets")
@@ -159,10 +215,28 @@ mod tests {
             ("[kubernetes]\npod_vif_driver = nested-dpdk\n", "neutron-vif, nested-vlan, nested-macvlan"),
             ("[vif_pool]\nports_pool_min = many\n", "[vif_pool] ports_pool_min: \"many\""),
             ("nonsense\n", "line 6"),
+            ("[kubernetes]\nport_debug = perhaps\n", "[kubernetes] port_debug: \"perhaps\""),
+            ("[kubernetes]\npod_security_groups_driver = policy\n", "NetworkPolicies"),
+            ("[kubernetes]\npod_subnets_driver = namespace\n", "pod_subnets_driver: \"namespace\""),
+            ("[kubernetes]\npod_project_driver = annotation\n", "pod_project_driver"),
+            ("[kubernetes]\nvif_pool_driver = other\n", "vif_pool_driver: \"other\""),
+            ("[neutron_defaults]\nnetwork_device_mtu = big\n", "network_device_mtu: \"big\""),
         ] {
             let refused = KuryrConf::parse(&format!("{base}{more}")).and_then(|conf| conf.settings());
             let refused = refused.unwrap_err();
             assert!(refused.contains(words), "{more}: {refused}");
         }
+    }
+
+    #[test]
+    fn words_are_read_as_oslo_does() {
+        let text = "[neutron]\nauth_type = password\nauth_url = http://k\nusername = u\npassword = it's'\nproject_name = \"p\"\n\
+                    [neutron_defaults]\npod_subnet = 's'\nnetwork_device_mtu = 1400\n[kubernetes]\nport_debug = yes\n\
+                    pod_security_groups_driver = default\n";
+        let Settings { cloud, rules } = KuryrConf::parse(text).unwrap().settings().unwrap();
+        assert!(rules.port_debug);
+        assert_eq!((rules.network_device_mtu, rules.pod_subnet.as_str()), (1400, "s"));
+        let Auth::Password { password, .. } = cloud.auth else { panic!("{cloud:?}") };
+        assert_eq!(password.0, "it's'");
     }
 }

@@ -7,6 +7,8 @@
 //!
 //! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
 
+pub(crate) mod rests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

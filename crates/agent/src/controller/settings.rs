@@ -57,10 +57,14 @@ pub(crate) struct Rules {
     pub(crate) cluster: String,
     /// Are ports named `namespace/pod`?
     pub(crate) port_debug: bool,
+    /// Where a default network is that is named without a namespace, as `multusNamespace` of the nodes says.
+    pub(crate) multus_namespace: String,
     /// How further interfaces are numbered: `eth1`…
     pub(crate) additional_ifname_prefix: String,
     /// Where nodes have their own ports, for nested ones.
     pub(crate) worker_nodes_subnets: Vec<String>,
+    /// No interface of a pod has a larger MTU, in bytes; 0: its network's.
+    pub(crate) network_device_mtu: u32,
     /// Ports that wait for pods.
     pub(crate) pool: Pool,
 }
@@ -147,8 +151,10 @@ impl Default for Rules {
             resource_tags: Vec::new(),
             cluster: "kubernetes".to_owned(),
             port_debug: false,
+            multus_namespace: "kube-system".to_owned(),
             additional_ifname_prefix: "eth".to_owned(),
             worker_nodes_subnets: Vec::new(),
+            network_device_mtu: 0,
             pool: Pool::default(),
         }
     }
@@ -200,6 +206,15 @@ impl Rules {
             ));
         }
         Ok(self)
+    }
+
+    /// The MTU of an interface on a network that has this one.
+    pub(crate) fn mtu(&self, network: Option<u32>) -> Option<u32> {
+        let most = Some(self.network_device_mtu).filter(|most| *most > 0);
+        match (network, most) {
+            (Some(mtu), Some(most)) => Some(mtu.min(most)),
+            (one, other) => one.or(other),
+        }
     }
 
     /// Are further networks had at all?
@@ -274,6 +289,21 @@ mod tests {
                       [neutron]\nauth_type = none\nendpoint_override = http://n:9696\n";
         let conf = KuryrConf::parse(theirs).unwrap().settings().unwrap();
         assert_eq!(rules.check().unwrap(), conf.rules);
+    }
+
+    #[test]
+    fn the_linter_knows_the_drivers_there_are() {
+        assert_eq!(Driver::ALL.map(|(name, _)| name), npwg::lint::kuryr::DRIVER_TYPES);
+    }
+
+    #[test]
+    fn the_mtu_of_a_device_is_its_networks_or_less() {
+        let mtu = |most, network| Rules { network_device_mtu: most, ..Rules::default() }.mtu(network);
+        assert_eq!(
+            [mtu(0, Some(1442)), mtu(1400, Some(1442)), mtu(1500, Some(1442))],
+            [1442, 1400, 1442].map(Some)
+        );
+        assert_eq!([mtu(0, None), mtu(1400, None)], [None, Some(1400)]);
     }
 
     #[test]

@@ -6,14 +6,15 @@
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
 use clap::ValueEnum;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use neutron::pod_state::PodState;
 use npwg::metadata::Pod;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::subject::{KuryrPort, Subject, SubjectObject};
+use super::subject::{KuryrPort, POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
 use crate::agent::cluster::is_about_uid;
 use crate::agent::unanswered;
 
@@ -123,6 +124,51 @@ async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Resul
     }
     let made = ports.create(&PostParams::default(), &kuryr_port(subject, state)).await;
     made.map(drop).map_err(|error| refused("create", pod, &error))
+}
+
+/// Lets a pod go, and its KuryrPort, that Kuryr's finalizers hold: its ports are released.
+///
+/// # Errors
+/// The API does not take it now.
+pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> Result<(), String> {
+    let pod = &subject.pod;
+    if place == Place::Kuryrport {
+        let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
+        let known = ports.get_opt(&pod.name).await.map_err(|error| refused("get", pod, &error))?;
+        let own = known.filter(|port| port.spec["podUid"] == pod.uid);
+        if let Some(port) = own {
+            unhold(&ports, &pod.name, &port.metadata, PORT_FINALIZER).await?;
+        }
+    }
+    if !subject.held {
+        return Ok(());
+    }
+    let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
+    let there = pods.get_metadata_opt(&pod.name).await.map_err(|error| format!("get pod: {error}"))?;
+    match there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object)) {
+        Some(there) => unhold(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
+        None => Ok(()),
+    }
+}
+
+/// Takes a finalizer off an object, and no other: `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
+async fn unhold<K>(api: &Api<K>, name: &str, of: &ObjectMeta, finalizer: &str) -> Result<(), String>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let Some(index) = of.finalizers.iter().flatten().position(|one| one == finalizer) else { return Ok(()) };
+    let path = format!("/metadata/finalizers/{index}");
+    // Somebody else's may go meanwhile, and this one have another place then.
+    let change = json!([
+        { "op": "test", "path": "/metadata/uid", "value": of.uid },
+        { "op": "test", "path": &path, "value": finalizer },
+        { "op": "remove", "path": &path },
+    ]);
+    let change = serde_json::from_value(change).map_err(|why| why.to_string())?;
+    match api.patch_metadata(name, &PatchParams::default(), &Patch::Json::<()>(change)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop).map_err(|error| format!("{}: {finalizer}: {error}", K::kind(&()))),
+    }
 }
 
 fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {

@@ -1,6 +1,6 @@
 //! Definitions: the name, the form of `spec.config`, and what is in it.
 
-use super::{Finding, Knowledge, Place, Report, Severity, chain, repair};
+use super::{Finding, Knowledge, Place, Report, Severity, chain, kuryr, repair};
 use crate::definition::config_path;
 use crate::manifest::{Located, Span, Value};
 use crate::metadata::{Definition, SpecConfig, definition_name_fault, label_fault};
@@ -10,10 +10,13 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     let definition = &located.value;
     let subject = crate::definition::subject(&definition.reference());
     names(report, located, &subject);
+    kuryr::look(report, located);
     let path = config_path();
     let node = located.node_at(&path);
     let fault = |requirement: &str, reason: &str| Fault::new(requirement, &subject, reason).at(path.clone());
     match &definition.config {
+        // A port of OpenStack, which needs none.
+        SpecConfig::Absent if definition.annotations.contains_key(kuryr::KURYR_CONFIG) => {}
         SpecConfig::Absent => {
             let reason = format!(
                 "has no spec.config: a network named {:?} on each node's disk is used",

@@ -328,6 +328,32 @@ fn our_own_configuration_is_looked_at() {
 }
 
 #[test]
+fn a_definition_of_kuryrs_needs_no_configuration_and_its_annotation_is_looked_at() {
+    let found = |text: &str| {
+        let definition = definition("  {}\n").replace(
+            "  name: a\n",
+            &format!("  name: a\n  annotations:\n    openstack.org/kuryr-config: '{text}'\n"),
+        );
+        let findings = lint(&definition);
+        assert!(findings.iter().all(|finding| finding.position.line == 6), "{findings:?}");
+        findings.iter().map(|finding| finding.fault.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(r#"{"subnetId":"s-1","driverType":"nested-vlan"}"#), [""; 0]);
+    assert_eq!(found("{}"), [""; 0]);
+    for (text, words) in [
+        (r#"{"subnetId":5}"#, "subnetId: 5 is no text"),
+        (r#"{"subnetId":"a b"}"#, "subnetId: \"a b\" is no id"),
+        (r#"{"driverType":"sriov"}"#, "neutron-vif, nested-vlan, nested-macvlan"),
+        (r#"{"subnetID":"s"}"#, "subnetID: nobody reads this key"),
+        ("[]", "is no object"),
+        ("{", "EOF"),
+    ] {
+        let found = found(text);
+        assert!(found.len() == 1 && found[0].contains(words), "{text}: {found:?}");
+    }
+}
+
+#[test]
 fn findings_are_data() {
     let findings = lint(&pod("UPPER"));
     let json = serde_json::to_value(&findings[0]).unwrap();

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
+use neutron::pod_state::PodState;
+use neutron::vif::Kind;
 use npwg::status::NETWORK_STATUS;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -167,15 +169,18 @@ impl Desk {
             Err(Unwritten::Gone) => {}
             Err(Unwritten::Failed(why)) => {
                 warn!(why, "not written; again soon");
-                // As if it had not been seen: the next look finds it ACTIVE again.
-                if let Some(case) = self.cases().get_mut(uid)
-                    && let Some(vif) = case.state.vifs_mut().next()
-                {
-                    vif.active = false;
+                if let Some(case) = self.cases().get_mut(uid) {
+                    unsee(&mut case.state);
                 }
             }
         }
     }
+}
+
+/// As if one of its ports had not been seen ACTIVE: the next look finds it so again. A macvlan's never is.
+fn unsee(state: &mut PodState) {
+    let of_switch = state.vifs_mut().find(|vif| !matches!(vif.kind, Kind::MacvlanNested));
+    of_switch.into_iter().for_each(|vif| vif.active = false);
 }
 
 /// The time to the next look: until then a part of those who wait is ready, if it goes on as it did in the time that passed.
@@ -192,7 +197,6 @@ fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use neutron::pod_state::PodState;
     use npwg::metadata::Pod;
 
     use super::*;
@@ -222,6 +226,21 @@ mod tests {
         for case in [&silent, &said] {
             assert_eq!(asked(case, FOR_EVER, FEW), [true, false, true, false]);
         }
+    }
+
+    #[test]
+    fn what_is_looked_at_again_is_no_macvlan() {
+        let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
+        let mut state = PodState::from_annotation(golden).unwrap();
+        for (number, vif) in state.vifs_mut().enumerate() {
+            vif.active = true;
+            if number == 0 {
+                vif.kind = Kind::MacvlanNested;
+            }
+        }
+        unsee(&mut state);
+        let active: Vec<bool> = state.vifs().map(|(_, vif)| vif.active).collect();
+        assert_eq!(active[..2], [true, false], "{active:?}");
     }
 
     #[test]

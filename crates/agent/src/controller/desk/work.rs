@@ -13,12 +13,19 @@ use tokio::sync::watch::Receiver;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{Case, Desk, PAUSES, Stage, Written, jittered};
+use super::{Case, Desk, PAUSES, Stage, Written, jittered, selection};
 use crate::agent::cluster::Key;
 use crate::controller::allocator::Trouble;
 use crate::controller::store::{self, Place, Unwritten};
 use crate::controller::subject::Subject;
 use crate::controller::wish::{self, Wish};
+
+/// What a pod wishes for.
+pub(super) struct Wishes {
+    pub(super) wishes: Vec<Wish>,
+    /// Why an annotation of it is as good as none.
+    pub(super) ignored: Vec<String>,
+}
 
 /// What came of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +80,7 @@ impl Desk {
                     told = Some(trouble);
                 }
             }
-            self.rest(&uid, pause, definitions).await;
+            self.rest(&subject, pause, definitions).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
@@ -84,6 +91,9 @@ impl Desk {
         let case = cases.get_mut(uid)?;
         case.state = tried.state.clone();
         case.written = tried.written.clone();
+        case.wishes = tried.wishes.clone();
+        case.looked = tried.looked.clone();
+        case.ignored = tried.ignored.clone();
         if case.stage == Stage::Working && matches!(outcome, Ok(Tried::Done)) {
             case.stage = if case.state.is_active() { Stage::Active } else { Stage::Waiting };
             case.since = Instant::now();
@@ -91,13 +101,16 @@ impl Desk {
         Some(case.stage)
     }
 
-    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves.
-    async fn rest(&self, uid: &str, pause: Duration, mut definitions: Receiver<u64>) {
-        let left = async {
+    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves or selects
+    /// something else.
+    async fn rest(&self, tried: &Subject, pause: Duration, mut definitions: Receiver<u64>) {
+        let selected = selection(&tried.pod);
+        let turned = |case: &Case| case.stage == Stage::Leaving || selection(&case.subject.pod) != selected;
+        let turned = async {
             loop {
-                let mut told = pin!(self.leaving.notified());
+                let mut told = pin!(self.turned.notified());
                 told.as_mut().enable();
-                if self.cases().get(uid).is_none_or(|case| case.stage == Stage::Leaving) {
+                if self.cases().get(&tried.pod.uid).is_none_or(turned) {
                     return;
                 }
                 told.await;
@@ -106,7 +119,7 @@ impl Desk {
         tokio::select! {
             () = sleep(jittered(pause)) => {}
             _ = definitions.changed() => {}
-            () = left => {}
+            () = turned => {}
         }
     }
 
@@ -128,7 +141,16 @@ impl Desk {
                 return Ok(Tried::Done);
             }
         }
-        let wishes = self.wishes(&subject)?;
+        if !subject.pending && !case.state.is_empty() && case.is_written() {
+            // It runs with what it has.
+            return Ok(Tried::Done);
+        }
+        let looked = self.looked(&subject);
+        let Wishes { wishes, ignored } = self.wishes(&subject)?;
+        for why in ignored.iter().filter(|why| !case.ignored.contains(why)) {
+            self.events.troubled(pod, "AnnotationIgnored", why);
+        }
+        (case.wishes, case.looked, case.ignored) = (Some(wishes.clone()), Some(looked), ignored);
         if wishes.is_empty() && case.is_written() {
             return Ok(Tried::Done);
         }
@@ -156,17 +178,18 @@ impl Desk {
         }
     }
 
-    fn wishes(&self, subject: &Subject) -> Result<Vec<Wish>, Trouble> {
+    pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
         let rules = &self.allocator.rules;
         let refused = |why: String| Trouble::new("NetworkRefused", why);
-        let elements = wish::selected(subject, rules).map_err(refused)?;
+        let selected = wish::selected(&subject.pod, rules).map_err(refused)?;
         let mut definitions = BTreeMap::new();
-        for network in elements.iter().map(|element| &element.network) {
+        for network in selected.networks() {
             let key: Key = (network.namespace.clone(), network.name.clone());
             definitions.extend(
                 self.definitions.find(&key).map(|found| (network.clone(), Definition::clone(&found))),
             );
         }
-        wish::wishes(&elements, &definitions, rules).map_err(refused)
+        let wishes = wish::wishes(&selected, &definitions, rules).map_err(refused)?;
+        Ok(Wishes { wishes, ignored: selected.ignored })
     }
 }
