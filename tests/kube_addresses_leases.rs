@@ -83,6 +83,13 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     let mut all: BTreeSet<String> = (0..3)
         .map(|at| given(nodes.attachment(&sandbox, &format!("held-{at}")).add(&conf(0)))[0].clone())
         .collect();
+    // What lies beside the ledger, copies of it that nothing can be done with, is nothing to it.
+    let own = format!("{}/10.71.0.0-27", ledgers(0));
+    for copy in ["Old_copy", "0-copy", "1-copy", "b-copy", "z-copy"] {
+        let copy = format!("{}/{copy}", ledgers(0));
+        nodes.machine.run(["mkdir", "-p", &format!("{copy}/owners")]);
+        nodes.machine.run(["cp", &format!("{own}/ledger"), &format!("{copy}/ledger")]);
+    }
     nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
     nodes.machine.wait("agent-0", "finds what it lost", || {
         nodes.log(0).contains("not this node's any more").then_some(())

@@ -10,8 +10,9 @@
 //! IPBlock. What becomes of a lease in doubt: [`ipam::confirm`].
 //!
 //! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
-//! ledger was read, so that a lease that is missing is not one that is about to be told. Nothing is watched before the node has a
-//! ledger. A ledger in another directory nobody sees.
+//! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
+//! locked, keeps neither the others nor an answer waiting longer than that. Nothing is watched before the node has a ledger. A
+//! ledger in another directory nobody sees.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,14 @@ use ipam::ledger::{Block, State};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
+use tokio::sync::watch::Receiver;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::brain::Brain;
+use super::cache::Cache;
 use super::cluster::ASK_MAX;
+use super::supplier::Owned;
 use super::unanswered;
 use crate::addresses::objects::{BlockObject, NOTICE, block_name};
 use crate::addresses::registry::of_node;
@@ -49,34 +53,49 @@ struct Leases {
     ledgers: PathBuf,
 }
 
-/// Does so for ever.
+/// Does so for ever: whoever is asked whether it is there answers, whatever becomes of its ledgers.
 pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
     if !super::giver::has_any(&ledgers) {
         brain.supplier.was_asked().await;
     }
     let own = brain.supplier.own();
     let leases = Leases { client, node, ledgers };
-    let mut changes = own.changes();
     own.synced().await;
-    loop {
-        changes.mark_unchanged();
-        let all: Vec<_> = own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect();
-        let mut done = Ok(());
-        for owned in all.iter().filter(|owned| owned.is_doubted) {
-            done = done.and(leases.answer(&block_name(&owned.pool, owned.object.net)).await);
-        }
-        let known = all.iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect();
-        done = done.and(leases.compare(&known).await);
-        if let Err(why) = &done {
-            warn!(why, "whose the leases of this node's ledgers are could not be asked");
-        }
-        let wait = if done.is_ok() { LONG } else { PAUSE };
-        let _ = timeout(wait, changes.changed()).await;
-        sleep(GATHER).await;
+    tokio::join!(leases.answer_all(&own), leases.compare_all(&own));
+}
+
+/// Waits until something changes, or it is time to try again.
+async fn wait(changes: &mut Receiver<u64>, done: Result<(), String>) {
+    if let Err(why) = &done {
+        warn!(why, "whose the leases of this node's ledgers are could not be asked, or not be written down");
     }
+    let wait = if done.is_ok() { LONG } else { PAUSE };
+    let _ = timeout(wait, changes.changed()).await;
+    sleep(GATHER).await;
 }
 
 impl Leases {
+    async fn answer_all(&self, own: &Cache<Option<Owned>>) {
+        let mut changes = own.changes();
+        loop {
+            changes.mark_unchanged();
+            let mut done = Ok(());
+            for owned in all(own).iter().filter(|owned| owned.is_doubted) {
+                done = done.and(self.answer(&block_name(&owned.pool, owned.object.net)).await);
+            }
+            wait(&mut changes, done).await;
+        }
+    }
+
+    async fn compare_all(&self, own: &Cache<Option<Owned>>) {
+        let mut changes = own.changes();
+        loop {
+            changes.mark_unchanged();
+            let known = all(own).iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect();
+            wait(&mut changes, self.compare(&known).await).await;
+        }
+    }
+
     /// Says that this node is there.
     async fn answer(&self, name: &str) -> Result<(), String> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
@@ -113,26 +132,46 @@ impl Leases {
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
         missing.retain(|(_, lease)| !leased.contains(lease));
-        for (ledger, (net, lease)) in missing {
-            let ledgers = self.ledgers.clone();
-            let name = ledger.clone();
-            let doubted = tokio::task::spawn_blocking(move || {
-                Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease))
-            });
-            let doubted = doubted.await.map_err(|error| error.to_string())?;
-            if doubted.map_err(|failure| failure.to_string())? {
-                warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
-            }
+        let mut failed = Vec::new();
+        for (ledger, lease) in missing {
+            // What is wrong with one ledger is nothing to the others.
+            failed
+                .extend(self.doubt(&ledger, lease).await.err().map(|why| format!("ledger {ledger}: {why}")));
+        }
+        if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+    }
+
+    /// Has nothing new given of a lease.
+    async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), String> {
+        let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
+        let doubted = tokio::task::spawn_blocking(move || {
+            Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease))
+        });
+        let doubted = doubted.await.map_err(|error| error.to_string())?;
+        if doubted.map_err(|failure| failure.to_string())? {
+            warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
         }
         Ok(())
     }
+}
+
+fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
+    own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect()
+}
+
+/// Is this the name of a ledger? What lies beside them, a copy for one, is none.
+fn is_name(name: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    bytes.iter().all(|byte| legal(*byte)) && is_word(bytes.first()) && is_word(bytes.last())
 }
 
 /// The leases from which the ledgers below a directory give, each with the name of its ledger.
 fn in_ledgers(directory: &Path) -> Vec<(String, Lease)> {
     let mut leases = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
+        let Some(name) = entry.file_name().into_string().ok().filter(|name| is_name(name)) else { continue };
         // What cannot be read now gives nothing.
         let Ok(bytes) = std::fs::read(entry.path().join("ledger")) else { continue };
         let Ok(ledger) = Ledger::read(&bytes) else { continue };
@@ -160,6 +199,8 @@ mod tests {
         }
         let _ = ipam::confirm::doubt(&mut ledger, "v.1").unwrap();
         std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
+        std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
+        std::fs::write(directory.join("Old_copy/ledger"), ledger.image()).unwrap();
         let found = in_ledgers(&directory);
         std::fs::remove_dir_all(&directory).unwrap();
         assert_eq!(found, [("p".to_owned(), ("10.0.0.0/24".parse().unwrap(), "u.0".to_owned()))]);
