@@ -48,6 +48,32 @@ fn an_address_of_a_block_that_was_leased_ahead_is_had_at_once_by_who_names_it() 
 }
 
 #[test]
+fn a_block_that_was_leased_ahead_and_is_another_nodes_by_now_is_not_given() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.23.0.0/27", 3);
+    // Two whole blocks.
+    let conf = |node| network(node, &json!({ "range": "10.23.0.8-10.23.0.23/27", "quarantine": 0 }));
+    let add = |node: usize, at: usize| nodes.attachment(&sandbox, &format!("n{node}-{at}")).add(&conf(node));
+    let mut all: BTreeSet<String> = (0..7).map(|at| given(add(0, at))[0].clone()).collect();
+    let two = || Some(nodes.blocks_of(0)).filter(|blocks| blocks.len() == 2);
+    let blocks = nodes.machine.wait("agent-0", "leases a block ahead", two);
+    let is_ahead = |block: &&Value| {
+        let first = last_byte(block["spec"]["range"].as_str().unwrap().split('/').next().unwrap());
+        !all.iter().any(|ip| (first..first + 8).contains(&last_byte(ip)))
+    };
+    let ahead = blocks.iter().find(is_ahead).unwrap()["metadata"]["name"].as_str().unwrap().to_owned();
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", &ahead]);
+    for at in 0..8 {
+        all.insert(given(add(1, at))[0].clone());
+    }
+    all.insert(given(add(0, 7))[0].clone());
+    assert_eq!(all.len(), 16);
+    assert_refused("all is given", &add(0, 8), 11, &["pool 10.23.0.0-27", "no address is free"]);
+    assert_right(&nodes, &[]);
+}
+
+#[test]
 fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ipam::lease::{Counter, Refusal, give_back};
 use ipam::ledger::{Clock, Lease, State};
-use ipam::registry::{Fault, Holder, Object};
+use ipam::registry::{Fault, Holder, Object, Registry};
 use ipam::turn::{self, Ask, Supply, Wish};
 use ipam::{Filter, Range};
 use kube::runtime::watcher::Config;
@@ -299,7 +299,7 @@ impl Supplier {
             self.give_back_old(counter, shelf).await?;
         }
         if (!unconfirmed || demand.wish != Want::Any)
-            && let Some(lease) = ready(counter, demand.wish, shelf)
+            && let Some(lease) = ready(counter, demand.wish, shelf).await?
         {
             return Ok(Supply { leases: vec![lease], ..Supply::default() });
         }
@@ -310,7 +310,7 @@ impl Supplier {
         let mut supply = turn::serve(counter, &ask, &seen).await;
         if supply.leases.is_empty()
             && supply.confirmed.is_empty()
-            && let Some(lease) = ready(counter, demand.wish, shelf)
+            && let Some(lease) = ready(counter, demand.wish, shelf).await?
         {
             supply = Supply { leases: vec![lease], refusal: None, ..supply };
         }
@@ -355,16 +355,36 @@ fn without(mut supply: Supply, exclude: &[ipnet::IpNet]) -> Supply {
     supply
 }
 
-/// Takes what was leased ahead, if it is what is wanted.
-fn ready(counter: &Counter<'_, Cluster>, want: Want, shelf: &mut Shelf) -> Option<Lease> {
+/// Takes what was leased ahead, if it is what is wanted and still this node's: while the agent was silent it may have been taken
+/// from it. It is changed, so that nobody takes it who looked before.
+async fn ready(
+    counter: &Counter<'_, Cluster>,
+    want: Want,
+    shelf: &mut Shelf,
+) -> Result<Option<Lease>, String> {
     let suits = |lease: &Lease| match want {
         Want::Any => counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip)),
         // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
         Want::Address(ip) => lease.net.contains(&ip) && !lease.holes.contains(&ip),
         _ => false,
     };
-    let at = shelf.ready.iter().position(|(_, lease)| suits(lease))?;
-    Some(shelf.ready.remove(at).1)
+    while let Some(at) = shelf.ready.iter().position(|(_, lease)| suits(lease)) {
+        let net = shelf.ready[at].1.net;
+        let found = counter.registry.read(net).await.map_err(|fault| fault.to_string())?;
+        // Should the answer to the change be lost, it is found by the watch.
+        let (_, lease) = shelf.ready.remove(at);
+        let is_ours =
+            |object: &Object| object.lease_id() == lease.uid && object.holder.node == counter.holder.node;
+        let confirmed = match found.filter(is_ours) {
+            Some(object) => counter.confirm(&object).await.map_err(|fault| fault.to_string())?,
+            None => None,
+        };
+        match confirmed {
+            Some(uid) => return Ok(Some(Lease { uid, ..lease })),
+            None => info!(block = %net, "leased ahead, and not this node's any more"),
+        }
+    }
+    Ok(None)
 }
 
 /// The network's addresses, less what the pool excludes.
