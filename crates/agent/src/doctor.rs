@@ -129,8 +129,8 @@ fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
     if is_known(known, network, container, ifname) {
         return None;
     }
-    let why =
-        format!("was made for {ifname} of container {container} on network {network}, which nobody knows");
+    let whose = if ifname.is_empty() { String::new() } else { format!("{ifname} of ") };
+    let why = format!("was made for {whose}container {container} on network {network}, which nobody knows");
     let cure = format!("a GC of {network} removes it; where the runtime has none, remove it by hand");
     Some(Finding::new(on, why, cure))
 }
@@ -141,17 +141,19 @@ fn is_known(known: &[&Entry], network: &str, container: &str, ifname: &str) -> b
         || RESULTS.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
 }
 
-/// Does the runtime know the attachment? Of a long network's name a mark has the beginning.
+/// Does the runtime know the attachment? Of a long network's name a mark has the beginning, before a `~`; rules of iptables
+/// have no interface.
 fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> bool {
     let end = format!("-{container}-{ifname}");
-    if directory.join(format!("{network}{end}")).exists() {
-        return true;
-    }
+    let (network, is_cut) = network.split_once('~').map_or((network, false), |(start, _)| (start, true));
     let Ok(entries) = std::fs::read_dir(directory) else { return false };
     entries.flatten().any(|entry| {
         let name = entry.file_name();
-        let head = name.to_str().and_then(|name| name.strip_suffix(&end));
-        head.is_some_and(|head| head.starts_with(network))
+        let head = name.to_str().and_then(|name| match ifname {
+            "" => name.split_once(&end).map(|(head, _)| head),
+            _ => name.strip_suffix(&end),
+        });
+        head.is_some_and(|head| head == network || (is_cut && head.starts_with(network)))
     })
 }
 

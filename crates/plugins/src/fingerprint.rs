@@ -4,7 +4,8 @@
 //! carry our protocol number ([`linux::route::PROTOCOL`]). So `ip -d link` on a strange node answers
 //! the question, and orphans can be found.
 //!
-//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`: none of the four can contain a `/`.
+//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`: none of the four can contain a `/`. A network's name that has no
+//! room ends with `~` and a hash of all of it: no name can contain a `~`, either, and no two are cut alike.
 
 use cni::config::Config;
 use cni::invocation::{Attachment, ValidAttachment};
@@ -17,6 +18,11 @@ const MAKER: &str = "weft";
 pub const ALIAS_MAX: usize = 255;
 /// Longest comment of a packet-filter object, in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub const COMMENT_MAX: usize = 128;
+
+/// The `~` and the hash that a network's name ends with where it was cut, in bytes.
+const CUT: usize = 17;
+/// What is left at least of a network's name, in bytes.
+const NETWORK_MIN: usize = 24;
 
 /// What an object was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,20 +74,20 @@ impl Mark {
     /// by a hash of it: two attachments never have the same text.
     pub fn text(&self, limit: usize) -> String {
         let Mark { plugin, network, container, ifname } = self;
-        let fixed = |container: &str| MAKER.len() + plugin.len() + container.len() + ifname.len() + 4;
-        let container = match fixed(container) <= limit {
+        let room = |container: &str| {
+            limit.saturating_sub(MAKER.len() + plugin.len() + container.len() + ifname.len() + 4)
+        };
+        let container = match room(container) >= network.len().min(NETWORK_MIN) {
             true => container.clone(),
             false => hashed("hash-", 32, &[container]),
         };
-        let room = limit.saturating_sub(fixed(&container)).min(network.len());
-        let network = network.get(..room).unwrap_or_default();
+        let network = cut(network, room(&container));
         format!("{MAKER}/{plugin}/{network}/{container}/{ifname}")
     }
 
-    /// Was this mark, read from a text of `length` bytes, made by `plugin` for `network`, perhaps cut to `limit`?
-    pub fn is_of(&self, plugin: &str, network: &str, length: usize, limit: usize) -> bool {
-        let cut = length == limit && network.starts_with(&self.network);
-        self.plugin == plugin && (self.network == network || cut)
+    /// Was this mark made by `plugin` for `network`, whose name may have been cut in it?
+    pub fn is_of(&self, plugin: &str, network: &str) -> bool {
+        self.plugin == plugin && self.network == cut(network, self.network.len())
     }
 
     /// Reads a mark; `None` for anything that is not ours.
@@ -93,6 +99,14 @@ impl Mark {
         let mut part = || parts.next().map(str::to_owned);
         let mark = Mark { plugin: part()?, network: part()?, container: part()?, ifname: part()? };
         parts.next().is_none().then_some(mark)
+    }
+}
+
+/// A network's name in at most `room` bytes.
+fn cut(network: &str, room: usize) -> String {
+    match network.get(..room.saturating_sub(CUT)) {
+        Some(start) if room < network.len() => hashed(&format!("{start}~"), room, &[network]),
+        _ => network.to_owned(),
     }
 }
 
@@ -152,8 +166,13 @@ mod tests {
         assert_eq!(text.len(), ALIAS_MAX);
         let read = Mark::read(&text).unwrap();
         assert_eq!((read.container.as_str(), read.ifname.as_str()), ("c".repeat(64).as_str(), "eth0"));
-        assert!(read.is_of("bridge", &"n".repeat(200), text.len(), ALIAS_MAX));
-        assert!(!read.is_of("bridge", "other", text.len(), ALIAS_MAX));
+        assert!(read.is_of("bridge", &"n".repeat(200)) && !read.is_of("ptp", &"n".repeat(200)));
+        for other in ["other", &"n".repeat(199), &"n".repeat(201), &"n".repeat(100), ""] {
+            assert!(!read.is_of("bridge", other), "{other}");
+        }
+        // As it was cut once, whose it is cannot be known.
+        let former = Mark { network: "n".repeat(157), ..read };
+        assert!(!former.is_of("bridge", &"n".repeat(200)));
 
         let long = mark(&"c".repeat(200)).text(COMMENT_MAX);
         assert!(long.len() <= COMMENT_MAX);

@@ -271,9 +271,7 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
         valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(ALIAS_MAX)).collect();
     let stale = |link: &Link| {
         let Some(mark) = Mark::read(&link.alias) else { return false };
-        mark.is_of(plugin, network, link.alias.len(), ALIAS_MAX)
-            && !mark.container.is_empty()
-            && !keep.contains(&link.alias)
+        mark.is_of(plugin, network) && !mark.container.is_empty() && !keep.contains(&link.alias)
     };
     let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
     host.delete_links(&stale, REMOVAL_GROUP).or_refused()

@@ -279,7 +279,7 @@ impl Plugin for Neutron {
         let keep: Vec<String> =
             valid.iter().map(|one| Mark::of_valid(NAME, name, one).text(ALIAS_MAX)).collect();
         let (_, unplugged) = unplug(&network.ovsdb, &mut Rtnl::open().or_refused()?, |text| {
-            let of_network = |mark: Mark| mark.is_of(NAME, name, text.len(), ALIAS_MAX);
+            let of_network = |mark: Mark| mark.is_of(NAME, name);
             !keep.iter().any(|kept| kept == text) && Mark::read(text).is_some_and(of_network)
         })?;
         unplugged

@@ -39,12 +39,16 @@ impl Former {
 
     /// Was it moved for this attachment?
     pub(super) fn is_for(&self, mark: &Mark) -> bool {
-        self.mark == mark.text(MARK_MAX)
+        Mark::read(&self.mark).is_some_and(|own| {
+            let cut = self.mark.len() == MARK_MAX && mark.network.starts_with(&own.network);
+            let network = if cut { mark.network.clone() } else { own.network };
+            Mark { network, ..own } == *mark
+        })
     }
 
-    /// Was it moved by `plugin` for `network`?
+    /// Was it moved by `plugin` for `network`? Of one whose name was cut nobody knows.
     pub(super) fn is_of(&self, plugin: &str, network: &str) -> bool {
-        Mark::read(&self.mark).is_some_and(|mark| mark.is_of(plugin, network, self.mark.len(), MARK_MAX))
+        Mark::read(&self.mark).is_some_and(|mark| mark.is_of(plugin, network))
     }
 }
 
@@ -72,8 +76,10 @@ mod tests {
             assert!(former.is_of("host-device", "net") && !former.is_of("host-device", "other"));
         }
         let long = mark(&"n".repeat(200));
-        let former = Former::read(&format!("{} eth5 down", long.text(MARK_MAX))).unwrap();
-        assert!(former.is_for(&long) && former.is_of("host-device", &long.network));
+        let cut = "n".repeat(MARK_MAX - "weft/host-device//0123/net1".len());
+        let former = Former::read(&format!("weft/host-device/{cut}/0123/net1 eth5 down")).unwrap();
+        assert!(former.is_for(&long) && !former.is_of("host-device", &long.network));
+        assert!(!former.is_for(&Mark { ifname: "net2".into(), ..long }));
     }
 
     #[test]
