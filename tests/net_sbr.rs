@@ -265,15 +265,19 @@ fn del_finds_its_rules_without_interface_and_without_prev_result() {
     let world = world(&host);
     let mut config = world.config(&json!({}));
     config.as_object_mut().unwrap().remove("prevResult");
-    for (what, link, known) in
-        [("link and address", true, true), ("address", false, true), ("nothing", false, false)]
-    {
+    for (what, link, known) in [
+        ("link and address", true, true),
+        ("address", false, true),
+        ("nothing", false, false),
+        ("a table that is none", true, true),
+    ] {
         world.sbr.add(&world.config(&json!({}))).success();
         world.pod.run(["ip", "rule", "add", "from", "192.0.2.1", "lookup", "100"]);
         if !link {
             world.pod.run(["ip", "link", "del", "net1"]);
         }
-        world.sbr.del(&if known { world.config(&json!({})) } else { config.clone() }).success();
+        let wrong = if what.starts_with("a table") { json!({ "table": "main" }) } else { json!({}) };
+        world.sbr.del(&if known { world.config(&wrong) } else { config.clone() }).success();
         assert_eq!(rules(&world.pod), ["192.0.2.1 100"], "{what}");
         world.pod.run(["ip", "rule", "del", "from", "192.0.2.1"]);
         if link {

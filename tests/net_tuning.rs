@@ -484,7 +484,7 @@ fn a_repeated_add_keeps_the_first_backup() {
 }
 
 #[test]
-fn what_del_cannot_restore_it_says_and_tries_again_next_time() {
+fn what_del_cannot_restore_it_says_and_the_pod_ends() {
     require!(Feature::Root);
     let world = World::new();
     let conf = world.config(&json!({ "mtu": 1400, "allmulti": true }));
@@ -496,16 +496,44 @@ fn what_del_cannot_restore_it_says_and_tries_again_next_time() {
     bad["mtu"] = json!(70000);
     bad["sysctl"] = json!({ "kernel/hostname": "stolen", "net/../kernel/hostname": "stolen" });
     world.host.write(&path, bad.to_string());
-    let (code, msg) = refusal(&world.attachment().del(&conf));
-    assert!(code == 5 && msg.starts_with("restore mtu: 70000: change link eth0 mtu 70000: "), "{msg}");
+    let ended = world.attachment().del(&conf).success();
+    let said = "tuning: restore mtu: 70000: change link eth0 mtu 70000: ";
+    assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
     assert!(!world.has_flag("ALLMULTI"), "the rest is restored");
     assert_ne!(world.pod.run(["hostname"]).trim(), "stolen");
-    world.host.write(&path, good);
-    world.attachment().del(&conf).success();
-    assert_eq!((world.link()["mtu"].clone(), world.backup()), (json!(1450), None));
+    assert_eq!(world.backup(), None, "it would be refused for ever");
     world.host.write(&path, "{ not json");
     world.attachment().del(&conf).success();
     assert_eq!(world.host.read(&path), None, "what cannot be understood cannot be restored");
+}
+
+#[test]
+fn an_empty_value_is_written_and_restored() {
+    require!(Feature::Root);
+    let world = World::new();
+    let key = "net.ipv4.ip_local_reserved_ports";
+    let conf = |value: &str| world.config(&json!({ "sysctl": { key: value } }));
+    world.attachment().add(&conf("8080-8081")).success();
+    assert_eq!(world.sysctl(key), "8080-8081");
+    world.attachment().del(&conf("8080-8081")).success();
+    assert_eq!(world.sysctl(key), "", "as it was");
+    world.pod.run(["sysctl", "-qw", &format!("{key}=9090")]);
+    world.attachment().add(&conf("")).success();
+    assert_eq!(world.sysctl(key), "");
+    world.attachment().check(&conf("")).success();
+    world.attachment().del(&conf("")).success();
+    assert_eq!(world.sysctl(key), "9090");
+}
+
+#[test]
+fn a_del_whose_directory_has_become_wrong_succeeds() {
+    require!(Feature::Root);
+    let world = World::new();
+    for directory in [json!(7), json!("here")] {
+        let conf = world.config(&json!({ "mtu": 1400, "dataDir": directory }));
+        assert_eq!(refusal(&world.attachment().add(&conf)).0, 7);
+        world.attachment().del(&conf).success();
+    }
 }
 
 #[test]

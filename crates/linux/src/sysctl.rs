@@ -62,9 +62,9 @@ pub fn read(key: &Key) -> Result<String, Error> {
     }
 }
 
-/// Writes a parameter. `sysctl -w KEY=VALUE`
+/// Writes a parameter, with a newline: of an empty value nothing would be written. `sysctl -w KEY=VALUE`
 pub fn write(key: &Key, value: &str) -> Result<(), Error> {
-    fs::write(key.file(), value)
+    fs::write(key.file(), format!("{value}\n"))
         .map_err(|error| Error::io(format!("write sysctl {} = {value:?}", key.0), &error))
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Rules beyond the reference plugin's:
 //! - a failed ADD leaves rules and routes as they were;
-//! - DEL needs neither namespace nor interface nor prevResult, and touches no rule that somebody else made;
+//! - DEL needs neither namespace nor interface nor prevResult nor a right configuration, and touches no rule that somebody else made;
 //! - CHECK looks.
 //!
 //! What is in the tables goes with the interface. GC has nothing to do: all is in the container's namespace.
@@ -77,7 +77,8 @@ impl Plugin for Sbr {
         let Detach { who, netns, call } = request;
         let Some(path) = netns else { return Ok(()) };
         let Some(netns) = Netns::find(path).or_refused()? else { return Ok(()) };
-        let table = Settings::read(&call.config)?.table;
+        // One that cannot be read any more may be any: the rest says whose a rule is.
+        let table = Settings::read(&call.config).ok().and_then(|settings| settings.table);
         let known = call.config.prev_result().ok().flatten().unwrap_or_default();
         let known = relevant(who.ifname.as_str(), &known).map(|ip| ip.address.addr()).collect();
         let _alone = netns.lock(Lock::Exclusive).or_refused()?;

@@ -1,7 +1,8 @@
 //! `tuning`: kernel parameters of the container's network, and attributes of its interface.
 //!
 //! Rules beyond the reference plugin's:
-//! - a failed ADD restores what it changed; DEL restores kernel parameters, too, and says what it could not;
+//! - a failed ADD restores what it changed; DEL restores kernel parameters, too, and says on stderr what it could not: a value
+//!   that the kernel refuses now it refuses for ever, and the container must end;
 //! - a container, namespace or interface that is gone is success, and its backup goes;
 //! - only interfaces in the container get the new hardware address in the result;
 //! - nothing but `net.*` of the container's own namespace is ever written.
@@ -56,14 +57,18 @@ impl Plugin for Tuning {
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns, call } = request;
-        let file = BackupFile::of_attachment(&data_directory(call)?, who);
+        // Where none could be kept there is none.
+        let Ok(directory) = data_directory(call) else { return Ok(()) };
+        let file = BackupFile::of_attachment(&directory, who);
         let Some(backup) = file.load()? else { return file.remove() };
         let netns = match netns {
             Some(path) => Netns::find(path).or_refused()?,
             None => None,
         };
         if let Some(netns) = netns {
-            netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
+            for error in netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()?? {
+                eprintln!("tuning: {error}");
+            }
         }
         file.remove()
     }
@@ -133,8 +138,8 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
     }
     let before = file.keep(values.clone())?;
     apply(settings, link.as_ref()).map_err(|error| {
-        let undone = [restore(&values, ifname), before.restore()];
-        error.also(undone.into_iter().filter_map(Result::err))
+        let undone = restore(&values, ifname).unwrap_or_else(|error| vec![error]);
+        error.also(undone.into_iter().chain(before.restore().err()))
     })
 }
 
@@ -239,8 +244,8 @@ fn blame_sysctl(written: &str, value: &str, error: &linux::Error) -> Error {
 
 // === DEL, inside the namespace ===
 
-/// Sets everything back; what is gone needs nothing, everything is tried.
-fn restore(backup: &Backup, ifname: &str) -> Result<(), Error> {
+/// Sets everything back; what is gone needs nothing, everything is tried: the values that were refused.
+fn restore(backup: &Backup, ifname: &str) -> Result<Vec<Error>, Error> {
     let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = backup;
     let mut errors = Vec::new();
     let mac = parse_mac(mac);
@@ -275,7 +280,7 @@ fn restore(backup: &Backup, ifname: &str) -> Result<(), Error> {
             _ => {}
         }
     }
-    collected(errors)
+    Ok(errors)
 }
 
 // === CHECK, inside the namespace ===
