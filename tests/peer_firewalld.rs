@@ -102,6 +102,25 @@ fn a_container_comes_into_the_zone_and_out_again() {
 }
 
 #[test]
+fn a_late_del_leaves_the_zone_to_the_addresses_next_owner() {
+    let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
+    rig::install(&host);
+    start(&host);
+    let (_pod, plugin, config) = attached(&host, "a");
+    plugin.add(&config).success();
+    // The address was given to another container, whose firewall knows it now.
+    let next = host.pod("b");
+    let mut other = host.attachment("firewall", &next, "eth0");
+    other.netns = next.path().display().to_string();
+    other.add(&config).success();
+    plugin.del(&config).success();
+    assert_eq!(sources(&host, "trusted"), ["10.1.0.2/32", "fd01::2/128"]);
+    other.check(&config).success();
+    other.del(&config).success();
+    assert!(sources(&host, "trusted").is_empty());
+}
+
+#[test]
 fn a_failed_add_leaves_no_source_and_says_what_firewalld_said() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);

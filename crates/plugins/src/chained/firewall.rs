@@ -154,7 +154,8 @@ impl Wanted {
 /// Removes what was made for an attachment, by whatever it was made; `known` are its addresses.
 fn remove(mark: &Mark, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
     let natively = nftables::remove(mark);
-    let mut zoned = known.to_vec();
+    // Of an address that is another container's by now the zone is that one's.
+    let mut zoned: Vec<IpNet> = known.iter().filter(|net| !nftables::is_noted(net)).copied().collect();
     zoned.extend(natively.iter().flatten().filter(|net| !known.contains(net)));
     let mut removed = vec![natively.map(drop), ingress::remove(mark), iptables::remove(mark, known)];
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {

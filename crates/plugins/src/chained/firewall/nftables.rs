@@ -206,6 +206,13 @@ pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
     Ok(false)
 }
 
+/// Is an address written down as somebody's in a zone of firewalld?
+pub(super) fn is_noted(net: &IpNet) -> bool {
+    let set = ZONED[usize::from(net.addr().is_ipv6())];
+    let found = Nft::open().and_then(|mut nft| nft.element(TABLE, set, &Data::from(net.addr())));
+    found.is_ok_and(|element| element.is_some())
+}
+
 /// Removes the container's addresses; those that were in a zone of firewalld.
 pub(super) fn remove(mark: &Mark) -> Result<Vec<IpNet>, Error> {
     let comment = mark.text(COMMENT_MAX);
