@@ -675,3 +675,32 @@ fn the_table_has_the_features_it_needs() {
         assert_eq!(case(plugin).makes, case(plugin).config.get("ipam").is_some());
     }
 }
+
+#[test]
+fn s33_status_says_no_where_every_add_must_fail() {
+    let host = host!();
+    rig::install(&host);
+    let pod = host.pod("a");
+    let status = |plugin: &str, keys: &Value| {
+        let config = with(&json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin }), keys);
+        host.attachment(plugin, &pod, "eth0").call("STATUS", config.to_string())
+    };
+    for (plugin, keys, word) in [
+        ("macvlan", json!({ "master": "nowhere" }), "nowhere"),
+        ("macvlan", json!({}), "default route"),
+        ("ipvlan", json!({ "master": "nowhere" }), "nowhere"),
+        ("vlan", json!({ "master": "nowhere", "vlanId": 5 }), "nowhere"),
+        ("bridge", json!({ "bridge": "lo" }), "not a bridge"),
+    ] {
+        assert_refused(&format!("{plugin} {keys}"), &status(plugin, &keys), 50, &[word]);
+    }
+    // What only an ADD knows, or makes.
+    for (plugin, keys) in [
+        ("macvlan", json!({ "master": "lo" })),
+        ("macvlan", json!({ "master": "nowhere", "linkInContainer": true })),
+        ("ipvlan", json!({})),
+        ("bridge", json!({ "bridge": "not-yet" })),
+    ] {
+        status(plugin, &keys).success();
+    }
+}

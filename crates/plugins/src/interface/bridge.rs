@@ -259,7 +259,7 @@ impl Plugin for Bridge {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        Network::read(&request.call)?;
+        switch::status(&Network::read(&request.call)?)?;
         match Ipam::configured(&request.call, delegates)? {
             Some(ipam) => ipam.status(),
             None => Ok(()),

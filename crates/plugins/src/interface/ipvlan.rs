@@ -19,7 +19,7 @@ use serde::Deserialize;
 use crate::fingerprint::Mark;
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// The plugin.
@@ -124,7 +124,11 @@ impl Plugin for Ipvlan {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        Network::read(&request.call)?;
+        let network = Network::read(&request.call)?;
+        // Without a name it may be the interface of the plugin before, of which only an ADD hears.
+        if network.master.is_some() {
+            parent::status(network.master.as_deref(), network.parent_in)?;
+        }
         single::status(&request.call, delegates)
     }
 }

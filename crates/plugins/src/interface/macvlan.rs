@@ -18,7 +18,7 @@ use serde::Deserialize;
 use crate::fingerprint::Mark;
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// The plugin.
@@ -126,7 +126,8 @@ impl Plugin for Macvlan {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        Network::read(&request.call)?;
+        let network = Network::read(&request.call)?;
+        parent::status(network.master.as_deref(), network.parent_in)?;
         single::status(&request.call, delegates)
     }
 }

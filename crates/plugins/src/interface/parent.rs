@@ -124,6 +124,15 @@ impl Parent {
     }
 }
 
+/// STATUS: is there a parent? One in a container nobody can know of before the container is there.
+pub fn status(master: Option<&str>, namespace: LinkNamespace) -> Result<(), Error> {
+    if namespace == LinkNamespace::Container {
+        return Ok(());
+    }
+    let found = Netns::own().or_refused().and_then(|own| Parent::find(master, namespace, &own));
+    found.map(drop).map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
+}
+
 /// CHECK: the parent that the interface is on must be the configured one.
 pub fn inspect_parent(
     master: Option<&str>,

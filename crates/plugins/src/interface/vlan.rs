@@ -19,7 +19,7 @@ use serde::Deserialize;
 use crate::fingerprint::Mark;
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// The plugin.
@@ -99,7 +99,8 @@ impl Plugin for Vlan {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        Network::read(&request.call)?;
+        let network = Network::read(&request.call)?;
+        parent::status(Some(&network.master), network.parent_in)?;
         single::status(&request.call, delegates)
     }
 }

@@ -6,7 +6,7 @@
 
 use cni::config::Config;
 use cni::result::Interface;
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use ipnet::IpNet;
 use linux::link::create::{NewKind, NewLink, Peer};
 use linux::link::{Change, Detail, Link, mac_text};
@@ -50,13 +50,7 @@ pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Res
             host.link(name).or_refused()?
         }
     };
-    if link.kind != "bridge" {
-        return Err(Error::key(
-            "bridge",
-            format!("{name:?}"),
-            "an interface of that name exists and is not a bridge",
-        ));
-    }
+    expect_bridge(&link)?;
     if !network.vlans.is_none() && link.detail == (Detail::Bridge { vlan_filtering: Some(false) }) {
         // As upstream, nobody else's bridge is changed; but traffic would silently not be separated.
         eprintln!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
@@ -69,6 +63,24 @@ pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Res
         host.change_link(link.index, name, &change).or_refused()?;
     }
     Ok(Ensured { link, created })
+}
+
+/// The name may be another interface's.
+fn expect_bridge(link: &Link) -> Result<(), Error> {
+    match link.kind.as_str() {
+        "bridge" => Ok(()),
+        _ => {
+            let why = "an interface of that name exists and is not a bridge";
+            Err(Error::key("bridge", format!("{:?}", link.name), why))
+        }
+    }
+}
+
+/// STATUS: one that is not there is made.
+pub(super) fn status(network: &Network) -> Result<(), Error> {
+    let found = Rtnl::open().and_then(|mut host| host.find_link(&network.bridge)).or_refused()?;
+    let able = found.as_ref().map_or(Ok(()), expect_bridge);
+    able.map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
 }
 
 /// Creates the bridge; false if another ADD was faster.
