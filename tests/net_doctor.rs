@@ -125,6 +125,24 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     call("portmap", json!({ "prevResult": result, "runtimeConfig": { "portMappings": ports } }));
     call("firewall", json!({ "prevResult": result, "backend": "nftables", "ingressPolicy": "isolated" }));
     call("firewall", json!({ "prevResult": result, "backend": "iptables" }));
+    // The other backend of both.
+    let behind = host.pod("b");
+    let eth0 = |plugin: &str, keys: Value| {
+        let base = json!({ "cniVersion": "1.0.0", "name": "old", "type": plugin });
+        host.attachment(plugin, &behind, "eth0").add(&rig::with(&base, &keys)).success().json()
+    };
+    let result_of_old = eth0(
+        "bridge",
+        json!({
+            "bridge": "br1", "ipMasq": true, "ipMasqBackend": "iptables",
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.2.0.0/24" }]] },
+        }),
+    );
+    let ports = json!([{ "hostPort": 8081, "containerPort": 80, "protocol": "tcp" }]);
+    eth0(
+        "portmap",
+        json!({ "backend": "iptables", "prevResult": result_of_old, "runtimeConfig": { "portMappings": ports } }),
+    );
     let card = leave_devices(&host);
 
     let found = orphans(&host);
@@ -141,12 +159,15 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
         "element of bridge weft_firewall",
         "iptables -A CNI-FORWARD -s 10.1.0.2/32",
         "iptables -A CNI-FORWARD -s fd01::2/128",
+        "iptables -A CNI-HOSTPORT-DNAT -p tcp",
+        "iptables -A POSTROUTING -s 10.2.0.2/32",
     ] {
         assert!(found.iter().any(|found| found.starts_with(what)), "{what}: {found:#?}");
     }
     // The runtime's own memory is enough, also where a comment has not all of the network's name.
     host.run(["mkdir", "-p", "/var/lib/cni/results"]);
     host.write(format!("/var/lib/cni/results/{network}-{}-eth0", pod.container_id()), "{}");
+    host.write(format!("/var/lib/cni/results/old-{}-eth0", behind.container_id()), "{}");
     assert_eq!(orphans(&host), ["link net1", "link net8"]);
     host.write("/var/lib/cni/results/lan-c9-net1", "{}");
     host.write(format!("/var/lib/cni/results/lan-{card}-net8"), "{}");

@@ -13,6 +13,7 @@ use linux::{Netns, Rtnl};
 use serde::Serialize;
 
 use crate::chained::firewall::iptables as firewall;
+use crate::chained::portmap::iptables as portmap;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
 use crate::interface::host_device;
@@ -86,19 +87,33 @@ fn filter_marks() -> Result<Vec<Marked>, Error> {
     Ok(marked)
 }
 
-/// The rules of iptables that `firewall` made, in the calling thread's namespace; none where iptables cannot be run.
+/// The rules of iptables that `firewall`, `portmap` and `ipMasq` made, in the calling thread's namespace; none where iptables
+/// cannot be run.
 fn rule_marks() -> Vec<Marked> {
     let mut marked = Vec::new();
-    for family in iptables::Family::ALL {
-        if !iptables::has_chain(family, firewall::TABLE, firewall::PRIVATE) {
-            continue;
+    for (table, chain) in [(firewall::TABLE, firewall::PRIVATE), (portmap::TABLE, "POSTROUTING")] {
+        for family in iptables::Family::ALL {
+            if iptables::has_chain(family, table, chain)
+                && let Ok(saved) = family.save(table)
+            {
+                let own = saved.lines().filter_map(|rule| Some((rule, mark_of(rule)?)));
+                marked.extend(own.map(|(rule, mark)| Marked { on: format!("iptables {rule}"), mark }));
+            }
         }
-        let Ok(saved) = family.save(firewall::TABLE) else { continue };
-        let own = saved.lines().filter_map(|line| Some((line, firewall::comment_of(line)?)));
-        marked
-            .extend(own.map(|(rule, mark)| Marked { on: format!("iptables {rule}"), mark: mark.to_owned() }));
     }
     marked
+}
+
+/// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.
+fn mark_of(rule: &str) -> Option<String> {
+    if let Some(mark) = firewall::comment_of(rule) {
+        return Some(mark.to_owned());
+    }
+    let kinds = [("portmap", portmap::COMMENT), ("ipMasq", "")];
+    let named = |(kind, word)| iptables::named(rule, word).map(|named| (kind, named));
+    let (plugin, (network, container)) = kinds.into_iter().find_map(named)?;
+    let (network, container, ifname) = (network.to_owned(), container.to_owned(), String::new());
+    Some(Mark { plugin: plugin.to_owned(), network, container, ifname }.text(usize::MAX))
 }
 
 /// Looks around in a namespace.

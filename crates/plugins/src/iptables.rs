@@ -241,6 +241,13 @@ fn first_word(text: &str) -> &str {
     text.split(' ').next().unwrap_or_default()
 }
 
+/// Network and container of a rule whose comment says them, after `word`, as the reference plugins write it.
+pub fn named<'a>(rule: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
+    let (_, said) = rule.split_once(&format!("--comment \"{word}name: \\\""))?;
+    let (network, rest) = said.split_once("\\\" id: \\\"")?;
+    Some((network, rest.split_once("\\\"")?.0))
+}
+
 /// The chain that a rule is in.
 pub fn chain_of(rule: &str) -> Option<&str> {
     rule.strip_prefix("-A ").map(first_word)
@@ -286,6 +293,18 @@ mod tests {
         // Go: utils.MustFormatChainNameWithPrefix("test", "1234", "") and "DN-".
         assert_eq!(chain_name("", &mark), "CNI-2bbe0c48b91a7d1b8a6753a8");
         assert_eq!(chain_name("DN-", &mark), "CNI-DN-2bbe0c48b91a7d1b8a675");
+    }
+
+    #[test]
+    fn a_comment_names_network_and_container() {
+        let rule = |word: &str| {
+            let comment = comment(&format!("{word}name: \"net\" id: \"1234\""));
+            format!("-A POSTROUTING -s 10.1.0.5/32 {comment} -j CNI-2bbe0c48b91a7d1b8a6753a8")
+        };
+        assert_eq!(named(&rule(""), ""), Some(("net", "1234")));
+        assert_eq!(named(&rule("dnat "), "dnat "), Some(("net", "1234")));
+        assert_eq!((named(&rule("dnat "), ""), named(&rule(""), "dnat ")), (None, None));
+        assert_eq!(named("-A POSTROUTING -j CNI-HOSTPORT-MASQ", ""), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
 
 mod conditions;
-mod iptables;
+pub(crate) mod iptables;
 mod nftables;
 mod reference;
 mod settings;

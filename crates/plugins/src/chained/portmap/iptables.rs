@@ -23,7 +23,9 @@ use super::settings::{Mapping, Marking, Masquerade};
 use crate::fingerprint::Mark;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
 
-const TABLE: &str = "nat";
+pub(crate) const TABLE: &str = "nat";
+/// How the comment of a container's rule begins.
+pub(crate) const COMMENT: &str = "dnat ";
 const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
 const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
 const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
@@ -149,7 +151,7 @@ impl Forwarding<'_> {
     /// The jumps to the container's chain, each for as many ports as a rule takes.
     fn entrances(&self, chain: &str, family: Family) -> Vec<String> {
         let Forwarding { mark, mappings, masquerade: _, marking: _, conditions } = self;
-        let comment = comment(&format!("dnat name: \"{}\" id: \"{}\"", mark.network, mark.container));
+        let comment = comment(&format!("{COMMENT}name: \"{}\" id: \"{}\"", mark.network, mark.container));
         let mut conditions = conditions[usize::from(family == Family::V6)]
             .iter()
             .map(|word| quoted(word))
@@ -245,8 +247,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>
 /// The chain to which a rule of this network leads, if none of the valid containers is its.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     chain_of(line).filter(|chain| *chain == ENTRANCE)?;
-    let comment = line.split_once(&format!("\"dnat name: \\\"{network}\\\" id: \\\""))?.1;
-    let container = comment.split_once("\\\"")?.0;
+    let (_, container) = iptables::named(line, COMMENT).filter(|(named, _)| *named == network)?;
     let target = line.rsplit(' ').next().filter(|target| target.starts_with("CNI-DN-"))?;
     valid.iter().all(|valid| valid.container_id != container).then_some(target)
 }

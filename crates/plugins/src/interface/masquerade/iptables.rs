@@ -108,8 +108,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
 /// The comment is the reference plugins': `name: "NETWORK" id: "CONTAINER"`.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     let chain = chain_of(line).filter(|chain| chain.starts_with(PREFIX))?;
-    let comment = line.split_once(&format!("\"name: \\\"{network}\\\" id: \\\""))?.1;
-    let container = comment.split_once("\\\"")?.0;
+    let (_, container) = iptables::named(line, "").filter(|(named, _)| *named == network)?;
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
