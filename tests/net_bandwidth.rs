@@ -273,6 +273,29 @@ fn two_interfaces_of_one_container_have_an_ifb_each() {
 }
 
 #[test]
+fn an_ifb_without_a_mark_is_the_interfaces_that_leads_to_it() {
+    let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
+    let world = world(&host);
+    let mut second = host.attachment("bridge", &world.pod, "eth1");
+    let previous = second.add(&bridge()).success().json();
+    second.plugin = "bandwidth".to_owned();
+    let one = world.config(&both());
+    let two = with(&one, &json!({ "prevResult": previous }));
+    // As the reference plugin makes it.
+    let made = world.bandwidth.add(&one).success().json();
+    let name = made["interfaces"][3]["name"].as_str().unwrap().to_owned();
+    host.run(["ip", "link", "set", &name, "alias", ""]);
+    let index = rig::link(&host, &name).unwrap()["ifindex"].clone();
+    second.del(&two).success();
+    second.add(&two).success();
+    second.del(&two).success();
+    assert_eq!(rig::link(&host, &name).map(|link| link["ifindex"].clone()), Some(index));
+    world.bandwidth.check(&with(&one, &json!({ "prevResult": made }))).success();
+    world.bandwidth.del(&one).success();
+    assert_eq!(rig::link(&host, &name), None);
+}
+
+#[test]
 fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);

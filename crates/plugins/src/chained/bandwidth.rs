@@ -73,7 +73,7 @@ impl Plugin for Bandwidth {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let mark = Mark::of(NAME, &request.call.config, &request.who);
         let mut host = Rtnl::open().or_refused()?;
-        match shaper::find_ifb(&mut host, &mark)? {
+        match shaper::find_ifb(&mut host, &mark, &|| known_end(request))? {
             None => Ok(()),
             Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
         }
@@ -96,6 +96,14 @@ impl Plugin for Bandwidth {
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         Limits::read(&request.call.config).map(|_| ())
     }
+}
+
+/// The host's end of the container's interface, by index, as far as the namespace can say: 0 if there is no interface.
+fn known_end(request: &Detach) -> Result<Option<u32>, Error> {
+    let found = request.netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten();
+    let Some(netns) = found else { return Ok(None) };
+    let link = netns.rtnl().and_then(|mut net| net.find_link(request.who.ifname.as_str())).or_refused()?;
+    Ok(Some(link.and_then(|link| link.link).unwrap_or(0)))
 }
 
 /// The host's end of the container's interface: it must be the other end of the pair, and prevResult must name

@@ -94,7 +94,9 @@ fn unregister(hands: &Delegates, entry: &Entry, delegates: &[Delegate]) -> Resul
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
     for one in own.iter().filter(|one| one.has_ifb) {
-        outside.extend(find_ifb(&mut host, &one.mark(bandwidth::NAME))?.map(|ifb| ifb.index));
+        // Of one without a mark its plugin decides.
+        let ifb = find_ifb(&mut host, &one.mark(bandwidth::NAME), &|| Ok(Some(0)))?;
+        outside.extend(ifb.map(|ifb| ifb.index));
     }
     let by_host_end = !outside.is_empty();
     let mut names = Vec::new();

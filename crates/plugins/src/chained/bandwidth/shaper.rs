@@ -42,12 +42,16 @@ fn names(mark: &Mark) -> [String; 2] {
     [hex(PREFIX, NAME_LENGTH, &frozen), hashed(PREFIX, NAME_LENGTH, &[network, container, ifname])]
 }
 
-/// The ifb of an attachment, if there is one.
-pub fn find_ifb(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error> {
+/// The ifb of an attachment, if there is one; `end` is the host's end of its interface, by index, if that is known.
+pub fn find_ifb(
+    host: &mut Rtnl,
+    mark: &Mark,
+    end: &dyn Fn() -> Result<Option<u32>, Error>,
+) -> Result<Option<Link>, Error> {
     let alias = mark.text(ALIAS_MAX);
     for name in names(mark) {
         if let Some(link) = host.find_link(&name).or_refused()?
-            && is_own(&link, &alias)
+            && is_own(host, &link, &alias, end)?
         {
             return Ok(Some(link));
         }
@@ -55,9 +59,24 @@ pub fn find_ifb(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error> {
     Ok(None)
 }
 
-/// One without a mark was made by the reference plugin, or by a call that was killed before it could say so.
-fn is_own(link: &Link, alias: &str) -> bool {
-    link.kind == "ifb" && (link.alias == alias || link.alias.is_empty())
+/// One without a mark was made by the reference plugin, or by a call that was killed before it could say so; for another
+/// interface of the container, if something else than this one's end leads to it.
+fn is_own(
+    host: &mut Rtnl,
+    ifb: &Link,
+    alias: &str,
+    end: &dyn Fn() -> Result<Option<u32>, Error>,
+) -> Result<bool, Error> {
+    if ifb.kind != "ifb" || !ifb.alias.is_empty() {
+        return Ok(ifb.kind == "ifb" && ifb.alias == alias);
+    }
+    let Some(end) = end()? else { return Ok(true) };
+    for link in host.links().or_refused()?.iter().filter(|link| link.index != end) {
+        if host.redirections(link.index, &link.name).or_refused()?.contains(&ifb.index) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 // === impl Shaper ===
@@ -82,10 +101,10 @@ impl Shaper<'_> {
 
     fn apply_egress(&self, host: &mut Rtnl, limit: &Limit, undo: &mut Undo<'_>) -> Result<Link, Error> {
         let Shaper { end, mark, limits } = self;
-        let owner = (*mark).clone();
+        let (owner, index) = ((*mark).clone(), end.index);
         undo.push(move || {
             let Ok(mut host) = Rtnl::open() else { return };
-            if let Ok(Some(ifb)) = find_ifb(&mut host, &owner) {
+            if let Ok(Some(ifb)) = find_ifb(&mut host, &owner, &|| Ok(Some(index))) {
                 let _ = host.delete_link(ifb.index, &ifb.name);
             }
         });
@@ -115,7 +134,9 @@ impl Shaper<'_> {
                 made => return made.and_then(|()| host.link(&name)).or_refused(),
             }
             // Of an ADD that was killed: made anew, since nobody knows how far it came.
-            if let Some(left) = host.find_link(&name).or_refused()?.filter(|link| is_own(link, &alias)) {
+            if let Some(left) = host.find_link(&name).or_refused()?
+                && is_own(host, &left, &alias, &|| Ok(Some(self.end.index)))?
+            {
                 linux::error::absent_is_fine(host.delete_link(left.index, &name)).or_refused()?;
                 return host.add_link(&ifb).and_then(|()| host.link(&name)).or_refused();
             }
@@ -149,7 +170,7 @@ impl Shaper<'_> {
             compare(host, end, &limit.bucket(end.mtu), &limits.scope)?;
         }
         let Some(limit) = &limits.egress else { return Ok(()) };
-        let Some(ifb) = find_ifb(host, mark)? else {
+        let Some(ifb) = find_ifb(host, mark, &|| Ok(Some(end.index)))? else {
             return Err(Error::internal(format!("link {} is missing", names(mark)[0])));
         };
         if !ifb.up {
