@@ -19,6 +19,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cni::invocation::Attachment;
 use cni::{Error, fold};
@@ -29,6 +30,9 @@ use crate::file;
 
 /// Largest backup read, in bytes.
 const FILE_MAX: u64 = 1 << 20;
+
+/// How old a file is whose writer was killed: writing one takes a moment.
+const ABANDONED: Duration = Duration::from_secs(600);
 
 /// Original values; what was not changed is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +99,12 @@ pub struct BackupFile {
     path: PathBuf,
 }
 
+/// Has nobody written to it for so long that its writer must be gone?
+fn is_abandoned(path: &Path) -> bool {
+    let age = path.symlink_metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
+    matches!(age, Ok(Ok(age)) if age > ABANDONED)
+}
+
 /// How the file was before it was written: to be put back if the change fails.
 #[derive(Debug)]
 #[must_use]
@@ -114,7 +124,8 @@ impl BackupFile {
         BackupFile::of(directory, who.container.as_str(), who.ifname.as_str())
     }
 
-    /// Every backup in the directory, whoever's; none if there is no directory.
+    /// Every backup in the directory, whoever's; none if there is no directory. What writers that were killed have left
+    /// goes.
     pub fn all(directory: &Path) -> Result<Vec<BackupFile>, Error> {
         let failed =
             |error: io::Error| refused(&linux::Error::io(format!("list {}", directory.display()), &error));
@@ -125,8 +136,12 @@ impl BackupFile {
         let mut all = Vec::new();
         for entry in entries {
             let path = entry.map_err(failed)?.path();
-            if path.extension().is_some_and(|extension| extension == "json") {
+            let name = path.to_string_lossy();
+            if name.ends_with(".json") {
                 all.push(BackupFile { path });
+            } else if name.ends_with(".json.new") && is_abandoned(&path) {
+                // The next GC tries again.
+                let _ = fs::remove_file(path);
             }
         }
         Ok(all)
@@ -254,6 +269,22 @@ mod tests {
         }
         assert_eq!(BackupFile::all(&directory).unwrap(), [file]);
         assert_eq!(BackupFile::all(Path::new("/no/such")).unwrap(), []);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn what_a_writer_that_was_killed_has_left_goes_once_it_is_old() {
+        let directory = scratch("killed");
+        fs::create_dir_all(&directory).unwrap();
+        for (name, age) in [(".old_eth0.json.new", 3600), (".young_eth0.json.new", 0), ("notes", 3600)] {
+            let file = File::create(directory.join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).unwrap();
+        }
+        assert_eq!(BackupFile::all(&directory).unwrap(), []);
+        let mut left: Vec<_> =
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".young_eth0.json.new", "notes"]);
         fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -214,14 +214,14 @@ fn refuse_duplicates(call: &Call) -> Result<(), Error> {
     let Some(raw) = whole.get("sysctl").filter(|raw| raw.get() != "null") else { return Ok(()) };
     // Anything but an object the decoder names better.
     let Ok(sysctl) = Object::parse(raw.get().as_bytes(), "sysctl") else { return Ok(()) };
-    let mut seen = Vec::new();
-    for (key, value) in sysctl.iter() {
-        if seen.contains(&key) {
-            return Err(Error::key(format!("sysctl.{key}"), value.get(), "the key is there twice"));
+    let mut entries: Vec<_> = sysctl.iter().collect();
+    entries.sort_by(|one, other| one.0.cmp(other.0));
+    match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some([_, (key, value)]) => {
+            Err(Error::key(format!("sysctl.{key}"), value.get(), "the key is there twice"))
         }
-        seen.push(key);
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

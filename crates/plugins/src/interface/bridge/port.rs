@@ -43,13 +43,12 @@ impl Vlans {
             return Err(Error::key("vlan", vlan, format!("not within 0..={VLAN_MAX}, bridge {bridge}")));
         }
         let trunk_written = trunk.is_some();
-        let mut ids = Vec::new();
+        let mut has = [false; VLAN_MAX as usize + 1];
         for (index, entry) in trunk.unwrap_or_default().into_iter().enumerate() {
-            ids.extend(entry.ids(index)?);
+            entry.mark(index, &mut has)?;
         }
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(Vlans { access: (vlan != 0).then_some(vlan), trunk: ids, preserve_default, trunk_written })
+        let trunk = (1..=VLAN_MAX).filter(|id| has[usize::from(*id)]).collect();
+        Ok(Vlans { access: (vlan != 0).then_some(vlan), trunk, preserve_default, trunk_written })
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -120,11 +119,11 @@ impl Vlans {
 }
 
 impl Trunk {
-    /// The ids of one entry: a range, a single one, or both.
-    fn ids(self, index: usize) -> Result<Vec<u16>, Error> {
+    /// Marks the ids of one entry: a range, a single one, or both.
+    fn mark(self, index: usize, has: &mut [bool]) -> Result<(), Error> {
         let Trunk { min_id, max_id, id } = self;
         let legal = |key: &str, value: i64| {
-            let within = u16::try_from(value).ok().filter(|id| (1..=VLAN_MAX).contains(id));
+            let within = usize::try_from(value).ok().filter(|id| (1..=usize::from(VLAN_MAX)).contains(id));
             within.ok_or_else(|| {
                 Error::key(format!("vlanTrunk[{index}].{key}"), value, format!("not within 1..={VLAN_MAX}"))
             })
@@ -132,8 +131,8 @@ impl Trunk {
         let missing = |key: &str, other: &str| {
             Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("needed beside {other}"))
         };
-        let mut ids = match (min_id, max_id) {
-            (None, None) => Vec::new(),
+        match (min_id, max_id) {
+            (None, None) => {}
             (Some(_), None) => return Err(missing("maxID", "minID")),
             (None, Some(_)) => return Err(missing("minID", "maxID")),
             (Some(min), Some(max)) => {
@@ -145,13 +144,13 @@ impl Trunk {
                         format!("greater than maxID {max}"),
                     ));
                 }
-                (min..=max).collect()
+                has[min..=max].fill(true);
             }
-        };
-        if let Some(id) = id {
-            ids.push(legal("id", id)?);
         }
-        Ok(ids)
+        if let Some(id) = id {
+            has[legal("id", id)?] = true;
+        }
+        Ok(())
     }
 }
 
