@@ -285,7 +285,7 @@ fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
 
 #[test]
 fn portmap_can_be_killed_at_any_step() {
-    let host = host!(Feature::Veth, Feature::NftFib, Feature::NftMasquerade);
+    let host = host!(Feature::Veth, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
@@ -304,9 +304,12 @@ fn portmap_can_be_killed_at_any_step() {
             { "hostPort": 5353, "containerPort": 53, "protocol": "udp" },
         ] },
     });
-    let walk = || Walk::new(&host, &pod, host.attachment("portmap", &pod, "eth0"), config.clone());
-    let (add, del) = (walk().add(), walk().del());
-    assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
+    for backend in ["nftables", "iptables"] {
+        let config = with(&config, &json!({ "backend": backend }));
+        let walk = || Walk::new(&host, &pod, host.attachment("portmap", &pod, "eth0"), config.clone());
+        let (add, del) = (walk().add(), walk().del());
+        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: are they all seen?");
+    }
 }
 
 #[test]
@@ -324,9 +327,12 @@ fn firewall_can_be_killed_at_any_step() {
             "ips": [{ "address": "10.1.2.3/24", "interface": 2 }, { "address": "fd01::3/64", "interface": 2 }],
         },
     });
-    let walk = || Walk::new(&host, &pod, host.attachment("firewall", &pod, "eth0"), config.clone());
-    let (add, del) = (walk().add(), walk().del());
-    assert!(add > 4 && del > 4, "only {add} and {del} steps: are they all seen?");
+    for backend in ["nftables", "iptables"] {
+        let config = with(&config, &json!({ "backend": backend }));
+        let walk = || Walk::new(&host, &pod, host.attachment("firewall", &pod, "eth0"), config.clone());
+        let (add, del) = (walk().add(), walk().del());
+        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: are they all seen?");
+    }
 }
 
 /// A program of iptables that goes on by itself would make what the DEL has looked for already.
