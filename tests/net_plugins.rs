@@ -678,7 +678,7 @@ fn the_table_has_the_features_it_needs() {
 
 #[test]
 fn s33_status_says_no_where_every_add_must_fail() {
-    let host = host!();
+    let host = testkit::host!();
     rig::install(&host);
     let pod = host.pod("a");
     let status = |plugin: &str, keys: &Value| {

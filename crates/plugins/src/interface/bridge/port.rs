@@ -202,3 +202,21 @@ pub(super) fn await_forwarding(
         sleep(FORWARDING_POLL);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trunk_is_in_order_without_repetition_and_read_once_however_long() {
+        let started = Instant::now();
+        let entry = |min, max, id| Trunk { min_id: min, max_id: max, id };
+        let mut trunk = vec![entry(Some(7), Some(9), Some(2)), entry(None, None, Some(8))];
+        let ids = |trunk| Vlans::check("br0", 0, Some(trunk), false).map(|vlans| vlans.trunk);
+        assert_eq!(ids(trunk).unwrap(), [2, 7, 8, 9]);
+        // As many as a configuration has room for.
+        trunk = (0..35_000).map(|_| entry(Some(1), Some(4094), None)).collect();
+        assert_eq!(ids(trunk).unwrap().len(), 4094);
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+}

@@ -141,3 +141,13 @@ fn a_key_from_a_backup_leads_nowhere_but_below_net() {
         assert!(restorable(bad).is_none(), "{bad:?}");
     }
 }
+
+#[test]
+fn a_key_that_is_there_twice_is_found_among_many() {
+    let started = std::time::Instant::now();
+    let mut many: Vec<String> = (0..80_000).map(|at| format!("\"{at}\":\"\"")).collect();
+    many.push("\"7\":\"other\"".to_owned());
+    let error = sysctls(&format!("\"sysctl\":{{{}}}}}", many.join(","))).unwrap_err();
+    assert_eq!(error.msg, "sysctl.7: \"other\": the key is there twice");
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+}
