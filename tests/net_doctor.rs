@@ -3,7 +3,7 @@
 #![cfg(test)]
 
 use serde_json::{Value, json};
-use testkit::{Feature, Finished, Host, host, workspace};
+use testkit::{Feature, Finished, Host, Pod, host, workspace};
 
 const SANDBOX: &str = "my-namespace_my-pod";
 
@@ -92,6 +92,28 @@ fn leave_devices(host: &Host) -> String {
     card.container_id()
 }
 
+/// A pod whose address and port are iptables' matter.
+fn behind_iptables(host: &Host) -> Pod {
+    let behind = host.pod("b");
+    let eth0 = |plugin: &str, keys: Value| {
+        let base = json!({ "cniVersion": "1.0.0", "name": "old", "type": plugin });
+        host.attachment(plugin, &behind, "eth0").add(&rig::with(&base, &keys)).success().json()
+    };
+    let result = eth0(
+        "bridge",
+        json!({
+            "bridge": "br1", "ipMasq": true, "ipMasqBackend": "iptables",
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.2.0.0/24" }]] },
+        }),
+    );
+    let ports = json!([{ "hostPort": 8081, "containerPort": 80, "protocol": "tcp" }]);
+    eth0(
+        "portmap",
+        json!({ "backend": "iptables", "prevResult": result, "runtimeConfig": { "portMappings": ports } }),
+    );
+    behind
+}
+
 #[test]
 fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container() {
     let host = host!(
@@ -125,24 +147,7 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     call("portmap", json!({ "prevResult": result, "runtimeConfig": { "portMappings": ports } }));
     call("firewall", json!({ "prevResult": result, "backend": "nftables", "ingressPolicy": "isolated" }));
     call("firewall", json!({ "prevResult": result, "backend": "iptables" }));
-    // The other backend of both.
-    let behind = host.pod("b");
-    let eth0 = |plugin: &str, keys: Value| {
-        let base = json!({ "cniVersion": "1.0.0", "name": "old", "type": plugin });
-        host.attachment(plugin, &behind, "eth0").add(&rig::with(&base, &keys)).success().json()
-    };
-    let result_of_old = eth0(
-        "bridge",
-        json!({
-            "bridge": "br1", "ipMasq": true, "ipMasqBackend": "iptables",
-            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.2.0.0/24" }]] },
-        }),
-    );
-    let ports = json!([{ "hostPort": 8081, "containerPort": 80, "protocol": "tcp" }]);
-    eth0(
-        "portmap",
-        json!({ "backend": "iptables", "prevResult": result_of_old, "runtimeConfig": { "portMappings": ports } }),
-    );
+    let behind = behind_iptables(&host);
     let card = leave_devices(&host);
 
     let found = orphans(&host);
