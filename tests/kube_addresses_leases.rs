@@ -176,6 +176,46 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
 }
 
 #[test]
+fn a_pool_that_is_made_anew_is_cut_in_one_way() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.79.0.0/26", 4);
+    let conf = |node| network(node, &json!({ "range": "10.79.0.0/26", "quarantine": 0 }));
+    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf(0)));
+    nodes.attachment(&sandbox, "c0").del(&conf(0)).success();
+    // As the refusal of an edited one advises.
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
+    nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
+    pool(&nodes, "10.79.0.0/26", 3);
+    nodes.machine.wait("agent-0", "finds what it lost", || {
+        nodes.log(0).contains("not this node's any more").then_some(())
+    });
+    assert_eq!(all_of(&nodes, &sandbox, "theirs", &conf(1)).len(), 62);
+    let refused = nodes.attachment(&sandbox, "c1").add(&conf(0));
+    assert_refused("all is theirs", &refused, 11, &["pool 10.79.0.0-26", "no address is free"]);
+}
+
+#[test]
+fn nodes_that_first_use_a_pool_at_one_moment_are_all_served() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    for third in 0..4 {
+        let range = format!("10.80.{third}.0/26");
+        pool(&nodes, &range, 3);
+        let add = |node: usize| {
+            let conf = network(node, &json!({ "range": range, "quarantine": 0 }));
+            given(nodes.attachment(&sandbox, &format!("c{node}-{third}")).add(&conf))[0].clone()
+        };
+        let (one, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| add(1));
+            (add(0), other.join().expect("the other"))
+        });
+        assert_ne!(one, other);
+    }
+    assert_right(&nodes, &[]);
+}
+
+#[test]
 fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");

@@ -78,6 +78,11 @@ async fn take_again<R: Registry>(
     known: &Known,
     supply: &mut Supply,
 ) -> Result<(), Refusal> {
+    let is_single = known.net.prefix_len() == known.net.max_prefix_len();
+    // The pool may have been cut otherwise since.
+    if !is_single && counter.grid.block_of(known.net.addr()) != Some(known.net) {
+        return Ok(());
+    }
     let Holder { node, ledger, .. } = counter.holder.clone();
     let holder = Holder { node, ledger, ..Holder::default() };
     let made = match counter.registry.create(known.net, &holder).await {

@@ -11,6 +11,7 @@
 //! leased of a pool that was deleted decides how it is cut anew. Two pools that have addresses in common are one, the one that was cut
 //! first: each says that it begins and looks then, so of two at least one sees the other.
 
+use std::fmt;
 use std::time::Duration;
 
 use ipam::Grid;
@@ -42,45 +43,32 @@ pub(crate) struct Pool {
     pub(crate) exclude: Vec<IpNet>,
 }
 
+/// Why a pool cannot be used, each in one sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// The API did not say: it may be as it was.
+    Unknown(String),
+    /// Somebody else changed it in the meantime.
+    Changed(String),
+    /// The API's refusal, or what is wrong with the object.
+    Refused(String),
+}
+
 /// The pool that is wanted; made if it is not there and need not be.
 ///
 /// # Errors
-/// One sentence: the API's, or what is wrong with the object.
-pub(crate) async fn resolve(client: &Client, wanted: &PoolName) -> Result<Pool, String> {
+/// [`Unusable`]; others that change it at the same moment are waited for.
+pub(crate) async fn resolve(client: &Client, wanted: &PoolName) -> Result<Pool, Unusable> {
     let asking = Asking { client, pools: Api::all(client.clone()), wanted };
-    if let Some(found) = asking.done(asking.pools.get_opt(&wanted.name).await)? {
-        return asking.usable(found).await;
-    }
-    if wanted.given {
-        return Err(format!("pool {} is not there: make an IPPool of that name", wanted.name));
-    }
-    let others = asking.done(asking.pools.list(&ListParams::default()).await)?.items;
-    let same = |pool: &&PoolObject| pool.spec.network_name == wanted.network;
-    let ranges = others.iter().filter(same).filter_map(|pool| Some((pool, range(pool)?)));
-    if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
-        return asking.usable(around.clone()).await;
-    }
-    let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
-    let mut pool = PoolObject {
-        types: kind_of::<PoolObject>(),
-        metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
-        spec: PoolSpec {
-            range: wanted.range.to_string(),
-            block_bits: Some(asking.bits(&wanted.name, wanted.range).await?),
-            network_name: wanted.network.clone(),
-            exclude: inside.map(|(_, range)| range.to_string()).collect(),
-        },
-        status: None,
-    };
-    pool.set_cut(Cut::Begun);
-    match asking.pools.create(&PostParams::default(), &pool).await {
-        Ok(made) => asking.cut(made, Made::Now).await,
-        Err(kube::Error::Api(status)) if status.code == 409 => {
-            let found = asking.done(asking.pools.get(&wanted.name).await)?;
-            asking.usable(found).await
+    let mut found = asking.resolve().await;
+    for _ in 0..LOOKS {
+        if !matches!(found, Err(Unusable::Changed(_))) {
+            break;
         }
-        Err(error) => Err(asking.failed(&error)),
+        sleep(LOOK).await;
+        found = asking.resolve().await;
     }
+    found
 }
 
 /// Whose a pool is that turns out not to be usable.
@@ -99,17 +87,71 @@ struct Asking<'a> {
     wanted: &'a PoolName,
 }
 
+impl From<String> for Unusable {
+    fn from(why: String) -> Unusable {
+        Unusable::Refused(why)
+    }
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Unusable::Unknown(why) | Unusable::Changed(why) | Unusable::Refused(why)) = self;
+        f.write_str(why)
+    }
+}
+
 impl Asking<'_> {
-    fn failed(&self, error: &kube::Error) -> String {
-        format!("pool {}: {}", self.wanted.name, unanswered::said(error))
+    async fn resolve(&self) -> Result<Pool, Unusable> {
+        let (asking, wanted) = (self, self.wanted);
+        if let Some(found) = asking.done(asking.pools.get_opt(&wanted.name).await)? {
+            return asking.usable(found).await;
+        }
+        if wanted.given {
+            return Err(format!("pool {} is not there: make an IPPool of that name", wanted.name).into());
+        }
+        let others = asking.done(asking.pools.list(&ListParams::default()).await)?.items;
+        let same = |pool: &&PoolObject| pool.spec.network_name == wanted.network;
+        let ranges = others.iter().filter(same).filter_map(|pool| Some((pool, range(pool)?)));
+        if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
+            return asking.usable(around.clone()).await;
+        }
+        let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
+        let mut pool = PoolObject {
+            types: kind_of::<PoolObject>(),
+            metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
+            spec: PoolSpec {
+                range: wanted.range.to_string(),
+                block_bits: Some(asking.bits(&wanted.name, wanted.range).await?),
+                network_name: wanted.network.clone(),
+                exclude: inside.map(|(_, range)| range.to_string()).collect(),
+            },
+            status: None,
+        };
+        pool.set_cut(Cut::Begun);
+        match asking.pools.create(&PostParams::default(), &pool).await {
+            Ok(made) => asking.cut(made, Made::Now).await,
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let found = asking.done(asking.pools.get(&wanted.name).await)?;
+                asking.usable(found).await
+            }
+            Err(error) => Err(asking.failed(&error)),
+        }
+    }
+    fn failed(&self, error: &kube::Error) -> Unusable {
+        let why = format!("pool {}: {}", self.wanted.name, unanswered::said(error));
+        match error {
+            kube::Error::Api(status) if status.code == 429 || status.code >= 500 => Unusable::Unknown(why),
+            kube::Error::Api(_) => Unusable::Refused(why),
+            _ => Unusable::Unknown(why),
+        }
     }
 
-    fn done<T>(&self, done: Result<T, kube::Error>) -> Result<T, String> {
+    fn done<T>(&self, done: Result<T, kube::Error>) -> Result<T, Unusable> {
         done.map_err(|error| self.failed(&error))
     }
 
     /// A pool that is there, cut if it is not yet.
-    async fn usable(&self, found: PoolObject) -> Result<Pool, String> {
+    async fn usable(&self, found: PoolObject) -> Result<Pool, Unusable> {
         let (name, space) = (name(&found), &found.spec.network_name);
         let wanted = self.wanted;
         // Who names a pool has its address space.
@@ -117,7 +159,8 @@ impl Asking<'_> {
             return Err(format!(
                 "pool {name}: spec.networkName: {space:?}: the network's network_name is {:?}",
                 wanted.network
-            ));
+            )
+            .into());
         }
         let pool = match found.cut()? {
             Cut::Done => read(&found)?,
@@ -129,14 +172,15 @@ impl Asking<'_> {
             false => Err(format!(
                 "pool {name}: spec.range: {own}: does not hold the network's range {}",
                 wanted.range
-            )),
+            )
+            .into()),
         }
     }
 
     /// Cuts a pool that nobody uses yet, or that an older release uses.
-    async fn cut(&self, mut pool: PoolObject, made: Made) -> Result<Pool, String> {
+    async fn cut(&self, mut pool: PoolObject, made: Made) -> Result<Pool, Unusable> {
         let name = name(&pool);
-        let Some(own) = range(&pool) else { return read(&pool) };
+        let Some(own) = range(&pool) else { return Ok(read(&pool)?) };
         if pool.spec.block_bits.is_none() {
             pool.spec.block_bits = Some(self.bits(&name, own).await?);
         }
@@ -148,7 +192,8 @@ impl Asking<'_> {
                  blockBits that it had, or delete that IPBlock when nobody has an address of it",
                 other.metadata.name.as_deref().unwrap_or_default(),
                 grid.size()
-            ));
+            )
+            .into());
         }
         if leased.is_empty() && pool.cut()? == Cut::No {
             pool.set_cut(Cut::Begun);
@@ -158,17 +203,23 @@ impl Asking<'_> {
         while let Some((rival, way)) = self.rival(&pool, own, leased.is_empty()).await? {
             looks -= 1;
             if way == Way::Stands || looks == 0 {
-                return Err(self.withdraw(pool, made, &rival).await);
+                return Err(self.withdraw(pool, made, &rival).await.into());
             }
             sleep(LOOK).await;
         }
         pool.set_cut(Cut::Done);
-        read(&self.replace(&pool).await?)
+        Ok(read(&self.replace(&pool).await?)?)
     }
 
-    async fn replace(&self, pool: &PoolObject) -> Result<PoolObject, String> {
+    async fn replace(&self, pool: &PoolObject) -> Result<PoolObject, Unusable> {
         let written = PoolObject { types: kind_of::<PoolObject>(), ..pool.clone() };
-        self.done(self.pools.replace(&name(pool), &PostParams::default(), &written).await)
+        match self.pools.replace(&name(pool), &PostParams::default(), &written).await {
+            // One that is gone has changed, too.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                Err(Unusable::Changed(self.failed(&kube::Error::Api(status)).to_string()))
+            }
+            other => self.done(other),
+        }
     }
 
     /// Another pool that has addresses of this one; `is_new`: nothing of this one was ever leased.
@@ -177,7 +228,7 @@ impl Asking<'_> {
         pool: &PoolObject,
         own: IpNet,
         is_new: bool,
-    ) -> Result<Option<(PoolObject, Way)>, String> {
+    ) -> Result<Option<(PoolObject, Way)>, Unusable> {
         let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
         let mut waits = None;
         for other in others {
@@ -238,7 +289,7 @@ impl Asking<'_> {
     }
 
     /// Everything that was leased of a pool.
-    async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, String> {
+    async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, Unusable> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let mut parameters =
             ListParams::default().labels(&format!("{POOL_LABEL}={}", label(pool))).limit(PAGE);
@@ -254,7 +305,7 @@ impl Asking<'_> {
     }
 
     /// The size of blocks: as of those that were leased before the pool was deleted, else by the number of nodes.
-    async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, String> {
+    async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, Unusable> {
         let leased = self.leased(pool).await?;
         if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
             return Ok(bits);

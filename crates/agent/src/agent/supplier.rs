@@ -35,7 +35,7 @@ use super::cluster::Reduced;
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
 use crate::addresses::objects::{BlockObject, NOTICE};
-use crate::addresses::pools::{self, Pool};
+use crate::addresses::pools::{self, Pool, Unusable};
 use crate::addresses::registry::{Cluster, LOOKS, of_node};
 use crate::addresses::{elsewhere, now, placed};
 
@@ -43,7 +43,7 @@ use crate::addresses::{elsewhere, now, placed};
 const SYNC_MAX: Duration = Duration::from_secs(5);
 /// How long a block that was leased ahead is kept for a need that does not come.
 const AHEAD_MAX: Duration = Duration::from_secs(600);
-/// How long it is believed that a pool is as it was.
+/// How long it is believed that a pool is as it was, by who makes nothing of it.
 const POOL_MAX: Duration = Duration::from_secs(60);
 
 /// Who supplies.
@@ -205,22 +205,25 @@ impl Supplier {
         .map(|supply| without(supply, &pool.exclude))
     }
 
+    /// The pool, as it is if something may be made of it: one that was deleted and made anew may be cut otherwise.
     async fn pool(&self, demand: &Demand, shelf: &mut Shelf) -> Result<Pool, String> {
+        let makes_nothing = matches!(demand.wish, Want::Nothing | Want::Return | Want::Room);
         if let Some((since, pool)) = &shelf.pool
+            && makes_nothing
             && since.elapsed() < POOL_MAX
         {
             return Ok(pool.clone());
         }
         let resolved = timeout(SYNC_MAX, pools::resolve(&self.client, &demand.pool)).await;
-        let resolved = resolved.unwrap_or_else(|_| Err("the API server does not answer".to_owned()));
-        match (resolved, &shelf.pool) {
+        let silent = |_| Err(Unusable::Unknown("the API server does not answer".to_owned()));
+        match (resolved.unwrap_or_else(silent), &shelf.pool) {
             (Ok(pool), _) => {
                 shelf.pool = Some((Instant::now(), pool.clone()));
                 Ok(pool)
             }
             // It was there a while ago.
-            (Err(_), Some((_, pool))) => Ok(pool.clone()),
-            (Err(why), None) => Err(why),
+            (Err(Unusable::Unknown(_)), Some((_, pool))) => Ok(pool.clone()),
+            (Err(why), _) => Err(why.to_string()),
         }
     }
 

@@ -299,7 +299,10 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
             let divider = if network_name.is_empty() { "" } else { "-" };
             let name = format!("{network_name}{divider}{}", range.to_string().replace([':', '/'], "-"));
             let wanted = PoolName { name, given: false, network: network_name.clone(), range: *range };
-            known.insert(key.clone(), pools::resolve(client, &wanted).await.map_err(Failure::new)?);
+            known.insert(
+                key.clone(),
+                pools::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
+            );
         }
         let (namespace, name) = pod.split_once('/').unwrap_or_default();
         let outcome = match census.pods.get(&(namespace.to_owned(), name.to_owned())) {
