@@ -94,8 +94,10 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     nodes.machine.wait("agent-0", "finds what it lost", || {
         nodes.log(0).contains("not this node's any more").then_some(())
     });
+    // It need not be asked for anything.
+    until("what is held in it to be its node's", || (!nodes.blocks_of(0).is_empty()).then_some(()));
     // Whoever gives the rest of the pool, all of them are others.
-    for (node, name) in [(0, "mine"), (1, "theirs")] {
+    for (node, name) in [(1, "theirs"), (0, "mine")] {
         each_once(&mut all, all_of(&nodes, &sandbox, name, &conf(node)));
     }
     assert_eq!(all.len(), 30);

@@ -4,6 +4,7 @@
 //! ```text
 //!   IPBlock of this node, with a notice ──watch──► the notice is taken away: the node is alive
 //!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni give-up: nothing new of it
+//!                                                                  something in it is held, and it is nobody's ──► leased again
 //! ```
 //!
 //! A boot is not needed for a node to lose what it has: its object is deleted while its agent is away, or a hand deletes an
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use ipam::Ledger;
 use ipam::ledger::{Block, State};
+use ipam::registry::{Fault, Holder, Registry};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -33,8 +35,8 @@ use super::cache::Cache;
 use super::cluster::ASK_MAX;
 use super::supplier::Owned;
 use super::unanswered;
-use crate::addresses::objects::{BlockObject, NOTICE, block_name};
-use crate::addresses::registry::of_node;
+use crate::addresses::objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
+use crate::addresses::registry::{Cluster, of_node};
 use crate::hands::Hands;
 
 /// How long changes are gathered.
@@ -47,10 +49,19 @@ const LONG: Duration = Duration::from_secs(300);
 /// A lease: its addresses and its name.
 type Lease = (IpNet, String);
 
+/// A lease of a ledger that has something to lose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Written {
+    ledger: String,
+    lease: Lease,
+    state: State,
+}
+
 struct Leases {
     client: Client,
     node: String,
     ledgers: PathBuf,
+    brain: Arc<Brain>,
 }
 
 /// Does so for ever: whoever is asked whether it is there answers, whatever becomes of its ledgers.
@@ -59,7 +70,7 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
         brain.supplier.was_asked().await;
     }
     let own = brain.supplier.own();
-    let leases = Leases { client, node, ledgers };
+    let leases = Leases { client, node, ledgers, brain };
     own.synced().await;
     tokio::join!(leases.answer_all(&own), leases.compare_all(&own));
 }
@@ -119,7 +130,7 @@ impl Leases {
     /// Looks for leases that the ledgers have and the cluster does not.
     async fn compare(&self, known: &BTreeSet<Lease>) -> Result<(), String> {
         let mut missing = in_ledgers(&self.ledgers);
-        missing.retain(|(_, lease)| !known.contains(lease));
+        missing.retain(|written| !known.contains(&written.lease));
         if missing.is_empty() {
             return Ok(());
         }
@@ -131,12 +142,18 @@ impl Leases {
         let of_node = found.iter().filter(|block| block.spec.node == self.node);
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
-        missing.retain(|(_, lease)| !leased.contains(lease));
+        missing.retain(|written| !leased.contains(&written.lease));
         let mut failed = Vec::new();
-        for (ledger, lease) in missing {
+        for Written { ledger, lease, state } in missing {
             // What is wrong with one ledger is nothing to the others.
-            failed
-                .extend(self.doubt(&ledger, lease).await.err().map(|why| format!("ledger {ledger}: {why}")));
+            let mut done = match state {
+                State::Active => self.doubt(&ledger, lease.clone()).await,
+                _ => Ok(()),
+            };
+            if done.is_ok() && !leased.iter().any(|(net, _)| *net == lease.0) {
+                done = self.lease_again(&ledger, &lease).await;
+            }
+            failed.extend(done.err().map(|why| format!("ledger {ledger}: {why}")));
         }
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
@@ -153,6 +170,43 @@ impl Leases {
         }
         Ok(())
     }
+
+    /// Leases a block in doubt in which something is held, if it is nobody's: the next question of its ledger finds it.
+    async fn lease_again(&self, ledger: &str, (net, lease): &Lease) -> Result<(), String> {
+        let path = self.ledgers.join(ledger).join("ledger");
+        let bytes = std::fs::read(&path).map_err(|cause| format!("read {}: {cause}", path.display()))?;
+        let written = Ledger::read(&bytes).map_err(|spoilt| format!("{}: {spoilt}", path.display()))?;
+        let is_held = |block: Block| {
+            !block.bound && block.uid == *lease && ipam::turn::is_held_in_doubt(&written, &block)
+        };
+        if !written.blocks().any(is_held) {
+            return Ok(());
+        }
+        let Some(registry) = self.pool_of(ledger, *net).await? else { return Ok(()) };
+        let (node, ledger) = (self.node.clone(), ledger.to_owned());
+        match registry.create(*net, &Holder { node, ledger, ..Holder::default() }).await {
+            Ok(_) => info!(block = %net, "something in it is held: leased again"),
+            Err(Fault::Conflict) => {}
+            Err(fault) => return Err(format!("lease {net} again: {fault}")),
+        }
+        Ok(())
+    }
+
+    /// The pool that has this block: the one that the ledger is called after, or that alone can be meant.
+    async fn pool_of(&self, ledger: &str, net: IpNet) -> Result<Option<Cluster>, String> {
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let found = timeout(ASK_MAX, pools.list(&ListParams::default())).await;
+        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
+        let found = found.map_err(|error| format!("list ippools: {}", unanswered::said(&error)))?.items;
+        let has = |pool: &&PoolObject| {
+            let grid = pool.grid().ok().flatten().filter(|_| pool.cut() == Ok(Cut::Done));
+            grid.is_some_and(|grid| grid.block_of(net.addr()) == Some(net))
+        };
+        let having: Vec<&PoolObject> = found.iter().filter(has).collect();
+        let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(ledger));
+        let pool = named.or(having.first().filter(|_| having.len() == 1));
+        Ok(pool.and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests)))
+    }
 }
 
 fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
@@ -167,18 +221,23 @@ fn is_name(name: &str) -> bool {
     bytes.iter().all(|byte| legal(*byte)) && is_word(bytes.first()) && is_word(bytes.last())
 }
 
-/// The leases from which the ledgers below a directory give, each with the name of its ledger.
-fn in_ledgers(directory: &Path) -> Vec<(String, Lease)> {
+/// The leases from which the ledgers below a directory give, and those in doubt of which something is held.
+fn in_ledgers(directory: &Path) -> Vec<Written> {
     let mut leases = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let Some(name) = entry.file_name().into_string().ok().filter(|name| is_name(name)) else { continue };
         // What cannot be read now gives nothing.
         let Ok(bytes) = std::fs::read(entry.path().join("ledger")) else { continue };
         let Ok(ledger) = Ledger::read(&bytes) else { continue };
+        let can_lose =
+            |block: &Block| block.state == State::Active || ipam::turn::is_held_in_doubt(&ledger, block);
         // Without a cluster a block's lease is its network.
-        let counts = |block: &Block| block.state == State::Active && block.uid != block.net.to_string();
-        let own = ledger.blocks().filter(counts);
-        leases.extend(own.map(|block| (name.clone(), (block.net, block.uid))));
+        let own = ledger.blocks().filter(|block| can_lose(block) && block.uid != block.net.to_string());
+        leases.extend(own.map(|block| Written {
+            ledger: name.clone(),
+            lease: (block.net, block.uid),
+            state: block.state,
+        }));
     }
     leases
 }
@@ -192,17 +251,31 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("weft-leases-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("p")).unwrap();
         let mut ledger = Ledger::new("b");
-        for (net, uid) in [("10.0.0.0/24", "u.0"), ("10.0.1.0/24", "10.0.1.0/24"), ("10.0.2.0/24", "v.1")] {
+        for (net, uid) in [
+            ("10.0.0.0/24", "u.0"),
+            ("10.0.1.0/24", "10.0.1.0/24"),
+            ("10.0.2.0/24", "v.1"),
+            ("10.0.3.0/24", "w.1"),
+        ] {
             let net: IpNet = net.parse().unwrap();
             let lease = ipam::ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
             let _ = ledger.add(&lease, 1);
         }
         let _ = ipam::confirm::doubt(&mut ledger, "v.1").unwrap();
+        let held = ledger.find("10.0.3.1".parse().unwrap()).unwrap();
+        let _ = ledger.hold(held, 1, 7);
+        let _ = ipam::confirm::doubt(&mut ledger, "w.1").unwrap();
         std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
         std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
         std::fs::write(directory.join("Old_copy/ledger"), ledger.image()).unwrap();
         let found = in_ledgers(&directory);
         std::fs::remove_dir_all(&directory).unwrap();
-        assert_eq!(found, [("p".to_owned(), ("10.0.0.0/24".parse().unwrap(), "u.0".to_owned()))]);
+        let written = |net: &str, uid: &str, state| Written {
+            ledger: "p".to_owned(),
+            lease: (net.parse().unwrap(), uid.to_owned()),
+            state,
+        };
+        let held = written("10.0.3.0/24", "w.1", State::Unconfirmed);
+        assert_eq!(found, [written("10.0.0.0/24", "u.0", State::Active), held]);
     }
 }
