@@ -292,10 +292,12 @@ impl Holder {
     }
 
     fn of(object: PodObject) -> Holder {
+        let is_over = object.is_over();
         let pod = object.reduce();
         let shown: Vec<Shown> = pod
             .annotations
             .get(NETWORK_STATUS)
+            .filter(|_| !is_over)
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
         let addresses = shown.into_iter().flat_map(|Shown { name, interface, ips }| {
@@ -304,5 +306,21 @@ impl Holder {
         });
         let addresses = addresses.collect();
         Holder { namespace: pod.namespace, name: pod.name, uid: pod.uid, node: pod.node_name, addresses }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_has_run_to_its_end_has_no_addresses_and_is_known_still() {
+        for (phase, count) in [("Running", 1), ("Pending", 1), ("Succeeded", 0), ("Failed", 0)] {
+            let shown = serde_json::json!([{ "name": "a/net", "interface": "net1", "ips": ["10.0.0.2"] }]);
+            let pod = serde_json::json!({ "metadata": { "name": "p", "namespace": "a", "uid": "u",
+                "annotations": { NETWORK_STATUS: shown.to_string() } }, "status": { "phase": phase } });
+            let holder = Holder::of(serde_json::from_value(pod).unwrap());
+            assert_eq!((holder.addresses.len(), holder.uid.as_str()), (count, "u"), "{phase}");
+        }
     }
 }

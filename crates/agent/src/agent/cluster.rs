@@ -226,6 +226,11 @@ pub(crate) trait Reduced: Resource<DynamicType = ()> {
 }
 
 impl PodObject {
+    /// Has it run to its end? Then its addresses are others'.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
     /// Does it stay bound to a node that is out of service, and is no sign that anything of it runs? It tolerates the taint, for
     /// ever as far as we look, or uses the node's own network.
     pub(crate) fn stays_out_of_service(&self) -> bool {
