@@ -647,10 +647,8 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
     assert_right(&nodes, &[]);
 }
 
-#[test]
-fn what_whereabouts_has_given_stays_with_its_pods() {
-    let nodes = nodes!(1);
-    let sandbox = nodes.machine.pod("a");
+/// What whereabouts writes its addresses in.
+fn define_whereabouts(nodes: &Nodes) {
     for (plural, kind) in [
         ("ippools", "IPPool"),
         ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
@@ -667,20 +665,29 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
         nodes.kube.apply(&definition.to_string());
     }
     nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+}
+
+#[test]
+fn what_whereabouts_has_given_stays_with_its_pods() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    define_whereabouts(&nodes);
     nodes.kube.kubectl(["create", "namespace", "blue"]);
-    for name in ["old-a", "old-b"] {
+    let pod = |name: &str| {
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "blue" },
             "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
         nodes.kube.apply(&pod.to_string());
-    }
-    let pool = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+    };
+    pod("old-a");
+    pod("old-b");
+    let old = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
         "metadata": { "name": "10.6.0.0-29", "namespace": "kube-system" },
         "spec": { "range": "10.6.0.0/29", "allocations": {
             "1": { "id": "a", "podref": "blue/old-a", "ifname": "net1" },
             "2": { "id": "b", "podref": "blue/old-b", "ifname": "net1" },
             "5": { "id": "b", "podref": "blue/old-b", "ifname": "net2" },
             "3": { "id": "c", "podref": "blue/long-gone" } } } });
-    nodes.kube.apply(&pool.to_string());
+    nodes.kube.apply(&old.to_string());
     let dry = weft(&nodes, &["import", "whereabouts"]).success().stdout;
     assert!(dry.contains("10.6.0.2") && dry.contains("nothing was changed"), "{dry}");
     assert_eq!(nodes.blocks().len(), 0);
@@ -702,6 +709,14 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     let kept: Vec<_> = told.as_array().unwrap().iter().map(kept).collect();
     let expected = [("10.6.0.1", true), ("10.6.0.2", true), ("10.6.0.3", false), ("10.6.0.5", false)];
     assert_eq!(kept, expected.map(|(address, kept)| (json!(address), json!(kept))));
+    // A pod that was made anew is the one that it is kept for.
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "old-a", "--force", "--grace-period=0"]);
+    pod("old-a");
+    assert_eq!(weft(&nodes, &["import", "whereabouts", "--apply"]).code, Some(1));
+    let uid = nodes.kube.json(["pod", "-n", "blue", "old-a"])["metadata"]["uid"].clone();
+    let blocks = nodes.blocks();
+    let object = blocks.iter().find(|block| block["spec"]["range"] == "10.6.0.1/32").expect("its address");
+    assert!(object["spec"]["owner"].as_str().unwrap().starts_with(uid.as_str().unwrap()), "{object} {uid}");
     let mut taken = BTreeSet::new();
     for at in 0..3 {
         taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));

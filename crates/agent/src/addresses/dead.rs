@@ -85,10 +85,12 @@ impl Dead {
         let mut silent = Vec::new();
         for block in census.blocks.iter().filter(|block| block.spec.node == node) {
             let Some(object) = block.object() else { continue };
-            match self.look(block, &object).await? {
-                Look::Waits => {}
-                Look::Silent => silent.push((block.spec.pool.as_str(), object)),
-                Look::Changed => {
+            match self.look(block, &object).await {
+                Ok(Look::Waits) => {}
+                Ok(Look::Silent) => silent.push((block.spec.pool.as_str(), object)),
+                // What is wrong with one block is nothing to the others.
+                Err(why) => warn!(node, why, "the node cannot be asked for it"),
+                Ok(Look::Changed) => {
                     info!(node, block = %object.net, "it seems to be gone, and its agent answers");
                     self.gone.remove(node);
                     for block in census.blocks.iter().filter(|block| block.spec.node == node) {

@@ -334,7 +334,18 @@ async fn keep(
     match registry.create(IpNet::from(*address), &holder).await {
         // One that was made before is told apart from one that is somebody else's.
         Err(Fault::Conflict) => match registry.read(IpNet::from(*address)).await? {
-            Some(other) if other.holder.claim == claim => {}
+            // Its pod may have been made anew since, and the controller keeps nothing for one that is gone.
+            Some(mut known) if known.holder.claim == claim => {
+                if known.holder.node.is_empty() && known.holder.owner != holder.owner {
+                    known.holder.owner = holder.owner;
+                    match registry.replace(&known).await {
+                        Err(Fault::Conflict) => {
+                            return Ok(Outcome::Refused("it was just changed: run it again".to_owned()));
+                        }
+                        replaced => drop(replaced?),
+                    }
+                }
+            }
             Some(other) => return Ok(Outcome::Refused(format!("it is {}", whose(&other.holder)))),
             None => return Ok(Outcome::Refused("it was just given back: run it again".to_owned())),
         },
