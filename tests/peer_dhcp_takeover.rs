@@ -252,7 +252,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         with(&config(), &json!({ "ipam": { "type": "dhcp", "daemonSocketPath": "/run/other.sock" } }));
     let hostile = [
         ("own", changed(&json!({ "netns": "/proc/self/ns/net" })), "own namespace"),
-        ("another", changed(&json!({ "netns": other.path() })), "eth0"),
+        ("another", changed(&json!({ "netns": other.path() })), "1 of containers that are gone"),
         ("mac", changed(&json!({ "result": with(&result, &mac) })), "02:00:00:00:00:99"),
         (
             "address",

@@ -70,6 +70,9 @@ fn ids(name: &str) -> Vec<String> {
     let mut words = name.split('_').peekable();
     while let Some(word) = words.next() {
         let defect = word.strip_prefix('m').is_some_and(is_number);
+        // A test may be of requirements of the protocol, too.
+        let other = ["s", "k", "l", "c", "g", "trap"].iter();
+        let other = other.filter_map(|kind| word.strip_prefix(kind)).any(is_number);
         match word {
             "npwg1" | "v11" | "v12" | "v13" | "di" => {
                 let mut id = word.to_owned();
@@ -81,6 +84,7 @@ fn ids(name: &str) -> Vec<String> {
             }
             "conflict" => ids.extend(words.next().map(|number| format!("conflict_{number}"))),
             _ if defect => ids.push(word.to_owned()),
+            _ if other => {}
             _ => break,
         }
     }

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn npwg1_4_1_2_1_3_an_invalid_annotation_takes_the_default_networks_port_from_nobody() {
+    fn an_invalid_annotation_takes_the_default_networks_port_from_nobody() {
         let rules = Rules { default_network: true, pod_subnet: "s-pod".into(), ..Rules::default() };
         let (wishes, ignored) =
             wished(&[(Annotation::Networks.key(), r#"[{"name":"a","ips":[]}]"#)], &rules).unwrap();

@@ -47,7 +47,7 @@ fn s8_the_lists_name_and_version_replace_the_plugins_own() -> Result<(), Error> 
 }
 
 #[test]
-fn npwg1_7_1_1_s9_s15_every_plugin_but_the_first_gets_the_result_before_it() -> Result<(), Error> {
+fn s9_s15_npwg1_7_1_1_every_plugin_but_the_first_gets_the_result_before_it() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two", "three"]);
     rig.prints("one", "ADD", RESULT);
     rig.prints("two", "ADD", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.6/16"}]}"#);
@@ -76,7 +76,7 @@ fn s9_a_prev_result_in_the_configuration_itself_is_not_believed() -> Result<(), 
 }
 
 #[test]
-fn npwg1_7_1_1_s11_s17_del_goes_backward_with_the_result_since_0_4_0() -> Result<(), Error> {
+fn s11_s17_npwg1_7_1_1_del_goes_backward_with_the_result_since_0_4_0() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     for (version, given) in [("0.3.1", false), ("0.4.0", true), ("1.1.0", true)] {
         let network = network(version, &["one", "two"]);

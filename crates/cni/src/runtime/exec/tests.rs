@@ -110,7 +110,7 @@ fn a_program_may_want_arguments_and_what_it_said_is_kept_beside_its_error() -> R
 }
 
 #[test]
-fn m19_l4_s20_a_plugins_own_error_is_passed_on() {
+fn l4_s20_m19_a_plugins_own_error_is_passed_on() {
     let rig = Rig::new();
     let error =
         run(&rig, r#"echo noise >&2; echo '{"code":11,"msg":"later","details":"d"}'; exit 1"#).unwrap_err();
