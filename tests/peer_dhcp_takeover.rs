@@ -226,8 +226,9 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let _again = serve(&host, 50, &IMPATIENT);
     let eth0 = by(&host, &first, "/opt/cni/bin");
     wait("it is taken over", || eth0.check(&known(0)).code == Some(0));
+    wait("it is written down", || host.read(STATE).is_some_and(|kept| kept.contains(&first.container_id())));
     let kept = host.read(STATE).unwrap();
-    assert!(kept.contains(&first.container_id()) && !kept.contains(&left) && !kept.contains(&gone), "{kept}");
+    assert!(!kept.contains(&left) && !kept.contains(&gone), "{kept}");
 }
 
 #[test]
