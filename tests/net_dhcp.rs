@@ -254,7 +254,7 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     let _other = serve(&host, 50, &HASTE);
     let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| refuse(&stranger, &ended, &refused));
+        scope.spawn(|| mislead(&stranger, (&ended, &refused), refuse));
         wait("a stranger refuses it", || refused.load(Ordering::Relaxed));
         let so_far = said(&host, "DHCPACK(br0)");
         wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
@@ -268,22 +268,30 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     wait("the other one has heard of it", || given(&host).is_empty());
 }
 
-/// Refuses everything at once.
-fn refuse(stranger: &Pod, ended: &AtomicBool, refused: &AtomicBool) {
-    let socket = stranger.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
+/// A server that answers each question with what `answers` makes of its head, until it is told to end.
+fn mislead(pod: &Pod, (ended, heard): (&AtomicBool, &AtomicBool), answers: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
+    let socket = pod.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
     let mut question = [0; 2048];
-    let until = Instant::now() + Duration::from_secs(30);
+    // A test that has failed ends it so.
+    let until = Instant::now() + Duration::from_secs(60);
     while !ended.load(Ordering::Relaxed) && Instant::now() < until {
         let Ok(length) = socket.recv(&mut question) else { continue };
-        let mut answer = question[..length.min(240)].to_vec();
-        answer[0] = 2;
-        answer[12..24].fill(0);
-        answer.extend([53, 1, 6, 54, 4, 10, 1, 0, 66, 255]);
-        socket.send_to(&answer, (Ipv4Addr::BROADCAST, 68)).expect("send");
-        refused.store(true, Ordering::Relaxed);
+        question[0] = 2;
+        for answer in answers(&question[..length.min(240)]) {
+            socket.send_to(&answer, (Ipv4Addr::BROADCAST, 68)).expect("send");
+        }
+        heard.store(true, Ordering::Relaxed);
     }
+}
+
+/// Refuses what was asked.
+fn refuse(head: &[u8]) -> Vec<Vec<u8>> {
+    let mut answer = head.to_vec();
+    answer[12..24].fill(0);
+    answer.extend([53, 1, 6, 54, 4, 10, 1, 0, 66, 255]);
+    vec![answer]
 }
 
 #[test]
@@ -478,7 +486,7 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| deceive(&evil, &ended, &heard));
+        scope.spawn(|| mislead(&evil, (&ended, &heard), deceive));
         let result = eth0.add(&config()).success().json();
         let known = with(&config(), &json!({ "prevResult": result }));
         wait("it was extended", || said(&host, "DHCPACK(br0)") >= 4);
@@ -544,42 +552,31 @@ fn a_daemon_without_descriptors_forgets_nothing_and_does_not_spin() {
     eth0.del(&known).success();
 }
 
-/// Answers every question at once, many times, and each time wrong: a right transaction and hardware address, and
-/// then nonsense.
-fn deceive(evil: &Pod, ended: &AtomicBool, heard: &AtomicBool) {
-    let socket = evil.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
-    socket.set_broadcast(true).expect("broadcast");
-    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-    let mut question = [0; 2048];
-    let until = Instant::now() + Duration::from_secs(60);
-    while !ended.load(Ordering::Relaxed) && Instant::now() < until {
-        let Ok(length) = socket.recv(&mut question) else { continue };
-        heard.store(true, Ordering::Relaxed);
-        let mut answer = question[..length.min(240)].to_vec();
-        answer[0] = 2;
-        let options: [&[u8]; 8] = [
-            // No end, no value, a length beyond the end, an overload of nothing.
-            &[53, 1, 2],
-            &[53, 1],
-            &[53, 1, 2, 54, 200, 1],
-            &[52, 1, 3, 53, 1, 2, 255],
-            // An offer without a server, of no address; an ACK that nobody asked for, without a mask.
-            &[53, 1, 2, 255],
-            &[53, 1, 5, 54, 4, 10, 1, 0, 66, 255],
-            // A refusal by somebody who was not asked, and a message of a type that there is not.
-            &[53, 1, 6, 54, 4, 10, 1, 0, 66, 255],
-            &[53, 1, 99, 255],
-        ];
-        for options in options {
-            for yours in [[0, 0, 0, 0], [127, 0, 0, 1], [255, 255, 255, 255], [10, 1, 0, 99]] {
-                answer[16..20].copy_from_slice(&yours);
-                let packet = [&answer[..], options].concat();
-                socket.send_to(&packet, (Ipv4Addr::BROADCAST, 68)).expect("send");
-            }
+/// Many answers, and each wrong: a right transaction and hardware address, and then nonsense.
+fn deceive(head: &[u8]) -> Vec<Vec<u8>> {
+    let options: [&[u8]; 8] = [
+        // No end, no value, a length beyond the end, an overload of nothing.
+        &[53, 1, 2],
+        &[53, 1],
+        &[53, 1, 2, 54, 200, 1],
+        &[52, 1, 3, 53, 1, 2, 255],
+        // An offer without a server, of no address; an ACK that nobody asked for, without a mask.
+        &[53, 1, 2, 255],
+        &[53, 1, 5, 54, 4, 10, 1, 0, 66, 255],
+        // A refusal by somebody who was not asked, and a message of a type that there is not.
+        &[53, 1, 6, 54, 4, 10, 1, 0, 66, 255],
+        &[53, 1, 99, 255],
+    ];
+    let mut answers = vec![b"\0".to_vec(), vec![0xff; 1400]];
+    for options in options {
+        for yours in [[0, 0, 0, 0], [127, 0, 0, 1], [255, 255, 255, 255], [10, 1, 0, 99]] {
+            let mut answer = head.to_vec();
+            answer[16..20].copy_from_slice(&yours);
+            answer.extend(options);
+            answers.push(answer);
         }
-        socket.send_to(b"\0", (Ipv4Addr::BROADCAST, 68)).expect("send");
-        socket.send_to(&[0xff; 1400], (Ipv4Addr::BROADCAST, 68)).expect("send");
     }
+    answers
 }
 
 #[test]

@@ -21,7 +21,7 @@ use serde::de::{
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::error::{Error, code};
+use crate::error::{Error, code, cut};
 
 /// Longest piece of an offending value repeated in an error, in characters.
 const QUOTE_MAX: usize = 80;
@@ -134,11 +134,7 @@ impl de::Error for Fault {
 
 /// A value as it is shown in an error: its JSON, cut to a bound.
 pub fn quote(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(QUOTE_MAX) {
-        None => text,
-        Some((end, _)) => format!("{}…", &text[..end]),
-    }
+    cut(value.to_string(), QUOTE_MAX)
 }
 
 struct Folding<'a> {

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use linux::unix::connect_within;
+
 /// Where the bus is; `unix:path=…` as D-Bus writes it.
 pub const ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
@@ -103,9 +105,8 @@ impl Bus {
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
         let broken =
             |cause: std::io::Error| Failure::Broken(format!("connect to {}: {cause}", path.display()));
-        let stream = UnixStream::connect(&path).map_err(broken)?;
+        let stream = connect_within(&path, PATIENCE).map_err(broken)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
         let mut bus = Bus { stream, serial: 0 };
         bus.authenticate()?;
         bus.call(&Call { member: "Hello", ..of_bus(&[]) })?;

@@ -10,10 +10,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cni::{Error, code};
+use linux::unix::connect_within;
 use serde_json::Value;
 
 /// Where the server is unless the configuration says something else.
@@ -78,9 +80,8 @@ impl Ovsdb {
     /// Code 11: it may be back any moment.
     pub fn connect(address: &str) -> Result<Ovsdb, Error> {
         let path = address.strip_prefix("unix:").unwrap_or(address);
-        let connected = UnixStream::connect(path).and_then(|stream| {
+        let connected = connect_within(Path::new(path), PATIENCE).and_then(|stream| {
             stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
             Ok(stream)
         });
         match connected {

@@ -25,8 +25,7 @@ pub mod takeover;
 pub mod wire;
 
 use std::io::ErrorKind;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni::config::Config;
@@ -36,6 +35,7 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::version::Version;
 use cni::{Context, Error, code};
+use linux::unix::connect_within;
 use serde::Deserialize;
 
 use self::options::{Options, Provide, Request};
@@ -189,7 +189,7 @@ fn visible(error: Error) -> Error {
 }
 
 /// Asks for a lease.
-fn ask(socket: &PathBuf, question: &Question, wait: Duration) -> Result<Success, Error> {
+fn ask(socket: &Path, question: &Question, wait: Duration) -> Result<Success, Error> {
     match converse(socket, question, wait).map_err(visible)? {
         Answer::Lease(value) => Success::from_value(&value, Version::LATEST).map(|(_, success)| success),
         other => Err(Error::internal(format!("the daemon answered {other:?}"))),
@@ -197,13 +197,13 @@ fn ask(socket: &PathBuf, question: &Question, wait: Duration) -> Result<Success,
 }
 
 /// Says something that has no answer but whether it was done.
-fn tell(socket: &PathBuf, question: &Question) -> Result<(), Error> {
+fn tell(socket: &Path, question: &Question) -> Result<(), Error> {
     converse(socket, question, ELSE).map(|_| ())
 }
 
-fn converse(socket: &PathBuf, question: &Question, wait: Duration) -> Result<Answer, Error> {
+fn converse(socket: &Path, question: &Question, wait: Duration) -> Result<Answer, Error> {
     let place = format!("dhcp daemon {}", socket.display());
-    let mut stream = UnixStream::connect(socket).map_err(|cause| match cause.kind() {
+    let mut stream = connect_within(socket, ELSE).map_err(|cause| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let cure = "is `weft-cni dhcp daemon` running?";
             Error::new(NOBODY, format!("{place}: {}; {cure}", linux::Error::io("connect", &cause)))
@@ -212,7 +212,6 @@ fn converse(socket: &PathBuf, question: &Question, wait: Duration) -> Result<Ans
     })?;
     let failed = |cause| Error::io(&place, cause);
     stream.set_read_timeout(Some(wait)).map_err(failed)?;
-    stream.set_write_timeout(Some(ELSE)).map_err(failed)?;
     wire::send(&mut stream, question).context(&place)?;
     match wire::receive(&mut stream).context(&place)? {
         Answer::Refused(error) => Err(error.context("dhcp daemon")),

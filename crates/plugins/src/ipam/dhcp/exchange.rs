@@ -230,25 +230,25 @@ impl Client<'_> {
         Ok(extension)
     }
 
-    /// What the lease's server says, or any one: then a refusal counts if nobody grants it, since a server that does not
+    /// What the lease's server alone says (`of_one`), or any one: then a refusal counts if nobody grants it, since a server that does not
     /// know the lease may be the quicker one.
     fn hear_verdict(
         &self,
         sockets: Sockets<'_>,
-        (lease, is_asked): (&Lease, bool),
+        (lease, of_one): (&Lease, bool),
         transaction: u32,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Extension, Error> {
         let until = Instant::now() + self.timing.timeout;
         let final_word = |answer: &Message| {
             let from = answer.address(option::SERVER);
-            let is_asked = !is_asked || from.is_none_or(|from| from == lease.server);
-            is_asked && matches!(answer.kind(), Some(Kind::Ack | Kind::Nak))
+            let may_say = !of_one || from.is_none_or(|from| from == lease.server);
+            may_say && matches!(answer.kind(), Some(Kind::Ack | Kind::Nak))
         };
         let mut extension = Extension::Silence;
         while let Some(answer) = self.listen(sockets, transaction, until, is_over, &final_word)? {
             match verdict(lease, answer) {
-                Some(Extension::Refused) if !is_asked => extension = Extension::Refused,
+                Some(Extension::Refused) if !of_one => extension = Extension::Refused,
                 Some(extension) => return Ok(extension),
                 None => {}
             }
