@@ -148,7 +148,11 @@ fn check_sees_an_address_that_is_hidden_no_more() {
         let result = eth0.add(&config).success().json();
         let known = with(&config, &json!({ "prevResult": result }));
         eth0.check(&known).success();
-        host.run(["nft", "flush", "ruleset"]);
+        // The chain of a container is not what hides an address: that is what leads to it.
+        match backend {
+            "iptables" => host.run(["iptables", "-t", "nat", "-F", "POSTROUTING"]),
+            _ => host.run(["nft", "flush", "ruleset"]),
+        };
         let checked = eth0.check(&known);
         assert_refused(&format!("{plugin} {backend}"), &checked, 999, &["10.1.0.2", "masqueraded"]);
     }

@@ -125,7 +125,7 @@ fn check_sees_what_is_missing_on_the_host() {
 }
 
 #[test]
-fn addresses_that_are_a_whole_subnet_share_one_chain_and_leave_none() {
+fn addresses_that_are_a_whole_subnet_share_one_chain() {
     let host = host!(Feature::Veth, Feature::NftMasquerade, Feature::Ping);
     rig::install(&host);
     let outside = outside(&host);

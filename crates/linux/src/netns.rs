@@ -147,11 +147,15 @@ impl Netns {
     /// # Errors
     /// [`crate::Kind::TimedOut`] after that, with [`Lock::TryExclusive`] at once.
     pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
+        self.lock_for(lock, LOCK_MAX)
+    }
+
+    fn lock_for(&self, lock: Lock, most: Duration) -> Result<Locked, Error> {
         let operation = || format!("lock network namespace {}", self.name);
         // Opened anew: a lock belongs to the open file, and a clone of ours would share it.
         let own = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
             .map_err(|error| Error::io(operation(), &error))?;
-        lock_within(own, lock, LOCK_MAX).map_err(|errno| Error::kernel(operation(), errno))
+        lock_within(own, lock, most).map_err(|errno| Error::kernel(operation(), errno))
     }
 
     /// Locks the calling thread's namespace among those who administer it: on a file of it that only they may open. Where
@@ -163,13 +167,14 @@ impl Netns {
         lock_file(OF_ADMINISTRATORS, lock, LOCK_MAX)
     }
 
-    /// Locks the packet filter of the calling thread's namespace, alone, as [`Netns::lock_own`] does. A program that is
-    /// started meanwhile keeps the lock until it ends, even if whoever started it is killed.
+    /// Locks the packet filter of the calling thread's namespace as [`Netns::lock_own`] does; where `/proc/sys` is read-only it
+    /// is one lock with that. A program that is started meanwhile keeps it until it ends, even if whoever started it is
+    /// killed.
     ///
     /// # Errors
     /// As for [`Netns::lock`], after a minute: many may be in front, each with its programs.
-    pub fn lock_filters() -> Result<Locked, Error> {
-        let locked = lock_file(OF_FILTERS, Lock::Exclusive, LOCK_OF_PROGRAMS_MAX)?;
+    pub fn lock_filters(lock: Lock) -> Result<Locked, Error> {
+        let locked = lock_file(OF_FILTERS, lock, LOCK_OF_PROGRAMS_MAX)?;
         rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())
             .map_err(|errno| Error::kernel("share the lock of the packet filter".to_owned(), errno))?;
         Ok(locked)
@@ -335,7 +340,7 @@ fn prepare_directory(directory: &Path) -> Result<(), Error> {
 fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
     match fs::OpenOptions::new().write(true).open(path) {
         Ok(own) => lock_within(own, lock, most).map_err(|errno| Error::kernel(format!("lock {path}"), errno)),
-        Err(_) => Netns::own()?.lock(lock),
+        Err(_) => Netns::own()?.lock_for(lock, most),
     }
 }
 

@@ -17,7 +17,7 @@ use std::process::Stdio;
 
 use cni::{Error, code};
 use linux::Netns;
-use linux::netns::Locked;
+use linux::netns::{Lock, Locked};
 use linux::nft::{self, Nft};
 
 use crate::failure::OrRefused;
@@ -64,7 +64,11 @@ impl Turn {
     /// # Errors
     /// Code 11 if others take too long.
     pub fn take() -> Result<Turn, Error> {
-        Ok(Turn { _lock: Netns::lock_filters().or_refused()? })
+        Turn::of(Lock::Exclusive)
+    }
+
+    fn of(lock: Lock) -> Result<Turn, Error> {
+        Ok(Turn { _lock: Netns::lock_filters(lock).or_refused()? })
     }
 }
 
@@ -119,12 +123,18 @@ impl Family {
 }
 
 /// Changes a table of both families, as far as one of these chains is there: for DEL and GC, which try everything. No program
-/// is run where there is nothing for it to find.
+/// is run where there is nothing for it to find, and nobody waits but for a program that runs: it may be about to make it.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
+    let is_there = |family| chains.iter().any(|chain| has_chain(family, table, chain));
+    let look = Turn::of(Lock::Shared)?;
+    if !Family::ALL.into_iter().any(is_there) {
+        return Ok(());
+    }
+    drop(look);
     let turn = Turn::take()?;
     let mut errors = Vec::new();
     for family in Family::ALL {
-        if chains.iter().any(|chain| has_chain(family, table, chain)) {
+        if is_there(family) {
             errors.extend(family.change(&turn, table, lines).err());
         }
     }

@@ -154,12 +154,15 @@ impl Wanted {
 /// Removes what was made for an attachment, by whatever it was made; `known` are its addresses.
 fn remove(mark: &Mark, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
     let natively = nftables::remove(mark);
-    // Of an address that is another container's by now the zone is that one's.
-    let mut zoned: Vec<IpNet> = known.iter().filter(|net| !nftables::is_noted(net)).copied().collect();
-    zoned.extend(natively.iter().flatten().filter(|net| !known.contains(net)));
-    let mut removed = vec![natively.map(drop), ingress::remove(mark), iptables::remove(mark, known)];
+    let mut removed = Vec::new();
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {
-        removed.push(firewalld::remove(zone, &zoned));
+        let own = natively.iter().flatten().filter(|net| !known.contains(net)).copied();
+        // Of an address that is another container's by now the zone is that one's.
+        removed.push(nftables::unnoted(known).and_then(|mut zoned| {
+            zoned.extend(own);
+            firewalld::remove(zone, &zoned)
+        }));
     }
+    removed.extend([natively.map(drop), ingress::remove(mark), iptables::remove(mark, known)]);
     collected(removed.into_iter().filter_map(Result::err).collect())
 }

@@ -95,13 +95,16 @@ pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<
 pub fn inspect(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
     let bare = match entries::open()? {
         Some(mut nft) => nftables::bare(&mut nft, mark, addresses)?,
-        None => addresses.first().copied(),
+        None => addresses.to_vec(),
     };
-    match bare {
-        Some(address) if !iptables::is_there(mark) && !reference::is_there(mark)? => {
+    if bare.is_empty() || reference::is_there(mark)? {
+        return Ok(());
+    }
+    match iptables::bare(mark, &bare)? {
+        Some(address) => {
             Err(Error::internal(format!("address {} is not masqueraded any more", address.addr())))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -206,11 +206,17 @@ pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Is an address written down as somebody's in a zone of firewalld?
-pub(super) fn is_noted(net: &IpNet) -> bool {
-    let set = ZONED[usize::from(net.addr().is_ipv6())];
-    let found = Nft::open().and_then(|mut nft| nft.element(TABLE, set, &Data::from(net.addr())));
-    found.is_ok_and(|element| element.is_some())
+/// Those of the addresses that are not written down as somebody's in a zone of firewalld.
+pub(super) fn unnoted(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(addresses.to_vec()) };
+    let mut free = Vec::new();
+    for net in addresses {
+        let set = ZONED[usize::from(net.addr().is_ipv6())];
+        if nft.element(TABLE, set, &Data::from(net.addr())).or_refused()?.is_none() {
+            free.push(*net);
+        }
+    }
+    Ok(free)
 }
 
 /// Removes the container's addresses; those that were in a zone of firewalld.

@@ -31,6 +31,30 @@ pub(super) fn is_there(mark: &Mark) -> bool {
     Family::ALL.into_iter().any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
+/// The first of the addresses from which no jump leads to the attachment's chain.
+pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+    let chain = chain_name(mark);
+    for family in Family::ALL {
+        let mut own = addresses.iter().filter(|net| family.has(net.addr())).peekable();
+        if own.peek().is_none() {
+            continue;
+        }
+        // Of the older kernel interface only its program knows.
+        let saved = match iptables::has_chain(family, TABLE, &chain) {
+            true => Some(family.save(TABLE)?),
+            false => None,
+        };
+        let leads = |net: &IpNet| {
+            let mut jumps = saved.iter().flat_map(|saved| saved.jumps(&chain));
+            jumps.any(|jump| is_of(jump, &[*net]))
+        };
+        if let Some(bare) = own.find(|net| !leads(net)) {
+            return Ok(Some(*bare));
+        }
+    }
+    Ok(None)
+}
+
 /// Is there one for sure, in one of the tables that nf_tables `has`?
 pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> bool {
     let chain = chain_name(mark);

@@ -139,15 +139,16 @@ pub(super) fn remove(nft: &mut Nft, mark: &Mark, known: &[IpNet]) -> Result<(), 
     }
 }
 
-/// The first of the addresses that has no entry of the attachment.
-pub(super) fn bare(nft: &mut Nft, mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+/// Those of the addresses that have no entry of the attachment.
+pub(super) fn bare(nft: &mut Nft, mark: &Mark, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let comment = mark.text(COMMENT_MAX);
+    let mut bare = Vec::new();
     for net in addresses {
         if !has(nft, net, &comment)? {
-            return Ok(Some(*net));
+            bare.push(*net);
         }
     }
-    Ok(None)
+    Ok(bare)
 }
 
 fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {

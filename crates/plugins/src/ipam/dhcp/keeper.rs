@@ -96,7 +96,7 @@ enum Attempt {
     Settled,
     /// Nobody answered.
     Silence,
-    /// Nobody could be asked: something is lacking on this node.
+    /// It could not be looked at: something is lacking on this node.
     Failed,
     /// There is nothing to extend any more.
     Gone,
@@ -374,9 +374,10 @@ impl Keeper {
                 Attempt::Settled
             }
             Ok(Extension::Silence) => Attempt::Silence,
+            // Its link may be down for long.
             Err(error) => {
                 eprintln!("dhcp: {name}: {error}");
-                Attempt::Failed
+                Attempt::Silence
             }
         }
     }

@@ -142,11 +142,14 @@ impl Keeper {
             let place = match self.locate(orphan, Some(inode)) {
                 Ok(Some(place)) => place,
                 // It may be there all the same.
-                Err(error) if error.code == code::IO_FAILURE && Instant::now() < end => {
-                    eprintln!("dhcp: {name}: {error}");
+                Err(Error { code: code::IO_FAILURE | code::TRY_AGAIN_LATER, msg, .. })
+                    if Instant::now() < end =>
+                {
+                    eprintln!("dhcp: {name}: {msg}");
                     if adoption.sleep(pause) {
                         return;
                     }
+                    pause = self.longer(pause);
                     continue;
                 }
                 ended => {
@@ -190,8 +193,12 @@ impl Keeper {
             if adoption.sleep(pause) {
                 return;
             }
-            pause = (pause * 2).min(self.settings.timing.resend_max.max(PAUSE));
+            pause = self.longer(pause);
         }
+    }
+
+    fn longer(&self, pause: Duration) -> Duration {
+        (pause * 2).min(self.settings.timing.resend_max.max(PAUSE))
     }
 
     /// It is a lease like any other from here on; if nobody wants it any more, it is given back.
