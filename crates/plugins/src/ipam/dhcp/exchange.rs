@@ -194,7 +194,10 @@ impl Client<'_> {
         direct
             .send(&request.encode())
             .map_err(|cause| Error::io(format_args!("ask {}", lease.server), cause))?;
-        self.hear_verdict((&socket, Some(&direct)), (lease, true), request.transaction, is_over)
+        let sockets = (&socket, Some(&direct));
+        self.settle(sockets, Some(lease.server), request.transaction, is_over, &|answer| {
+            verdict(lease, answer)
+        })
     }
 
     /// Asks any server to extend a lease, once.
@@ -202,53 +205,42 @@ impl Client<'_> {
         let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
         let request = self.extension(lease);
         self.broadcast(&socket, lease.address.addr(), &request)?;
-        self.hear_verdict((&socket, None), (lease, false), request.transaction, is_over)
+        self.settle((&socket, None), None, request.transaction, is_over, &|answer| verdict(lease, answer))
     }
 
     /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
-    ///
-    /// A server that knows nothing of it may refuse it while another one grants it: a refusal counts if nobody does.
     pub fn reclaim(&self, address: Ipv4Addr, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
         let mut request = self.message(Kind::Request, random());
         request.set(option::REQUESTED_ADDRESS, address.octets());
         self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &request)?;
-        let until = Instant::now() + self.timing.timeout;
-        let is_verdict = |answer: &Message| match answer.kind() {
-            Some(Kind::Ack) => answer.yours == address,
-            kind => kind == Some(Kind::Nak),
+        let judge = |answer: Message| match answer.kind()? {
+            Kind::Nak => Some(Extension::Refused),
+            Kind::Ack if answer.yours == address => granted(answer),
+            _ => None,
         };
-        let mut extension = Extension::Silence;
-        while let Some(answer) =
-            self.listen((&socket, None), request.transaction, until, is_over, &is_verdict)?
-        {
-            if answer.kind() == Some(Kind::Ack) {
-                return Lease::of(answer).map(|lease| Extension::Granted(Box::new(lease)));
-            }
-            extension = Extension::Refused;
-        }
-        Ok(extension)
+        self.settle((&socket, None), None, request.transaction, is_over, &judge)
     }
 
-    /// What the lease's server alone says (`of_one`), or any one: then a refusal counts if nobody grants it, since a server that does not
-    /// know the lease may be the quicker one.
-    fn hear_verdict(
+    /// What becomes of a request: what one server says of it (`from`), or any. Then a refusal counts if nobody grants it,
+    /// since a server that does not know the lease may be the quicker one.
+    fn settle(
         &self,
         sockets: Sockets<'_>,
-        (lease, of_one): (&Lease, bool),
+        from: Option<Ipv4Addr>,
         transaction: u32,
         is_over: &dyn Fn() -> bool,
+        judge: &dyn Fn(Message) -> Option<Extension>,
     ) -> Result<Extension, Error> {
         let until = Instant::now() + self.timing.timeout;
-        let final_word = |answer: &Message| {
-            let from = answer.address(option::SERVER);
-            let may_say = !of_one || from.is_none_or(|from| from == lease.server);
-            may_say && matches!(answer.kind(), Some(Kind::Ack | Kind::Nak))
+        let may_say = |answer: &Message| {
+            let said = answer.address(option::SERVER);
+            from.is_none_or(|from| said.is_none_or(|said| said == from))
         };
         let mut extension = Extension::Silence;
-        while let Some(answer) = self.listen(sockets, transaction, until, is_over, &final_word)? {
-            match verdict(lease, answer) {
-                Some(Extension::Refused) if !of_one => extension = Extension::Refused,
+        while let Some(answer) = self.listen(sockets, transaction, until, is_over, &may_say)? {
+            match judge(answer) {
+                Some(Extension::Refused) if from.is_none() => extension = Extension::Refused,
                 Some(extension) => return Ok(extension),
                 None => {}
             }
@@ -362,10 +354,15 @@ fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
                     answer.set(number, value);
                 }
             }
-            Lease::of(answer).ok().map(|lease| Extension::Granted(Box::new(lease)))
+            granted(answer)
         }
         _ => None,
     }
+}
+
+/// The lease of an ACK; `None` if it cannot be read.
+fn granted(answer: Message) -> Option<Extension> {
+    Lease::of(answer).ok().map(|lease| Extension::Granted(Box::new(lease)))
 }
 
 /// Asks again and again until there is an answer, each time waiting twice as long: a bridge's port begins to forward
