@@ -230,15 +230,15 @@ fn what_cannot_be_changed_is_an_event_and_nothing_else() {
 fn another_namespace_at_the_path_of_a_sandbox_is_not_changed() {
     let agent = node!("--hot-plug");
     let (sandbox, _) = attached(&agent, "web", "net-a");
+    // Held, the number of the first is not given to the next.
+    agent.machine.run(["sh", "-c", "touch /run/netns/kept && mount --bind /run/netns/web /run/netns/kept"]);
     sandbox.remove();
-    // The number of the one that is gone is given to the next.
-    agent.machine.run(["ip", "netns", "add", "filler"]);
     agent.machine.run(["ip", "netns", "add", "web"]);
     let (other, _) = attached(&agent, "other", "net-a");
     select(&agent, "web", "net-b,net-a");
     select(&agent, "other", "net-b,net-a");
     start_hands(&agent);
-    agent.machine.wait(HANDS, "changes the one that is there", || link(&other, "net2"));
+    agent.machine.wait(HANDS, "changes the one that is there", || link(&other, "net3"));
     // Orders are repeated until they are carried out.
     std::thread::sleep(std::time::Duration::from_secs(7));
     let inside = agent.machine.run(["ip", "-n", "web", "-o", "link"]);
