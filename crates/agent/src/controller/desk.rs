@@ -156,6 +156,16 @@ impl Case {
             None => self.state.is_empty(),
         }
     }
+
+    /// Was it written on something else than what the API has of its pod now?
+    fn is_written_elsewhere(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| written.object != self.subject.object)
+    }
+
+    /// Is what it wishes for looked at? Whose pod runs has what it has.
+    fn may_get_ports(&self) -> bool {
+        self.subject.pending || self.state.is_empty()
+    }
 }
 
 // === impl Desk ===
@@ -312,8 +322,9 @@ impl Desk {
         }
         let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
         let plugged = said(&case.subject) != said(subject);
-        let anew = case.subject.object != subject.object && !case.state.is_empty();
         case.subject = Arc::clone(subject);
+        // Also if that happened while somebody worked for it.
+        let anew = case.is_written_elsewhere() && !case.state.is_empty();
         let is_settled = matches!(case.stage, Stage::Waiting | Stage::Active);
         if is_settled && (anew || self.wishes_otherwise(case)) {
             case.stage = Stage::Working;

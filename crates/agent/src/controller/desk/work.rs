@@ -141,41 +141,55 @@ impl Desk {
                 return Ok(Tried::Done);
             }
         }
-        if !subject.pending && !case.state.is_empty() && case.is_written() {
-            // It runs with what it has.
-            return Ok(Tried::Done);
-        }
-        let looked = self.looked(&subject);
-        let Wishes { wishes, ignored } = self.wishes(&subject)?;
-        for why in ignored.iter().filter(|why| !case.ignored.contains(why)) {
-            self.events.troubled(pod, "AnnotationIgnored", why);
-        }
-        (case.wishes, case.looked, case.ignored) = (Some(wishes.clone()), Some(looked), ignored);
+        // One that runs does so with what it has: this is written, whatever its definitions say by now.
+        let wishes = if case.may_get_ports() { self.note_wishes(case)? } else { Vec::new() };
         if wishes.is_empty() && case.is_written() {
             return Ok(Tried::Done);
         }
         // The semaphore is never closed.
         let _turn = self.turns.acquire().await.ok();
-        let mut found =
-            self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid).unwrap_or_default();
-        if unsure && found.is_empty() {
-            found = self.allocator.of_pod(&pod.uid).await?;
+        if case.may_get_ports() {
+            self.fulfil(case, &wishes, unsure).await?;
         }
-        found.retain(|port| case.state.vifs().all(|(_, vif)| vif.id != port.id));
-        let written = case.written.as_ref().map(|written| &written.state).cloned().unwrap_or_default();
-        self.allocator.fulfil(&subject, &wishes, &found, (&mut case.state, &written)).await?;
         if case.is_written() {
             return Ok(Tried::Done);
         }
+        let ports = case.state.vifs().count();
         match store::write(self.place, &self.client, &subject, &case.state).await {
             Ok(()) => {
-                info!(pod = pod.name, namespace = pod.namespace, ports = wishes.len(), "allocated");
+                info!(pod = pod.name, namespace = pod.namespace, ports, "allocated");
                 case.note_written();
                 Ok(Tried::Done)
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
             Err(Unwritten::Failed(why)) => Err(Trouble { reason: "VifNotWritten", why, passes: true }),
         }
+    }
+
+    /// What a pod wishes for now, noted in its case.
+    fn note_wishes(&self, case: &mut Case) -> Result<Vec<Wish>, Trouble> {
+        let subject = Arc::clone(&case.subject);
+        let looked = self.looked(&subject);
+        let Wishes { wishes, ignored } = self.wishes(&subject)?;
+        for why in ignored.iter().filter(|why| !case.ignored.contains(why)) {
+            self.events.troubled(&subject.pod, "AnnotationIgnored", why);
+        }
+        (case.wishes, case.looked, case.ignored) = (Some(wishes.clone()), Some(looked), ignored);
+        Ok(wishes)
+    }
+
+    /// Gets the ports for a pod's wishes, with what may have been made for it before.
+    async fn fulfil(&self, case: &mut Case, wishes: &[Wish], unsure: bool) -> Result<(), Trouble> {
+        let subject = Arc::clone(&case.subject);
+        let uid = &subject.pod.uid;
+        let mut found =
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(uid).unwrap_or_default();
+        if unsure && found.is_empty() {
+            found = self.allocator.of_pod(uid).await?;
+        }
+        found.retain(|port| case.state.vifs().all(|(_, vif)| vif.id != port.id));
+        let written = case.written.as_ref().map(|written| &written.state).cloned().unwrap_or_default();
+        self.allocator.fulfil(&subject, wishes, &found, (&mut case.state, &written)).await
     }
 
     pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
@@ -191,5 +205,29 @@ impl Desk {
         }
         let wishes = wish::wishes(&selected, &definitions, rules).map_err(refused)?;
         Ok(Wishes { wishes, ignored: selected.ignored })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use neutron::pod_state::PodState;
+
+    use super::*;
+
+    #[test]
+    fn what_a_running_pod_has_is_written_on_what_was_made_anew_without_a_look_at_its_wishes() {
+        let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
+        let state = PodState::from_annotation(golden).unwrap();
+        let subject = |object: &str, pending: bool| {
+            Arc::new(Subject { object: object.to_owned(), pending, ..Subject::default() })
+        };
+        let mut case = Case::new(&subject("first", false), state, Stage::Active);
+        assert!(case.is_written() && !case.is_written_elsewhere() && !case.may_get_ports());
+        case.subject = subject("second", false);
+        assert!(!case.is_written() && case.is_written_elsewhere() && !case.may_get_ports());
+        case.subject = subject("second", true);
+        assert!(case.may_get_ports());
+        let none = Case::new(&subject("first", false), PodState::default(), Stage::Working);
+        assert!(none.may_get_ports());
     }
 }
