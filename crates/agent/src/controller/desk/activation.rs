@@ -68,6 +68,35 @@ impl Case {
         let is_said = || self.subject.pod.annotations.contains_key(NETWORK_STATUS);
         asked == Asked::All || hopeful <= FEW || is_said()
     }
+
+    /// All its ports are ACTIVE, and this is to be written: until it is, nobody else writes.
+    fn begin_confirmation(&mut self) -> Option<Case> {
+        let is_due = self.stage == Stage::Waiting && self.state.is_active();
+        is_due.then(|| {
+            self.stage = Stage::Working;
+            self.clone()
+        })
+    }
+
+    /// What came of it; its stage then. A pod that left meanwhile is still to be released.
+    fn end_confirmation(&mut self, written: Result<Case, Unwritten>) -> Stage {
+        let next = match written {
+            Ok(confirmed) => {
+                self.written = confirmed.written;
+                Stage::Active
+            }
+            // The next look at the pods shows it.
+            Err(Unwritten::Gone) => Stage::Waiting,
+            Err(Unwritten::Failed(_)) => {
+                unsee(&mut self.state);
+                Stage::Waiting
+            }
+        };
+        if self.stage == Stage::Working {
+            self.stage = next;
+        }
+        self.stage
+    }
 }
 
 // === impl Desk ===
@@ -144,7 +173,8 @@ impl Desk {
         let mut complete = BTreeSet::new();
         let mut cases = self.cases();
         for (id, uid) in waiting {
-            let Some(case) = cases.get_mut(uid).filter(|_| seen.get(id) == Some(&true)) else { continue };
+            let is_seen = |case: &&mut Case| case.stage == Stage::Waiting && seen.get(id) == Some(&true);
+            let Some(case) = cases.get_mut(uid).filter(is_seen) else { continue };
             case.state.vifs_mut().filter(|vif| vif.id == *id).for_each(|vif| vif.active = true);
             if case.state.is_active() {
                 complete.insert(uid.clone());
@@ -154,25 +184,23 @@ impl Desk {
     }
 
     /// The second phase: all of a pod's ports are ACTIVE.
-    async fn confirm(&self, uid: &str) {
-        let Some(mut confirmed) = self.cases().get(uid).cloned() else { return };
-        match store::write(self.place, &self.client, &confirmed.subject, &confirmed.state).await {
-            Ok(()) => {
-                confirmed.note_written();
-                if let Some(case) = self.cases().get_mut(uid).filter(|case| case.stage == Stage::Waiting) {
-                    case.written = confirmed.written;
-                    case.stage = Stage::Active;
-                    self.count("activated");
-                }
-            }
-            // The next look at the pods shows it.
-            Err(Unwritten::Gone) => {}
-            Err(Unwritten::Failed(why)) => {
-                warn!(why, "not written; again soon");
-                if let Some(case) = self.cases().get_mut(uid) {
-                    unsee(&mut case.state);
-                }
-            }
+    async fn confirm(self: Arc<Desk>, uid: &str) {
+        let Some(mut confirmed) = self.cases().get_mut(uid).and_then(Case::begin_confirmation) else {
+            return;
+        };
+        let written = store::write(self.place, &self.client, &confirmed.subject, &confirmed.state).await;
+        if let Err(Unwritten::Failed(why)) = &written {
+            warn!(why, "not written; again soon");
+        }
+        confirmed.note_written();
+        let stage = match self.cases().get_mut(uid) {
+            Some(case) => case.end_confirmation(written.map(|()| confirmed)),
+            None => return,
+        };
+        match stage {
+            Stage::Active => self.count("activated"),
+            Stage::Leaving => drop(tokio::spawn(self.release(uid.to_owned()))),
+            _ => {}
         }
     }
 }
@@ -228,10 +256,33 @@ mod tests {
         }
     }
 
+    fn golden() -> PodState {
+        let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
+        PodState::from_annotation(golden).unwrap()
+    }
+
+    #[test]
+    fn while_it_is_written_that_ports_are_active_nobody_else_writes_and_who_leaves_is_released() {
+        let mut case = Case::new(&Arc::default(), golden(), Stage::Waiting);
+        case.state.vifs_mut().for_each(|vif| vif.active = true);
+        let mut confirmed = case.begin_confirmation().unwrap();
+        assert_eq!((case.stage, case.begin_confirmation().is_none()), (Stage::Working, true));
+        confirmed.note_written();
+        let mut left = case.clone();
+        left.stage = Stage::Leaving;
+        assert_eq!(left.end_confirmation(Ok(confirmed.clone())), Stage::Leaving);
+        let mut gone = case.clone();
+        assert_eq!(gone.end_confirmation(Err(Unwritten::Gone)), Stage::Waiting);
+        let mut failed = case.clone();
+        assert_eq!(failed.end_confirmation(Err(Unwritten::Failed(String::new()))), Stage::Waiting);
+        assert!(!failed.state.is_active());
+        assert_eq!(case.end_confirmation(Ok(confirmed)), Stage::Active);
+        assert!(case.is_written());
+    }
+
     #[test]
     fn what_is_looked_at_again_is_no_macvlan() {
-        let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
-        let mut state = PodState::from_annotation(golden).unwrap();
+        let mut state = golden();
         for (number, vif) in state.vifs_mut().enumerate() {
             vif.active = true;
             if number == 0 {
