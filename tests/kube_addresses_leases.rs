@@ -90,12 +90,19 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
         nodes.machine.run(["mkdir", "-p", &format!("{copy}/owners")]);
         nodes.machine.run(["cp", &format!("{own}/ledger"), &format!("{copy}/ledger")]);
     }
+    // And one that is as good as the ledger: who looks after addresses has it still.
+    for copy in ["0.bak", "z.bak"] {
+        nodes.machine.run(["cp", "-a", &own, &format!("{}/{copy}", ledgers(0))]);
+    }
     nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
     nodes.machine.wait("agent-0", "finds what it lost", || {
         nodes.log(0).contains("not this node's any more").then_some(())
     });
     // It need not be asked for anything.
     until("what is held in it to be its node's", || (!nodes.blocks_of(0).is_empty()).then_some(()));
+    for block in nodes.blocks_of(0) {
+        assert_eq!(block["spec"]["ledger"], "10.71.0.0-27", "no copy's: {block}");
+    }
     // Whoever gives the rest of the pool, all of them are others.
     for (node, name) in [(1, "theirs"), (0, "mine")] {
         each_once(&mut all, all_of(&nodes, &sandbox, name, &conf(node)));

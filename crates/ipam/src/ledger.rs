@@ -69,6 +69,20 @@ const DRAINING: usize = 4;
 /// The time is in the lower seven bytes of the first word.
 const TIME: u64 = (1 << 56) - 1;
 
+/// Length of a ledger's name, in bytes.
+const NAME_MAX: usize = 128;
+
+/// Is this the name of a ledger, or of its pool? It is part of an object's name and of a path.
+pub fn is_name(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= NAME_MAX
+        && bytes.iter().all(|byte| legal(*byte))
+        && is_word(bytes.first())
+        && is_word(bytes.last())
+}
+
 /// The ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {

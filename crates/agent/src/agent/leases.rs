@@ -12,8 +12,9 @@
 //!
 //! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
 //! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
-//! locked, keeps neither the others nor an answer waiting longer than that. Nothing is watched before the node has a ledger. A
-//! ledger in another directory nobody sees.
+//! locked, keeps neither the others nor an answer waiting longer than that. Of several ledgers with one lease all but the one
+//! that is called after the pool are copies. Nothing is watched before the node has a ledger. A ledger in another directory nobody
+//! sees.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipam::Ledger;
-use ipam::ledger::{Block, State};
+use ipam::ledger::{self, Block, State};
 use ipam::registry::{Fault, Holder, Registry};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
@@ -55,6 +56,8 @@ struct Written {
     ledger: String,
     lease: Lease,
     state: State,
+    /// Does no other ledger have it?
+    alone: bool,
 }
 
 struct Leases {
@@ -144,16 +147,16 @@ impl Leases {
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
         missing.retain(|written| !leased.contains(&written.lease));
         let mut failed = Vec::new();
-        for Written { ledger, lease, state } in missing {
+        for written in missing {
             // What is wrong with one ledger is nothing to the others.
-            let mut done = match state {
-                State::Active => self.doubt(&ledger, lease.clone()).await,
+            let mut done = match written.state {
+                State::Active => self.doubt(&written.ledger, written.lease.clone()).await,
                 _ => Ok(()),
             };
-            if done.is_ok() && !leased.iter().any(|(net, _)| *net == lease.0) {
-                done = self.lease_again(&ledger, &lease).await;
+            if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
+                done = self.lease_again(&written).await;
             }
-            failed.extend(done.err().map(|why| format!("ledger {ledger}: {why}")));
+            failed.extend(done.err().map(|why| format!("ledger {}: {why}", written.ledger)));
         }
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
@@ -172,7 +175,8 @@ impl Leases {
     }
 
     /// Leases a block in doubt in which something is held, if it is nobody's: the next question of its ledger finds it.
-    async fn lease_again(&self, ledger: &str, (net, lease): &Lease) -> Result<(), String> {
+    async fn lease_again(&self, missing: &Written) -> Result<(), String> {
+        let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
         let path = self.ledgers.join(ledger).join("ledger");
         let bytes = std::fs::read(&path).map_err(|cause| format!("read {}: {cause}", path.display()))?;
         let written = Ledger::read(&bytes).map_err(|spoilt| format!("{}: {spoilt}", path.display()))?;
@@ -182,8 +186,8 @@ impl Leases {
         if !written.blocks().any(is_held) {
             return Ok(());
         }
-        let Some(registry) = self.pool_of(ledger, *net).await? else { return Ok(()) };
-        let (node, ledger) = (self.node.clone(), ledger.to_owned());
+        let Some(registry) = self.pool_of(missing).await? else { return Ok(()) };
+        let (node, ledger) = (self.node.clone(), ledger.clone());
         match registry.create(*net, &Holder { node, ledger, ..Holder::default() }).await {
             Ok(_) => info!(block = %net, "something in it is held: leased again"),
             Err(Fault::Conflict) => {}
@@ -192,18 +196,24 @@ impl Leases {
         Ok(())
     }
 
-    /// The pool that has this block: the one that the ledger is called after, or that alone can be meant.
-    async fn pool_of(&self, ledger: &str, net: IpNet) -> Result<Option<Cluster>, String> {
+    /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is
+    /// not called so may be a copy of the one that is.
+    async fn pool_of(&self, missing: &Written) -> Result<Option<Cluster>, String> {
+        let Written { ledger, lease: (net, _), state: _, alone } = missing;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.list(&ListParams::default())).await;
         let found = found.map_err(|_| "the API server does not answer".to_owned())?;
         let found = found.map_err(|error| format!("list ippools: {}", unanswered::said(&error)))?.items;
         let has = |pool: &&PoolObject| {
             let grid = pool.grid().ok().flatten().filter(|_| pool.cut() == Ok(Cut::Done));
-            grid.is_some_and(|grid| grid.block_of(net.addr()) == Some(net))
+            grid.is_some_and(|grid| grid.block_of(net.addr()) == Some(*net))
         };
         let having: Vec<&PoolObject> = found.iter().filter(has).collect();
-        let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(ledger));
+        let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(ledger.as_str()));
+        if named.is_none() && !alone {
+            warn!(ledger, block = %net, "a copy of another ledger, it seems: nothing is leased for it; move it elsewhere");
+            return Ok(None);
+        }
         let pool = named.or(having.first().filter(|_| having.len() == 1));
         Ok(pool.and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests)))
     }
@@ -213,22 +223,18 @@ fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
     own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect()
 }
 
-/// Is this the name of a ledger? What lies beside them, a copy for one, is none.
-fn is_name(name: &str) -> bool {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    bytes.iter().all(|byte| legal(*byte)) && is_word(bytes.first()) && is_word(bytes.last())
-}
-
-/// The leases from which the ledgers below a directory give, and those in doubt of which something is held.
+/// The leases from which the ledgers below a directory give, and those in doubt of which something is held. What lies beside
+/// them is no ledger; a copy under a name that one may have is.
 fn in_ledgers(directory: &Path) -> Vec<Written> {
-    let mut leases = Vec::new();
+    let (mut leases, mut all) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Some(name) = entry.file_name().into_string().ok().filter(|name| is_name(name)) else { continue };
+        let Some(name) = entry.file_name().into_string().ok().filter(|name| ledger::is_name(name)) else {
+            continue;
+        };
         // What cannot be read now gives nothing.
         let Ok(bytes) = std::fs::read(entry.path().join("ledger")) else { continue };
         let Ok(ledger) = Ledger::read(&bytes) else { continue };
+        all.extend(ledger.blocks().map(|block| (block.net, block.uid)));
         let can_lose =
             |block: &Block| block.state == State::Active || ipam::turn::is_held_in_doubt(&ledger, block);
         // Without a cluster a block's lease is its network.
@@ -237,7 +243,11 @@ fn in_ledgers(directory: &Path) -> Vec<Written> {
             ledger: name.clone(),
             lease: (block.net, block.uid),
             state: block.state,
+            alone: true,
         }));
+    }
+    for written in &mut leases {
+        written.alone = all.iter().filter(|lease| **lease == written.lease).count() == 1;
     }
     leases
 }
@@ -258,7 +268,7 @@ mod tests {
             ("10.0.3.0/24", "w.1"),
         ] {
             let net: IpNet = net.parse().unwrap();
-            let lease = ipam::ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
+            let lease = ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
             let _ = ledger.add(&lease, 1);
         }
         let _ = ipam::confirm::doubt(&mut ledger, "v.1").unwrap();
@@ -274,8 +284,33 @@ mod tests {
             ledger: "p".to_owned(),
             lease: (net.parse().unwrap(), uid.to_owned()),
             state,
+            alone: true,
         };
         let held = written("10.0.3.0/24", "w.1", State::Unconfirmed);
         assert_eq!(found, [written("10.0.0.0/24", "u.0", State::Active), held]);
+    }
+
+    #[test]
+    fn what_a_copy_of_a_ledger_has_too_is_not_one_ledgers_alone_even_if_the_other_cannot_lose_it() {
+        let directory = std::env::temp_dir().join(format!("weft-leases-copy-{}", std::process::id()));
+        let mut ledger = Ledger::new("b");
+        for (net, uid) in [("10.0.0.0/24", "u.0"), ("10.0.1.0/24", "v.0")] {
+            let lease =
+                ledger::Lease { net: net.parse().unwrap(), uid: uid.into(), bound: false, holes: Vec::new() };
+            let _ = ledger.add(&lease, 1);
+        }
+        let mut old = Ledger::new("b");
+        let (net, uid) = ("10.0.0.0/24".parse().unwrap(), "u.0".into());
+        let _ = old.add(&ledger::Lease { net, uid, bound: false, holes: Vec::new() }, 1);
+        let _ = ipam::confirm::doubt(&mut old, "u.0").unwrap();
+        for (name, ledger) in [("p", ledger), ("p.bak", old)] {
+            std::fs::create_dir_all(directory.join(name)).unwrap();
+            std::fs::write(directory.join(name).join("ledger"), ledger.image()).unwrap();
+        }
+        let found = in_ledgers(&directory);
+        std::fs::remove_dir_all(&directory).unwrap();
+        let alone: Vec<_> =
+            found.iter().map(|written| (written.ledger.as_str(), &*written.lease.1, written.alone)).collect();
+        assert_eq!(alone, [("p", "u.0", false), ("p", "v.0", true)]);
     }
 }

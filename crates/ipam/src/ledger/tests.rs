@@ -481,3 +481,14 @@ fn what_cannot_be_read_in_the_middle_is_told_and_nothing_is_said_to_be_free_of_i
     // A head that cannot be read is an error before anything is said.
     assert!(Ledger::open(file).is_err());
 }
+
+#[test]
+fn a_name_of_a_ledger_is_no_path_and_has_an_end() {
+    for name in ["a", "10.9.0.0-16", "net-2001--db8"] {
+        assert!(is_name(name), "{name}");
+    }
+    for text in ["", ".", "..", "-a", "a-", "a.", "A", "a/b", "a_b", "a@b", "é"] {
+        assert!(!is_name(text), "{text}");
+    }
+    assert!(is_name(&"a".repeat(128)) && !is_name(&"a".repeat(129)));
+}

@@ -465,12 +465,7 @@ fn pool_name(network: &str, range: IpNet) -> String {
 
 /// It becomes part of an object's name and of a path.
 pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-    let ends = |text: &str| {
-        text.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && text.ends_with(|c: char| c.is_ascii_alphanumeric())
-    };
-    match text.is_empty() || (text.len() <= 128 && text.bytes().all(legal) && ends(text)) {
+    match text.is_empty() || ipam::ledger::is_name(text) {
         true => Ok(()),
         false => {
             Err(Error::key(key, format!("{text:?}"), "not a name: lower-case letters, digits, - and . only"))
