@@ -267,6 +267,27 @@ fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
     }
 }
 
+#[test]
+fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let neutron = json!({ "enabled": true, "vifStore": "kuryrport" });
+    let mut made = helm
+        .template(&[
+            json!({ "neutron": neutron }),
+            json!({ "neutron": neutron, "install": { "thin": true } }),
+            json!({ "neutron": neutron, "install": { "thin": true, "set": { "vifStore": "annotation" } } }),
+        ])
+        .into_iter()
+        .map(|made| made.expect("objects"));
+    let (agent, thin, otherwise) = (made.next().unwrap(), made.next().unwrap(), made.next().unwrap());
+    assert!(agent.contains("- --vif-store=kuryrport\n") && !agent.contains("--set=vifStore"), "{agent}");
+    assert!(thin.contains("- --set=vifStore=kuryrport\n"), "{thin}");
+    // The last of them counts.
+    let places = ["- --set=vifStore=kuryrport\n", "- --set=vifStore=\"annotation\"\n"]
+        .map(|word| otherwise.find(word));
+    assert!(places[0].is_some() && places[0] < places[1], "{otherwise}");
+}
+
 /// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
 #[test]
 fn the_policy_of_the_chart_is_the_one_beside_the_kustomization() {

@@ -145,6 +145,9 @@ fn is_known(known: &[&Entry], network: &str, container: &str, ifname: &str) -> b
 /// have no interface.
 fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> bool {
     let end = format!("-{container}-{ifname}");
+    if !ifname.is_empty() && !network.contains('~') {
+        return directory.join(format!("{network}{end}")).exists();
+    }
     let (network, is_cut) = network.split_once('~').map_or((network, false), |(start, _)| (start, true));
     let Ok(entries) = std::fs::read_dir(directory) else { return false };
     entries.flatten().any(|entry| {

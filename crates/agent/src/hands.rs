@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,8 @@ pub(crate) const PACKAGED: &str = "/usr/lib/cni";
 pub(crate) const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time for one call of the meta-plugin: its delegates have deadlines of their own.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// How much of two files is compared at a time, in bytes.
+const PIECE: usize = 64 * 1024;
 /// The exit code of `sandbox ping` for «no answer».
 const NO_ANSWER: i32 = 3;
 /// The exit codes of `give-up` for «it is held» and «there is no such lease».
@@ -126,6 +129,28 @@ impl Plugins {
     }
 }
 
+/// Does one file hold what the other does?
+pub(crate) fn is_copy(of: &Path, there: &Path) -> bool {
+    let same = || -> io::Result<bool> {
+        let (mut own, mut there) = (File::open(of)?, File::open(there)?);
+        if own.metadata()?.len() != there.metadata()?.len() {
+            return Ok(false);
+        }
+        let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
+        loop {
+            let read = own.read(&mut left)?;
+            if read == 0 {
+                return Ok(true);
+            }
+            there.read_exact(&mut right[..read])?;
+            if left[..read] != right[..read] {
+                return Ok(false);
+            }
+        }
+    };
+    same().unwrap_or(false)
+}
+
 impl Hands {
     /// Finds the program.
     pub(crate) fn find() -> Result<Hands, Failure> {
@@ -145,13 +170,7 @@ impl Hands {
     /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
     pub(crate) fn is_in(path: &Path) -> bool {
         let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
-        let is_copy = || {
-            let Ok(hands) = Hands::find() else { return false };
-            let length = |path: &Path| std::fs::metadata(path).map(|meta| meta.len()).ok();
-            length(path) == length(&hands.program)
-                && std::fs::read(path).ok() == std::fs::read(&hands.program).ok()
-        };
-        is_link || is_copy()
+        is_link || Hands::find().is_ok_and(|hands| is_copy(&hands.program, path))
     }
 
     /// The program itself.

@@ -17,7 +17,7 @@
 mod follow;
 mod removal;
 mod root;
-mod thin;
+pub(crate) mod thin;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};

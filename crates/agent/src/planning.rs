@@ -76,9 +76,7 @@ impl Material {
     /// The plan for a pod; a pod that is in no manifest is answered with those that are.
     pub(crate) fn plan(&self, pod: &PodName) -> Result<Plan, Failure> {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
-        let mut manifests = collect(self.manifests());
-        // As an agent does: Kuryr's need no configuration.
-        crate::agent::vifs::complete(&mut manifests.definitions);
+        let manifests = collect(self.manifests());
         for problem in manifests.problems.iter().take(NAMED_MAX) {
             eprintln!("weft: passed over: {}", plain(problem));
         }
@@ -108,6 +106,8 @@ pub(crate) fn collect<'a>(manifests: impl Iterator<Item = &'a File>) -> Collecti
     for File { path, text, kind: _ } in manifests {
         collection.add(&path.display().to_string(), Manifest::parse(text));
     }
+    // As an agent does: Kuryr's need no configuration.
+    crate::agent::vifs::complete(&mut collection.definitions);
     collection
 }
 

@@ -23,7 +23,7 @@ use crate::status::StatusStyle;
 /// The capability under which container runtimes pass a pod's annotations (V11).
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel};
+pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, VifStore};
 
 /// What the meta-plugin was configured to do on this node.
 ///
@@ -45,6 +45,7 @@ pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel};
 /// | `invalidAnnotation` | `ignore`; as `multus` `fail` | what follows from an invalid annotation (C3) |
 /// | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | how the status is written |
 /// | `ipRequestPolicy` | `result` | how requested addresses are enforced (C1), see [`IpRequestPolicy`] |
+/// | `vifStore` | both, a KuryrPort first | where a pod's ports are looked for, where no agent does: `annotation`, `kuryrport` |
 /// | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
 #[derive(Clone, Debug)]
 pub struct NodeConfiguration {
@@ -90,6 +91,8 @@ pub struct NodeConfiguration {
     pub status: StatusStyle,
     /// How requested addresses are enforced.
     pub ip_request_policy: IpRequestPolicy,
+    /// Where alone a pod's Neutron ports are looked for.
+    pub vif_store: Option<VifStore>,
     /// Time for one call of a delegate.
     pub delegate_timeout: Duration,
     /// What the runtime passed for the default network.

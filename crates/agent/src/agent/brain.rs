@@ -210,7 +210,7 @@ impl Brain {
             let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
             let now = now.as_deref().unwrap_or(pod);
             let state = store::read(self.vif_store, &self.client, now).await;
-            let state = state.map_err(|why| Error::new(code::TRY_AGAIN_LATER, why))?;
+            let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread))?;
             if let Some(state) = &state
                 && vifs::put(plan, wanted, state)?
             {

@@ -91,12 +91,12 @@ impl Giver {
         let found = timeout(PAUSE, pools.get_opt(pool))
             .await
             .map_err(|_| "the API server does not answer".to_owned())?;
-        let grid =
-            found.map_err(|error| unanswered::said(&error))?.map(|pool| pool.grid()).transpose()?.flatten();
-        let Some(grid) = grid else { return Ok(Outcome::Over) };
-        let (nobody, requests) =
-            ((String::new(), String::new()), self.brain.metrics.address_requests.clone());
-        let registry = Cluster::new(self.client.clone(), pool, grid, nobody, requests);
+        let found = found.map_err(|error| unanswered::said(&error))?;
+        let grid = found.as_ref().map(PoolObject::grid).transpose()?.flatten();
+        let cluster = found
+            .as_ref()
+            .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
+        let Some((grid, registry)) = grid.zip(cluster) else { return Ok(Outcome::Over) };
         let wanted = handover::wanted(&registry, grid, &self.node, object, now()).await;
         let Some(block) = wanted.map_err(|fault| fault.to_string())? else { return Ok(Outcome::Over) };
         let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;

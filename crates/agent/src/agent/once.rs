@@ -10,17 +10,16 @@ use std::time::{Duration, Instant};
 use cni::{Error, code};
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
-use npwg::configuration::NodeConfiguration;
+use npwg::configuration::{NodeConfiguration, VifStore};
 use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
-use serde_json::Value;
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::resource_slices::Slices;
 use super::{POD_RESOURCES, facts, runtime, vifs};
-use crate::controller::store::{self, Place};
+use crate::controller::store::{self, Place, Unread};
 use crate::failure::Failure;
 
 /// How often it is looked for them.
@@ -94,7 +93,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
     let wanted = vifs::wanted(&plan, &neutron, &[])?;
     let deadline = Instant::now() + vifs::PATIENCE;
     let mut now = pod.clone();
-    let places = places(question.configuration.get())?;
+    let places = places(node.vif_store);
     while !wanted.is_empty() {
         let state = written(places, &client, &now).await?;
         if let Some(state) = &state
@@ -112,20 +111,13 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
     Ok(plan)
 }
 
-/// The key that says where the controller of Neutron ports writes, as `--vif-store` does to an agent.
-const VIF_STORE: &str = "vifStore";
-
 /// Where it is looked for a pod's ports, in this order. The annotation is anybody's who may make pods: where it is said that
 /// there are KuryrPorts it is not read.
-fn places(configuration: &str) -> Result<&'static [Place], Error> {
-    let configuration: BTreeMap<String, Value> = serde_json::from_str(configuration)
-        .map_err(|cause| Error::config(format!("network configuration: {cause}")))?;
-    let said = configuration.iter().find(|(key, _)| key.eq_ignore_ascii_case(VIF_STORE));
-    match said.map_or(&Value::Null, |(_, value)| value) {
-        Value::Null => Ok(&[Place::Kuryrport, Place::Annotation]),
-        Value::String(word) if word == "kuryrport" => Ok(&[Place::Kuryrport]),
-        Value::String(word) if word == "annotation" => Ok(&[Place::Annotation]),
-        other => Err(Error::key(VIF_STORE, other, "is not one of annotation, kuryrport")),
+const fn places(said: Option<VifStore>) -> &'static [Place] {
+    match said {
+        None => &[Place::Kuryrport, Place::Annotation],
+        Some(VifStore::KuryrPort) => &[Place::Kuryrport],
+        Some(VifStore::Annotation) => &[Place::Annotation],
     }
 }
 
@@ -134,9 +126,9 @@ async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<
         match store::read(*place, client, pod).await {
             Ok(None) => {}
             Ok(state) => return Ok(state),
-            // There may be no such resource, or no right to it, where nobody needs it.
-            Err(_) if index + 1 < places.len() => {}
-            Err(why) => return Err(Error::new(code::TRY_AGAIN_LATER, why)),
+            // There may be no right to them where nobody needs it. (No such resource is none of them.)
+            Err(Unread::Forbidden(_)) if index + 1 < places.len() => {}
+            Err(unread) => return Err(Error::new(code::TRY_AGAIN_LATER, unread)),
         }
     }
     Ok(None)
@@ -159,24 +151,5 @@ async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> 
         }
         (Err(_), Some(pod)) => Ok(pod),
         (Err(why), None) => Err(Error::new(code::TRY_AGAIN_LATER, format!("pod {namespace}/{name}: {why}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn where_kuryrports_are_used_the_annotation_is_not_read() {
-        let of = |more: &str| {
-            let configuration =
-                format!(r#"{{"cniVersion":"1.0.0","name":"n","type":"weft","clusterNetwork":"a"{more}}}"#);
-            NodeConfiguration::read(configuration.as_bytes(), npwg::configuration::Flavour::Weft).unwrap();
-            places(&configuration)
-        };
-        assert_eq!(of(r#","vifStore":"kuryrport""#).unwrap(), [Place::Kuryrport]);
-        assert_eq!(of(r#","vifStore":"annotation""#).unwrap(), [Place::Annotation]);
-        assert_eq!(of("").unwrap(), [Place::Kuryrport, Place::Annotation]);
-        assert!(of(r#","vifStore":"pods""#).unwrap_err().to_string().contains("vifStore"));
     }
 }

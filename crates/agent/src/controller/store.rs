@@ -42,19 +42,31 @@ pub(crate) enum Unwritten {
     Failed(String),
 }
 
+/// Why nothing was read.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    /// Who asks has no right to it.
+    Forbidden(String),
+    /// It cannot be read, or not now.
+    Failed(String),
+}
+
 /// The VIFs that a pod has, if any were written.
 ///
 /// # Errors
-/// What is written cannot be read, or not now.
-pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, String> {
+/// What is written cannot be read, or not now, or not by us.
+pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
     if place == Place::Annotation {
-        return of_annotation(pod);
+        return of_annotation(pod).map_err(Unread::Failed);
     }
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
     match ports.get_opt(&pod.name).await {
-        Ok(Some(port)) => of_kuryr_port(&port, &pod.uid),
+        Ok(Some(port)) => of_kuryr_port(&port, &pod.uid).map_err(Unread::Failed),
         Ok(None) => Ok(None),
-        Err(error) => Err(refused("get", pod, &error)),
+        Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
+            Err(Unread::Forbidden(refused("get", pod, &error)))
+        }
+        Err(error) => Err(Unread::Failed(refused("get", pod, &error))),
     }
 }
 
@@ -144,7 +156,10 @@ pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> 
         return Ok(());
     }
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
-    let there = pods.get_metadata_opt(&pod.name).await.map_err(|error| format!("get pod: {error}"))?;
+    let there = pods
+        .get_metadata_opt(&pod.name)
+        .await
+        .map_err(|error| format!("get pod: {}", unanswered::said(&error)))?;
     match there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object)) {
         Some(there) => unhold(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
         None => Ok(()),
@@ -167,16 +182,14 @@ where
     let change = serde_json::from_value(change).map_err(|why| why.to_string())?;
     match api.patch_metadata(name, &PatchParams::default(), &Patch::Json::<()>(change)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => other.map(drop).map_err(|error| format!("{}: {finalizer}: {error}", K::kind(&()))),
+        other => other
+            .map(drop)
+            .map_err(|error| format!("{}: {finalizer}: {}", K::kind(&()), unanswered::said(&error))),
     }
 }
 
 fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
-    let cure = match error {
-        kube::Error::Api(status) if status.code == 404 => "; is the resource there? `weft crds` prints it",
-        _ => "",
-    };
-    format!("{what} KuryrPort {}/{}: {}{cure}", pod.namespace, pod.name, unanswered::said(error))
+    format!("{what} KuryrPort {}/{}: {}", pod.namespace, pod.name, unanswered::said(error))
 }
 
 fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
@@ -199,6 +212,13 @@ fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
         ..OwnerReference::default()
     }]);
     port
+}
+
+impl From<Unread> for String {
+    fn from(unread: Unread) -> String {
+        let (Unread::Forbidden(why) | Unread::Failed(why)) = unread;
+        why
+    }
 }
 
 #[cfg(test)]

@@ -16,13 +16,11 @@ use crate::agent::once;
 use crate::configuration::MetaPlugin;
 use crate::cri_proxy::runtime_network;
 use crate::hands::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
-use crate::install::first_before;
+use crate::install::{first_before, thin};
 use crate::planning::IFNAME;
 
 /// In this version of the protocol STATUS can be asked.
 const WITH_STATUS: &str = "1.1.0";
-/// Where weft-cni finds `weft`, from the directory that it is in itself.
-const BRAINS: [&str; 2] = ["weft", "weft.d/weft"];
 
 /// What is wrong with it.
 pub(super) fn findings(
@@ -122,9 +120,9 @@ fn of_planner(found: &MetaPlugin) -> Option<Finding> {
 /// Does weft-cni find `weft`, from where the runtime calls it?
 fn has_brain(found: &MetaPlugin) -> bool {
     let own = fs::canonicalize(Path::new(&found.node.bin_dir).join(found.name())).unwrap_or_default();
-    let beside = BRAINS.iter().map(|name| own.with_file_name(name));
-    let listed = PROGRAMS.split(':').map(|directory| Path::new(directory).join(BRAINS[0]));
-    beside.chain(listed).any(|path: PathBuf| fs::canonicalize(path).is_ok_and(|real| real != own))
+    let beside = [own.with_file_name(thin::PROGRAM), own.with_file_name(thin::DIRECTORY).join(thin::PROGRAM)];
+    let listed = PROGRAMS.split(':').map(|directory| Path::new(directory).join(thin::PROGRAM));
+    beside.into_iter().chain(listed).any(|path: PathBuf| fs::canonicalize(path).is_ok_and(|real| real != own))
 }
 
 /// What it says itself: a pod that is made now would not be attached.

@@ -22,20 +22,19 @@ use serde_json::json;
 use super::root::Place;
 use super::{Arguments, Places, write};
 use crate::failure::Failure;
+use crate::hands::is_copy;
 use crate::privilege;
 
 /// Directory of its own, below that of the plugins and that of the networks.
-pub(super) const DIRECTORY: &str = "weft.d";
+pub(crate) const DIRECTORY: &str = "weft.d";
 /// The program in it.
-const PROGRAM: &str = "weft";
+pub(crate) const PROGRAM: &str = "weft";
 /// The credentials in it.
 const CREDENTIALS: &str = "kubeconfig";
 /// Where a pod finds its own API server.
 const SERVER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
 /// Largest token or authority, in bytes.
 const SECRET_MAX: u64 = 1 << 20;
-/// How much of two files is compared at a time, in bytes.
-const PIECE: usize = 64 * 1024;
 /// This program.
 const OWN: &str = "/proc/self/exe";
 
@@ -70,7 +69,7 @@ impl Thin {
             let made = DirBuilder::new().recursive(true).mode(mode).create(directory);
             made.map_err(|cause| privilege::refused(&format!("create {}", directory.display()), &cause))?;
         }
-        if !is_own(&program.here) {
+        if !is_copy(Path::new(OWN), &program.here) {
             let copied = copy_own(&program.here);
             copied
                 .map_err(|cause| privilege::refused(&format!("write {}", program.here.display()), &cause))?;
@@ -152,28 +151,6 @@ fn secret(path: &Path) -> io::Result<String> {
         () if size as u64 > SECRET_MAX => Err(io::Error::other(format!("larger than {SECRET_MAX} bytes"))),
         () => Ok(text),
     }
-}
-
-/// Is this program there already?
-fn is_own(there: &Path) -> bool {
-    let same = || -> io::Result<bool> {
-        let (mut own, mut there) = (fs::File::open(OWN)?, fs::File::open(there)?);
-        if own.metadata()?.len() != there.metadata()?.len() {
-            return Ok(false);
-        }
-        let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
-        loop {
-            let read = own.read(&mut left)?;
-            if read == 0 {
-                return Ok(true);
-            }
-            there.read_exact(&mut right[..read])?;
-            if left[..read] != right[..read] {
-                return Ok(false);
-            }
-        }
-    };
-    same().unwrap_or(false)
 }
 
 /// Writes beside, onto the disk, and renames: calls that run keep the old one.

@@ -49,7 +49,6 @@ const OTHER_KEYS: &[&str] = &[
     "disableGC",
     "delegates",
     "runtimeConfig",
-    "vifStore",
 ];
 
 macro_rules! conf {
@@ -93,6 +92,7 @@ conf! {
     status_addresses "statusAddresses": String,
     status_keys "statusKeys": String,
     ip_request_policy "ipRequestPolicy": String,
+    vif_store "vifStore": String,
     delegate_timeout "delegateTimeout": Option<u32>,
 }
 
@@ -190,12 +190,14 @@ fn path_or(key: &str, text: &str, default: &str) -> Result<String, Error> {
     Ok(optional_path(key, text)?.unwrap_or_else(|| default.to_owned()))
 }
 
-/// A word of a mode; empty is the default.
+/// A word of a mode; empty is none.
+fn mode<M: Mode>(key: &str, text: &str) -> Result<Option<M>, Error> {
+    let word = (!text.is_empty()).then_some(text);
+    word.map(M::parse).transpose().map_err(|why| Error::key(key, quote(text), why))
+}
+
 fn mode_or<M: Mode>(key: &str, text: &str, default: M) -> Result<M, Error> {
-    match text {
-        "" => Ok(default),
-        text => M::parse(text).map_err(|why| Error::key(key, quote(text), why)),
-    }
+    Ok(mode(key, text)?.unwrap_or(default))
 }
 
 fn version(text: &str) -> Result<Version, Error> {
@@ -253,6 +255,7 @@ impl Conf {
                 keys: mode_or("statusKeys", &self.status_keys, keys)?,
             },
             ip_request_policy: mode_or("ipRequestPolicy", &self.ip_request_policy, IpRequestPolicy::Result)?,
+            vif_store: mode("vifStore", &self.vif_store)?,
             delegate_timeout: match self.delegate_timeout {
                 None => Duration::from_secs(60),
                 Some(seconds @ 1..=3600) => Duration::from_secs(seconds.into()),

@@ -80,6 +80,20 @@ impl Mode for IpRequestPolicy {
     ];
 }
 
+/// Where a pod's Neutron ports are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VifStore {
+    /// An annotation of the pod.
+    Annotation,
+    /// A KuryrPort beside it.
+    KuryrPort,
+}
+
+impl Mode for VifStore {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("annotation", VifStore::Annotation), ("kuryrport", VifStore::KuryrPort)];
+}
+
 /// When a plugin is called in process rather than exec'ed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Builtin {

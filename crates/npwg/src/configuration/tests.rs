@@ -27,7 +27,7 @@ fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
     assert_eq!(node.agent_socket, "/run/weft/agent.sock");
     assert!(!node.retry_delete_on_error);
     assert_eq!((node.builtin, node.ip_request_policy), (Builtin::Auto, IpRequestPolicy::Result));
-    assert_eq!(node.delegate_timeout, Duration::from_secs(60));
+    assert_eq!((node.delegate_timeout, node.vif_store), (Duration::from_secs(60), None));
     assert_eq!((node.logging.level, node.logging.to_stderr), (LogLevel::Error, true));
     let Rotation { max_age, max_size, max_backups, compress } = node.logging.rotation;
     assert_eq!((max_age, max_size, max_backups, compress), (5, 100, 5, true));
@@ -57,7 +57,7 @@ fn every_key_is_read() -> Result<(), Error> {
         r#","logFile":"/l","logLevel":"debug","logToStderr":false,"logOptions":{"maxAge":1,"maxSize":2,"maxBackups":3,"compress":false}"#,
         r#","retryDeleteOnError":true,"capabilities":{"portMappings":true,"mac":false},"runtimeConfig":{"x":1.0e3}"#,
         r#","builtin":"never","agentSocket":"/s","manifestDir":"/m","invalidAnnotation":"fail","statusAddresses":"cidr""#,
-        r#","statusKeys":"multus","ipRequestPolicy":"both","delegateTimeout":5,"cni.dev/valid-attachments":[]"#
+        r#","statusKeys":"multus","ipRequestPolicy":"both","vifStore":"kuryrport","delegateTimeout":5,"cni.dev/valid-attachments":[]"#
     ))?;
     assert_eq!(node.default_networks, [Place::Name("one".into()), Place::Path("/etc/cni/x.conflist".into())]);
     assert_eq!(node.system_namespaces, ["a", "b"]);
@@ -78,6 +78,7 @@ fn every_key_is_read() -> Result<(), Error> {
     assert_eq!(node.invalid_annotation, InvalidAnnotation::Fail);
     assert_eq!(node.status, StatusStyle { addresses: StatusAddresses::Cidr, keys: StatusKeys::Multus });
     assert_eq!((node.ip_request_policy, node.delegate_timeout.as_secs()), (IpRequestPolicy::Both, 5));
+    assert_eq!(node.vif_store, Some(VifStore::KuryrPort));
     assert!(node.warnings.is_empty());
     Ok(())
 }

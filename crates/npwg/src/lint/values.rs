@@ -344,3 +344,22 @@ fn is_range(text: &str) -> bool {
         None => parse_cidr(text).is_some(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys;
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_values_is_of_keys_that_there_are() {
+        for (values, known) in [(PLUGINS, keys::PLUGINS), (ADDRESS_MANAGERS, keys::ADDRESS_MANAGERS)] {
+            for (name, rows) in values {
+                let known = known.iter().find(|(known, _)| known == name);
+                let (_, keys) = known.unwrap_or_else(|| panic!("{name} is no plugin"));
+                for (key, _) in *rows {
+                    assert!(keys.contains(key), "{name} has no key {key}");
+                }
+            }
+        }
+    }
+}

@@ -108,7 +108,8 @@ mod tests {
         let (own, other) = (subnet("s1", "n1", "10.1.0.0/24"), subnet("s2", "n2", "10.1.0.0/24"));
         let beside = subnet("s3", "n1", "10.3.0.0/24");
         let ip = FixedIp { subnet_id: "s1".into(), ip_address: "10.1.0.5".parse().ok() };
-        let port = Port { vif_type: "ovs".into(), fixed_ips: vec![ip], ..Port::default() };
+        let mac_address = "02:00:00:00:00:0a".into();
+        let port = Port { vif_type: "ovs".into(), mac_address, fixed_ips: vec![ip], ..Port::default() };
         let network = Network { id: "n1".into(), ..Network::default() };
         let how = Plugging::Bound { bridge: "br-int".into() };
         let vif = Vif::of(&port, &network, std::slice::from_ref(&own), &how).unwrap();
@@ -124,6 +125,27 @@ mod tests {
             let wish = wish(driver, addresses);
             assert_eq!(fits(&vif, &wish, subnet), expected, "{wish:?} {subnet:?}");
             assert_eq!(serves(&port, &wish, subnet), expected, "{wish:?} {subnet:?}");
+        }
+        for (mac, expected) in
+            [("02:00:00:00:00:0a", true), ("02:00:00:00:00:0A", true), ("02:00:00:00:00:0b", false)]
+        {
+            let wish = Wish { mac: Some(mac.into()), ..wish(Driver::NeutronVif, &[]) };
+            assert_eq!((fits(&vif, &wish, &own), serves(&port, &wish, &own)), (expected, expected), "{mac}");
+        }
+        // In a trunk, or beside a node's own port: it says so itself. The hardware address of a macvlan is the pod's.
+        let tagged = |tag: String| Port { tags: vec![tag], ..port.clone() };
+        let subport = Port { device_owner: SUBPORT.into(), ..port.clone() };
+        for (port, driver, mac_counts) in [
+            (subport, Driver::NestedVlan, true),
+            (tagged(format!("{POD}x")), Driver::NestedVlan, true),
+            (tagged(format!("{NODE}x")), Driver::NestedMacvlan, false),
+        ] {
+            for asked in [Driver::NeutronVif, Driver::NestedVlan, Driver::NestedMacvlan] {
+                let wish = wish(asked, &["10.1.0.5"]);
+                assert_eq!(serves(&port, &wish, &own), asked == driver, "{wish:?} {port:?}");
+            }
+            let wish = Wish { mac: Some("02:00:00:00:00:0b".into()), ..wish(driver, &[]) };
+            assert_eq!(serves(&port, &wish, &own), !mac_counts, "{port:?}");
         }
     }
 }

@@ -13,10 +13,11 @@ use crate::controller::store;
 impl Desk {
     pub(super) async fn release(self: Arc<Desk>, uid: String) {
         let mut pause = PAUSES.0;
+        let mut released = BTreeSet::new();
         loop {
             let Some(case) = self.cases().get(&uid).cloned() else { return };
             let turn = self.turns.acquire().await.ok();
-            let outcome = match self.release_ports(&case).await {
+            let outcome = match self.release_ports(&case, &mut released).await {
                 Ok(()) => store::let_go(self.place, &self.client, &case.subject).await,
                 failed => failed,
             };
@@ -36,7 +37,8 @@ impl Desk {
         }
     }
 
-    async fn release_ports(&self, case: &Case) -> Result<(), String> {
+    /// Releases a pod's ports but for those that have been `released`; the others are added to these.
+    async fn release_ports(&self, case: &Case, released: &mut BTreeSet<String>) -> Result<(), String> {
         let Case { subject, state, .. } = case;
         let uid = &subject.pod.uid;
         let mut state = state.clone();
@@ -51,17 +53,24 @@ impl Desk {
                 failed = self.allocator.remove(&port).await.err().or(failed);
             }
         }
-        let others = self.named_by_others(uid);
-        for (_, vif) in state.vifs().filter(|(_, vif)| !vif.preserve_on_delete) {
-            failed = self.allocator.release(uid, vif, subject.host, &others).await.err().or(failed);
+        let left = state.vifs().map(|(_, vif)| vif);
+        let left: Vec<_> =
+            left.filter(|vif| !vif.preserve_on_delete && !released.contains(&vif.id)).collect();
+        let others = self.named_by_others(uid, &left.iter().map(|vif| vif.id.as_str()).collect());
+        for vif in left {
+            match self.allocator.release(uid, vif, subject.host, &others).await {
+                Ok(()) => drop(released.insert(vif.id.clone())),
+                Err(error) => failed = Some(error),
+            }
         }
         failed.map_or(Ok(()), |error| Err(error.to_string()))
     }
 
-    /// The ports that other pods have, or say that they have.
-    fn named_by_others(&self, uid: &str) -> BTreeSet<String> {
+    /// Those of these ports that other pods have, or say that they have.
+    fn named_by_others(&self, uid: &str, ports: &BTreeSet<&str>) -> BTreeSet<String> {
         let cases = self.cases();
         let others = cases.iter().filter(|(other, case)| *other != uid && case.stage != Stage::Left);
-        others.flat_map(|(_, case)| case.state.vifs().map(|(_, vif)| vif.id.clone())).collect()
+        let named = others.flat_map(|(_, case)| case.state.vifs()).map(|(_, vif)| &vif.id);
+        named.filter(|id| ports.contains(id.as_str())).cloned().collect()
     }
 }

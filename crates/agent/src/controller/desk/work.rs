@@ -129,7 +129,8 @@ impl Desk {
         let adopts = self.place == Place::Kuryrport && case.state.is_empty();
         if adopts || unsure {
             let read = store::read(self.place, &self.client, pod).await;
-            let read = read.map_err(|why| Trouble { reason: "VifUnreadable", why, passes: true })?;
+            let read =
+                read.map_err(|unread| Trouble { reason: "VifUnreadable", why: unread.into(), passes: true })?;
             // What could not be written may have been, and only the answer was lost.
             if let Some(state) = read {
                 if adopts {
@@ -199,9 +200,15 @@ impl Desk {
         let mut definitions = BTreeMap::new();
         for network in selected.networks() {
             let key: Key = (network.namespace.clone(), network.name.clone());
-            definitions.extend(
-                self.definitions.find(&key).map(|found| (network.clone(), Definition::clone(&found))),
-            );
+            match (self.definitions.find(&key), self.definitions.waited()) {
+                (Some(found), _) => drop(definitions.insert(network.clone(), Definition::clone(&found))),
+                // Whether it is there is not known yet.
+                (None, Some(waited)) => {
+                    let why = format!("{network}: waiting for {waited}");
+                    return Err(Trouble { reason: "NetworkRefused", why, passes: true });
+                }
+                (None, None) => {}
+            }
         }
         let wishes = wish::wishes(&selected, &definitions, rules).map_err(refused)?;
         Ok(Wishes { wishes, ignored: selected.ignored })
