@@ -112,6 +112,28 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
 }
 
 #[test]
+fn a_node_whose_ledgers_are_elsewhere_answers_after_its_agent_was_started_again() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.81.0.0/27", 3);
+    let mut conf = network(0, &json!({ "range": "10.81.0.0/27", "quarantine": 0 }));
+    conf["ipam"]["dataDir"] = json!("/var/lib/weft/elsewhere");
+    let _ = given(nodes.attachment(&sandbox, "held").add(&conf));
+    nodes.stop(0, "KILL");
+    nodes.start(0);
+    nodes.wait(0);
+    control(&nodes, &[("one", 9601)]);
+    nodes.kube.kubectl(["delete", "node", "worker-0"]);
+    nodes
+        .machine
+        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
+    // A node that has none of them follows none.
+    assert!(!nodes.log(1).contains("ipblocks"), "{}", nodes.log(1));
+}
+
+#[test]
 fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_pod_does() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");

@@ -213,8 +213,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     tokio::spawn(health::serve(page, Arc::clone(&brain)));
-    tokio::spawn(giver::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
-    tokio::spawn(leases::follow(client.clone(), node_name.clone(), ledgers.clone(), Arc::clone(&brain)));
+    follow_addresses(&client, node_name, ledgers, &brain);
     tokio::spawn(unattached::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
     let publisher = tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
@@ -232,6 +231,17 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     }
     info!("ended");
     Ok(())
+}
+
+/// Looks after what the node has of the cluster's addresses, if it has any.
+fn follow_addresses(client: &kube::Client, node: &str, ledgers: &Path, brain: &Arc<Brain>) {
+    let all = || (client.clone(), node.to_owned(), ledgers.to_owned(), Arc::clone(brain));
+    let (client, node, ledgers, own) = all();
+    tokio::spawn(giver::follow(client, node, ledgers, own));
+    let (client, node, ledgers, own) = all();
+    tokio::spawn(leases::follow(client, node, ledgers, own));
+    let brain = Arc::clone(brain);
+    tokio::spawn(async move { brain.supplier.remember().await });
 }
 
 /// Comes with the first signal to end.

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::handover`] says why that is
-//! enough); one address at a time; what cannot be done now is tried again. Nothing is watched before the node has a ledger.
+//! enough); one address at a time; what cannot be done now is tried again. Nothing is watched on a node that has no addresses of the cluster's.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,9 +42,7 @@ struct Giver {
 
 /// Gives up what is asked for, for ever.
 pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
-    if !has_any(&ledgers) {
-        brain.supplier.was_asked().await;
-    }
+    brain.supplier.was_asked().await;
     let asked: Arc<Cache<Option<Owned>>> = Arc::new(Cache::new("ipblocks that are asked for"));
     let selection = Config::default().labels(&asked_of(&node));
     tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&asked)));
@@ -61,11 +59,6 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
         }
         let _ = timeout(if again { PAUSE } else { LONG }, changes.changed()).await;
     }
-}
-
-/// Is there a ledger on this node?
-pub(super) fn has_any(ledgers: &Path) -> bool {
-    std::fs::read_dir(ledgers).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 impl Giver {

@@ -13,8 +13,8 @@
 //! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
 //! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
 //! locked, keeps neither the others nor an answer waiting longer than that. Of several ledgers with one lease all but the one
-//! that is called after the pool are copies. Nothing is watched before the node has a ledger. A ledger in another directory nobody
-//! sees.
+//! that is called after the pool are copies. Nothing is watched on a node that has no addresses of the cluster's. A ledger in
+//! another directory nobody sees: its leases are not compared, and are answered for.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -69,9 +69,7 @@ struct Leases {
 
 /// Does so for ever: whoever is asked whether it is there answers, whatever becomes of its ledgers.
 pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
-    if !super::giver::has_any(&ledgers) {
-        brain.supplier.was_asked().await;
-    }
+    brain.supplier.was_asked().await;
     let own = brain.supplier.own();
     let leases = Leases { client, node, ledgers, brain };
     own.synced().await;

@@ -23,15 +23,16 @@ use ipam::ledger::{Clock, Lease, State};
 use ipam::registry::{Fault, Holder, Object, Registry};
 use ipam::turn::{self, Ask, Supply, Wish};
 use ipam::{Filter, Range};
+use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
 use tokio::sync::watch::Sender;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::cache::{Cache, follow};
-use super::cluster::Reduced;
+use super::cluster::{ASK_MAX, Reduced};
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
 use crate::addresses::objects::{BlockObject, NOTICE};
@@ -140,7 +141,28 @@ impl Supplier {
         Arc::clone(shelves.entry(ledger.to_owned()).or_default())
     }
 
-    /// Waits until somebody has asked for addresses.
+    /// Looks, when the agent begins, whether somebody has asked for addresses before: the node has a ledger, or, as a ledger may be
+    /// where nobody sees it, something of its own in the cluster. A cluster without such objects is asked once.
+    pub(crate) async fn remember(&self) {
+        if std::fs::read_dir(&self.ledgers).is_ok_and(|mut entries| entries.next().is_some()) {
+            self.asked.send_replace(true);
+            return;
+        }
+        let blocks = Api::<BlockObject>::all(self.client.clone());
+        let one = ListParams::default().labels(&of_node(&self.node)).limit(1);
+        while !*self.asked.borrow() {
+            match timeout(ASK_MAX, blocks.list_metadata(&one)).await {
+                Ok(Ok(found)) if found.items.is_empty() => return,
+                Ok(Ok(_)) => drop(self.asked.send_replace(true)),
+                Ok(Err(kube::Error::Api(status))) if status.code == 404 => return,
+                // Who may not ask may be allowed to later.
+                Ok(Err(kube::Error::Api(status))) if status.code == 403 => sleep(AHEAD_MAX).await,
+                _ => sleep(SYNC_MAX).await,
+            }
+        }
+    }
+
+    /// Waits until somebody has asked for addresses, or is known to have.
     pub(crate) async fn was_asked(&self) {
         // The sender lives as long as we do.
         let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
