@@ -85,6 +85,56 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
 }
 
 #[test]
+fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_nor_a_plan() {
+    let agent = node!();
+    for name in ["ippools.weft.dev", "ipblocks.weft.dev"] {
+        let path = testkit::workspace().join(format!("deploy/crds/{name}.yaml"));
+        agent.kube.apply(&std::fs::read_to_string(path).expect("a file of the project"));
+    }
+    agent.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "p" },
+        "spec": { "range": "10.82.0.0/24", "blockBits": 6 } });
+    agent.kube.apply(&pool.to_string());
+    let ipam = json!({ "type": "weft-ipam", "range": "10.82.0.0/24", "pool": "p", "quarantine": 0 });
+    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
+    let sandbox = agent.machine.pod("a");
+    let attachment = |container: &str| {
+        let mut attachment = agent.machine.attachment("weft-ipam", &sandbox, "eth0");
+        attachment.container_id = container.to_owned();
+        attachment
+    };
+    for at in 0..45 {
+        attachment(&format!("c{at}")).add(&conf).success();
+    }
+    // One outside of the node's block is given back by its DEL, and every DEL after it tries again.
+    let blocks = agent.kube.json(["ipblocks.weft.dev"]);
+    let first = blocks["items"][0]["spec"]["range"] == "10.82.0.0/26";
+    let mut named = conf.clone();
+    named["args"] = json!({ "cni": { "ips": [if first { "10.82.0.200" } else { "10.82.0.20" }] } });
+    attachment("named").add(&named).success();
+    let uid = agent.pod("web", &select("net-a"));
+    let known = "weft_cache_objects{what=\"pods\"}";
+    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
+    agent.machine.run(["kill", "-s", "STOP", id.trim()]);
+    attachment("named").del(&named).success();
+    let begun = thread::scope(|scope| {
+        for at in 0..40 {
+            let (attachment, conf) = (&attachment, &conf);
+            scope.spawn(move || attachment(&format!("c{at}")).del(conf).success());
+        }
+        thread::sleep(Duration::from_secs(1));
+        let begun = Instant::now();
+        attachment("new").add(&conf).success();
+        let web = agent.machine.pod("web");
+        agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+        begun.elapsed()
+    });
+    agent.machine.run(["kill", "-s", "CONT", id.trim()]);
+    assert!(begun < Duration::from_secs(6), "{begun:?}");
+}
+
+#[test]
 fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_status() {
     let agent = node!();
     let slow =

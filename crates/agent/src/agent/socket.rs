@@ -4,6 +4,8 @@
 //! - who may ask, and how an agent is replaced, is [`Listener`]'s;
 //! - who comes for work is sent away when the agent ends: nobody waits for him;
 //! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
+//! - a plan needs nothing but what the agent knows: it waits for nobody who waits for the API server, and neither does who needs
+//!   addresses for who gives some back;
 //! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
 
 use std::io;
@@ -32,6 +34,10 @@ use crate::listener::Listener;
 
 /// Questions that are answered at a time.
 const PARALLEL: usize = 32;
+/// Demands for addresses at a time of those for whom the same is done with a later call, if not now.
+const COURTESIES: usize = 8;
+/// How long such a one waits: whoever sent it has gone then.
+const COURTESY_MAX: Duration = Duration::from_secs(2);
 /// Questions that may wait.
 const WAITING_MAX: usize = 512;
 /// Connections at a time: also those whose report is still awaited.
@@ -99,8 +105,10 @@ impl Socket {
     /// Answers until `end` comes, then those who are already waiting.
     pub(crate) async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
         let Socket(mut listener) = self;
-        let turns = Semaphore::new(PARALLEL);
-        let desk = Arc::new(Desk { oracle, turns, waiting: AtomicUsize::new(0), ending: Sender::new(false) });
+        let [turns, supplies] = [PARALLEL; 2].map(Semaphore::new);
+        let (courtesies, waiting, ending) =
+            (Semaphore::new(COURTESIES), AtomicUsize::new(0), Sender::new(false));
+        let desk = Arc::new(Desk { oracle, turns, supplies, courtesies, waiting, ending });
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut end = std::pin::pin!(end);
         let mut ending = false;
@@ -129,8 +137,7 @@ impl Socket {
             });
         }
         // Answers that are under way are finished; reports are not waited for.
-        let all = u32::try_from(PARALLEL).unwrap_or(u32::MAX);
-        let _ = timeout(ANSWER_MAX, desk.turns.acquire_many(all)).await;
+        let _ = timeout(ANSWER_MAX, desk.is_done()).await;
     }
 }
 
@@ -141,6 +148,10 @@ type Began = (Instant, SystemTime);
 struct Desk<O> {
     oracle: Arc<O>,
     turns: Semaphore,
+    /// Those of demands that somebody needs.
+    supplies: Semaphore,
+    /// Those of the others.
+    courtesies: Semaphore,
     waiting: AtomicUsize,
     /// Does the agent end?
     ending: Sender<bool>,
@@ -156,9 +167,10 @@ impl<O: Oracle> Desk<O> {
                 let why = format!("agent: {WAITING_MAX} questions are waiting already");
                 Reply::plain(Answer::Refused(Error::new(code::TRY_AGAIN_LATER, why)))
             }
-            Some(_turn) => {
+            Some(turn) => {
                 let bytes = receive_bytes(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
                 if exchange::receive::<Head>(&mut bytes.as_slice())?.addresses.is_some() {
+                    drop(turn);
                     return self.supply(stream, &bytes).await;
                 }
                 let question: Question = exchange::receive(&mut bytes.as_slice())?;
@@ -197,12 +209,16 @@ impl<O: Oracle> Desk<O> {
     async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
         let delivery = match exchange::receive::<Demand>(&mut &*bytes) {
             Ok(demand) => {
-                let answered = timeout(ANSWER_MAX, self.oracle.supply(&demand)).await;
+                let answered = timeout(ANSWER_MAX, async {
+                    let _turn = self.turn_of(demand.wish).await?;
+                    Some(self.oracle.supply(&demand).await)
+                });
+                let answered = answered.await.ok().flatten();
                 let late =
                     || Delivery { refusal: Some("agent: no answer in time".into()), ..Delivery::default() };
                 match demand.wish {
                     Want::Ahead => return Ok(()),
-                    _ => answered.unwrap_or_else(|_| late()),
+                    _ => answered.unwrap_or_else(late),
                 }
             }
             Err(error) => Delivery { refusal: Some(error.msg), ..Delivery::default() },
@@ -211,6 +227,26 @@ impl<O: Oracle> Desk<O> {
         exchange::send(&mut bytes, &delivery)?;
         let sent = timeout(TRANSFER_MAX, stream.write_all(&bytes)).await;
         sent.map_err(|_| Error::io("reply", "nobody takes it"))?.map_err(|cause| Error::io("reply", cause))
+    }
+
+    /// Waits among the demands for addresses; nothing if it takes longer than whoever sent it waits.
+    async fn turn_of(&self, wish: Want) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        match wish {
+            Want::Return | Want::Nothing | Want::Ahead => {
+                timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
+            }
+            Want::Any | Want::Kept | Want::Address(_) | Want::Room => self.supplies.acquire().await.ok(),
+        }
+    }
+
+    /// Waits until nobody is being answered.
+    async fn is_done(&self) {
+        for (turns, count) in
+            [(&self.turns, PARALLEL), (&self.supplies, PARALLEL), (&self.courtesies, COURTESIES)]
+        {
+            // No semaphore is ever closed.
+            let _ = turns.acquire_many(u32::try_from(count).unwrap_or(u32::MAX)).await;
+        }
     }
 
     /// Waits in the queue; nothing if it is full.
@@ -330,3 +366,6 @@ async fn receive_bytes(
     let bytes = timeout(patience, read).await.map_err(|_| Error::io("receive", "it takes too long"))?;
     bytes.map_err(|cause| Error::io("receive", cause))
 }
+
+#[cfg(test)]
+mod tests;
