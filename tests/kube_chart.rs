@@ -157,7 +157,8 @@ fn with(values: &Value, path: &str, value: &Value) -> Value {
 
 /// The paths of values that are none of maps, but for those that mean something as a whole.
 fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
-    match value.as_object().filter(|map| !map.is_empty() && !path.ends_with("resources")) {
+    let is_whole = ["resources", "nodeSelector", "securityContext"].iter().any(|end| path.ends_with(end));
+    match value.as_object().filter(|map| !map.is_empty() && !is_whole) {
         None => drop(found.insert(path.to_owned())),
         Some(map) => map.iter().for_each(|(key, value)| {
             let dot = if path.is_empty() { "" } else { "." };

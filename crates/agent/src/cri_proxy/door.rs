@@ -27,7 +27,7 @@ const CALLS_MAX: u32 = 256;
 /// What is held for a client that does not read, in bytes a call.
 const UNREAD_MAX: usize = 256 << 10;
 /// How long calls that are under way may take once we have to end.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
+pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until `end` comes.
 pub(crate) async fn serve(
