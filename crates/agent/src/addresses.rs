@@ -13,6 +13,7 @@ pub(crate) mod command;
 mod dead;
 pub(crate) mod findings;
 pub(crate) mod keeper;
+pub(crate) mod ledgers;
 pub(crate) mod objects;
 pub(crate) mod pools;
 pub(crate) mod registry;

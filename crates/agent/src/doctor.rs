@@ -13,6 +13,7 @@ use clap::Args;
 use npwg::journal::{Entry, State};
 use serde::Serialize;
 
+use crate::addresses::LEDGERS;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
@@ -89,6 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_known =
         |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
     findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
+    findings.extend(reservations::of_ledgers(Path::new(LEDGERS), is_known));
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }

@@ -1,11 +1,9 @@
 //! `weft ipam`: how full pools are, who has an address, what is wrong, and giving back what nobody has.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use ipam::ledger::{Place, SLOTS};
 use ipam::registry::Registry;
 use ipnet::IpNet;
 use kube::Client;
@@ -15,17 +13,15 @@ use serde_json::json;
 
 use super::census::Census;
 use super::findings::Finding;
+use super::ledgers::{self, Held, Owner};
 use super::registry::Cluster;
-use super::show::{ledger, show};
+use super::show::show;
 use super::{LEDGERS, ledger_name};
 use crate::agent::unanswered;
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output::{self, Format};
 use crate::table;
-
-/// Length of an owner's record beside a ledger.
-const RECORD: usize = 1024;
 
 /// What `weft ipam` is told.
 #[derive(Debug, Args)]
@@ -168,64 +164,28 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
 
 /// What this node's ledger says about an address, if it has one and may be read.
 fn recorded(place: &Path, address: IpAddr) -> Option<Owner> {
-    let ledger = ledger(place)?;
-    let at = ledger.find(address)?;
-    ledger.held().find(|(place, ..)| *place == at)?;
-    Owner::read(&std::fs::read(place.join("owners")).ok()?, at)
+    let ledger = ledgers::read(place).ok()??;
+    let held = ledgers::held(place, &ledger).into_iter().find(|held| held.ip == address);
+    held.map(|held| held.owner)
 }
 
 /// Addresses that this node's ledgers hold for pods that are gone.
 fn leaked(census: &Census, ledgers: &Path) -> Vec<Finding> {
     let uids = census.uids();
     let mut findings = Vec::new();
-    for entry in std::fs::read_dir(ledgers).into_iter().flatten().flatten() {
-        let place = entry.path();
-        let (Some(ledger), Ok(owners)) = (ledger(&place), std::fs::read(place.join("owners"))) else {
-            continue;
-        };
-        for (at, ..) in ledger.held() {
-            let (Some(ip), Some(owner)) = (ledger.address(at), Owner::read(&owners, at)) else { continue };
+    for (name, place) in ledgers::all(ledgers) {
+        let Ok(Some(ledger)) = ledgers::read(&place) else { continue };
+        for Held { ip, since: _, owner } in ledgers::held(&place, &ledger) {
             if owner.uid.is_empty() || uids.contains(owner.uid.as_str()) {
                 continue;
             }
-            let object = format!("ledger {}", entry.file_name().to_string_lossy());
             let why = format!(
                 "{ip} is held for {owner}, whose pod is gone: its DEL or the runtime's GC gives it back"
             );
-            findings.push(Finding { what: "leaked", object, why });
+            findings.push(Finding { what: "leaked", object: format!("ledger {name}"), why });
         }
     }
     findings
-}
-
-/// Who holds an address, as the plugin wrote it.
-struct Owner {
-    container: String,
-    ifname: String,
-    network: String,
-    uid: String,
-    /// With a blank after it; empty where there was none.
-    pod: String,
-}
-
-impl Owner {
-    fn read(owners: &[u8], at: Place) -> Option<Owner> {
-        let record = owners.get((at.page * SLOTS + at.slot) * RECORD..)?;
-        let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
-        let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);
-        let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
-        let [uid, namespace, name] =
-            [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
-        let pod = if name.is_empty() { String::new() } else { format!("{namespace}/{name} ") };
-        Some(Owner { container, ifname, network, uid, pod })
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Owner { container, ifname, network, pod, .. } = self;
-        write!(f, "{pod}{ifname} of {network}, container {container}")
-    }
 }
 
 fn check(census: &Census, ledgers: &Path, format: Format) -> Result<(), Failure> {

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use ipam::Ledger;
 use ipam::grid::addresses_of;
 use ipam::ledger::{Block, Clock, Slot, State};
 use ipam::registry::Object;
@@ -14,6 +13,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use super::census::Census;
+use super::ledgers;
 use super::objects::{PoolObject, PoolStatus};
 use super::{ledger_name, now};
 use crate::failure::Failure;
@@ -166,14 +166,9 @@ fn names(census: &Census, pool: &str) -> BTreeSet<String> {
     leased.chain([pool.to_owned()]).filter(|name| !name.is_empty()).collect()
 }
 
-/// A ledger of this node, if there is one that may be read.
-pub(super) fn ledger(place: &Path) -> Option<Ledger> {
-    Ledger::read(&std::fs::read(place.join("ledger")).ok()?).ok()
-}
-
 /// The blocks in it.
 fn own(place: &Path) -> Vec<Own> {
-    let Some(ledger) = ledger(place) else { return Vec::new() };
+    let Ok(Some(ledger)) = ledgers::read(place) else { return Vec::new() };
     // How long an address rests is the network's to say: what was freed within a minute does as a rule.
     let clock = Clock { now: now(), rest: 60_000 };
     let own = |block: Block| {

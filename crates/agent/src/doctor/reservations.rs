@@ -1,13 +1,15 @@
-//! Addresses of `host-local` that are held by containers which nobody knows: a range full of them starts no pod.
+//! Addresses that are held by containers which nobody knows: a range full of them starts no pod.
 //!
 //! ```text
-//!   /var/lib/cni/networks/NETWORK/10.1.2.3     its owner: the container's id, then the interface
+//!   /var/lib/cni/networks/NETWORK/10.1.2.3     of host-local; its owner: the container's id, then the interface
+//!   /var/lib/weft/ipam/POOL/ledger             of weft-ipam
 //! ```
 //!
-//! Rules: only the directory that is the plugin's default is looked at; a reservation that is younger than a sandbox
-//! may take to be made is nobody's yet; there is one finding for each network.
+//! Rules: only the directories that are the plugins' defaults are looked at; a reservation that is younger than a sandbox
+//! may take to be made is nobody's yet; there is one finding for each network, and each ledger. A ledger that nobody can
+//! read gives no address: that is one, too.
 //!
-//! Source: plugins `plugins/ipam/host-local/backend/disk`.
+//! Source: plugins `plugins/ipam/host-local/backend/disk`; `docs/plugins/weft-ipam.md`, Files.
 
 use std::fs::{self, DirEntry, File};
 use std::io::Read;
@@ -16,6 +18,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Finding;
+use crate::addresses::ledgers::{self, Held};
+use crate::addresses::now;
 
 /// Where they are.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
@@ -38,28 +42,61 @@ fn of_network(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bool) -
     let name = network.file_name().into_string().ok()?;
     let path = network.path();
     let reservations = fs::read_dir(&path).into_iter().flatten().flatten();
-    let mut lost: Vec<(IpAddr, String)> = reservations
+    let lost = reservations
         .filter_map(|entry| {
             let (ip, container, ifname) = reservation(&entry)?;
             (!is_known(&name, &container, &ifname)).then_some((ip, container))
         })
         .collect();
-    lost.sort();
-    let shown: Vec<String> =
-        lost.iter().take(NAMED_MAX).map(|(ip, container)| format!("{ip} (container {container})")).collect();
-    let more = if lost.len() > NAMED_MAX { ", …" } else { "" };
-    let why = match lost.len() {
-        0 => return None,
-        1 => format!("{} is held by a container that nobody knows", shown.concat()),
-        count => {
-            format!("{count} addresses are held by containers that nobody knows: {}{more}", shown.join(", "))
-        }
-    };
     let cure = format!(
         "a GC of {name} gives them back; where the runtime has none, remove their files in {}",
         path.display()
     );
-    Some(Finding::new(format!("addresses of network {name}"), why, cure))
+    Some(Finding::new(format!("addresses of network {name}"), lost_addresses(lost)?, cure))
+}
+
+/// What ledgers of weft-ipam hold for such, and those that cannot be read.
+pub(super) fn of_ledgers(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
+    ledgers::all(directory).iter().filter_map(|(name, place)| of_ledger(name, place, &is_known)).collect()
+}
+
+fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
+    let what = format!("addresses of ledger {name}");
+    let ledger = match ledgers::read(place) {
+        Ok(ledger) => ledger?,
+        Err(why) => {
+            let why = format!("{why}: no pod gets an address of it");
+            return Some(Finding::new(
+                what,
+                why,
+                "docs/plugins/weft-ipam.md, «a ledger that cannot be read»",
+            ));
+        }
+    };
+    let fresh = u64::try_from(FRESH.as_millis()).unwrap_or(u64::MAX);
+    let is_lost = |Held { since, owner, .. }: &Held| {
+        now().saturating_sub(*since) >= fresh && !is_known(&owner.network, &owner.container, &owner.ifname)
+    };
+    let held = ledgers::held(place, &ledger);
+    let lost = held.into_iter().filter(is_lost).map(|held| (held.ip, held.owner.container)).collect();
+    let cure = "their DEL gives them back, or a GC of their network by the runtime; weft ipam check says whose they are";
+    Some(Finding::new(what, lost_addresses(lost)?, cure))
+}
+
+/// How it is said; nothing of none.
+fn lost_addresses(mut lost: Vec<(IpAddr, String)>) -> Option<String> {
+    lost.sort();
+    let shown: Vec<String> =
+        lost.iter().take(NAMED_MAX).map(|(ip, container)| format!("{ip} (container {container})")).collect();
+    let more = if lost.len() > NAMED_MAX { ", …" } else { "" };
+    match lost.len() {
+        0 => None,
+        1 => Some(format!("{} is held by a container that nobody knows", shown.concat())),
+        count => Some(format!(
+            "{count} addresses are held by containers that nobody knows: {}{more}",
+            shown.join(", ")
+        )),
+    }
 }
 
 /// The address, its container and interface; nothing of what is no reservation, or too young.
@@ -111,5 +148,43 @@ mod tests {
             "{lan:?}"
         );
         assert!(lan.why.ends_with(", …"), "{lan:?}");
+    }
+
+    #[test]
+    fn what_ledgers_hold_for_unknown_containers_is_told_and_a_ledger_that_nobody_can_read() {
+        let directory = std::env::temp_dir().join(format!("weft-doctor-ledgers-{}", std::process::id()));
+        for name in ["10.0.0.0-24", "spoilt", "empty", "No.Ledger"] {
+            fs::create_dir_all(directory.join(name)).unwrap();
+        }
+        let mut ledger = ipam::Ledger::new("b");
+        let lease = ipam::ledger::Lease {
+            net: "10.0.0.0/24".parse().unwrap(),
+            uid: "u.0".into(),
+            bound: false,
+            holes: Vec::new(),
+        };
+        let _ = ledger.add(&lease, 1);
+        let mut owners = Vec::new();
+        for (slot, container, age) in [(2, "gone", 3_600_000), (3, "there", 3_600_000), (4, "coming", 1_000)]
+        {
+            let _ = ledger.hold(ipam::ledger::Place { page: 0, slot }, now() - age, 7 + slot as u64);
+            owners.resize(slot * 1024, 0);
+            owners.extend(format!("{container}\neth0\nlan\nuid\ndefault\nweb\n").into_bytes());
+        }
+        fs::write(directory.join("10.0.0.0-24/ledger"), ledger.image()).unwrap();
+        fs::write(directory.join("10.0.0.0-24/owners"), owners).unwrap();
+        fs::write(directory.join("spoilt/ledger"), "nothing").unwrap();
+        fs::write(directory.join("No.Ledger/ledger"), "nothing").unwrap();
+        let found = of_ledgers(&directory, |network, container, ifname| {
+            (network, container, ifname) == ("lan", "there", "eth0")
+        });
+        fs::remove_dir_all(&directory).unwrap();
+        let [lost, spoilt] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(lost.what, "addresses of ledger 10.0.0.0-24");
+        assert!(lost.why.starts_with("10.0.0.2 (container gone) is held by a"), "{lost:?}");
+        assert!(
+            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not a ledger of this release"),
+            "{spoilt:?}"
+        );
     }
 }

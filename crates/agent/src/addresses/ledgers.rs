@@ -1,0 +1,89 @@
+//! The ledgers of this node as people see them: who holds what, as the plugin wrote it beside them.
+//!
+//! Rules: they are read without their locks, and by who may read them; a record that makes no sense is nobody's.
+//!
+//! Source: `docs/plugins/weft-ipam.md`, Files.
+
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipam::Ledger;
+use ipam::ledger::{self, Place, SLOTS};
+
+/// Length of an owner's record beside a ledger.
+const RECORD: usize = 1024;
+
+/// Who holds an address, as the plugin wrote it.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    pub(crate) container: String,
+    pub(crate) ifname: String,
+    pub(crate) network: String,
+    /// Of the pod; empty where there was none.
+    pub(crate) uid: String,
+    /// With a blank after it; empty where there was none.
+    pod: String,
+}
+
+/// An address that is held.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) ip: IpAddr,
+    /// Milliseconds since 1970.
+    pub(crate) since: u64,
+    pub(crate) owner: Owner,
+}
+
+/// Each ledger below a directory: its name and where it is.
+pub(crate) fn all(directory: &Path) -> Vec<(String, PathBuf)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    let mut all: Vec<_> = named.filter(|(name, _)| ledger::is_name(name)).collect();
+    all.sort();
+    all
+}
+
+/// A ledger; nothing where there is none.
+///
+/// # Errors
+/// It cannot be read: by us, or by anybody.
+pub(crate) fn read(place: &Path) -> Result<Option<Ledger>, String> {
+    let path = place.join("ledger");
+    match fs::read(&path) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(format!("{}: {cause}", path.display())),
+        Ok(bytes) => Ledger::read(&bytes).map(Some).map_err(|spoilt| format!("{}: {spoilt}", path.display())),
+    }
+}
+
+/// What is held in a ledger, as far as it is known by whom.
+pub(crate) fn held(place: &Path, ledger: &Ledger) -> Vec<Held> {
+    let Ok(owners) = fs::read(place.join("owners")) else { return Vec::new() };
+    let held = ledger.held().filter_map(|(at, since, _)| {
+        Some(Held { ip: ledger.address(at)?, since, owner: Owner::read(&owners, at)? })
+    });
+    held.collect()
+}
+
+impl Owner {
+    fn read(owners: &[u8], at: Place) -> Option<Owner> {
+        let record = owners.get((at.page * SLOTS + at.slot) * RECORD..)?;
+        let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
+        let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);
+        let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
+        let [uid, namespace, name] =
+            [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
+        let pod = if name.is_empty() { String::new() } else { format!("{namespace}/{name} ") };
+        Some(Owner { container, ifname, network, uid, pod })
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { container, ifname, network, pod, .. } = self;
+        write!(f, "{pod}{ifname} of {network}, container {container}")
+    }
+}
