@@ -227,6 +227,27 @@ fn a_pool_that_is_made_anew_is_cut_in_one_way() {
 }
 
 #[test]
+fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.84.0.0/26", 4);
+    let conf = network(0, &json!({ "range": "10.84.0.0/26", "quarantine": 0 }));
+    let add = |container: usize| given(nodes.attachment(&sandbox, &format!("c{container}")).add(&conf));
+    let _ = add(0);
+    // Its agent believes for a while that the pool is as it was.
+    nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
+    pool(&nodes, "10.84.0.0/26", 3);
+    // What is left in its block is little, and it wants another one ahead.
+    for container in 1..13 {
+        let _ = add(container);
+    }
+    let refused = "weft_address_demands_total{outcome=\"refused\"}";
+    until("what was leased to be refused", || (nodes.figure(0, refused) > 0).then_some(()));
+    let left = nodes.blocks();
+    assert_eq!(left.len(), 1, "{left:#?}");
+}
+
+#[test]
 fn nodes_that_first_use_a_pool_at_one_moment_are_all_served() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");

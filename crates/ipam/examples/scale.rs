@@ -88,6 +88,10 @@ impl Registry for Memory {
         Ok(())
     }
 
+    async fn stands(&self) -> Result<bool, Fault> {
+        Ok(self.request("get of the pool", |_| true))
+    }
+
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
         Ok(false)
     }

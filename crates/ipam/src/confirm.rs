@@ -106,7 +106,7 @@ async fn take_again<R: Registry>(
     };
     if !made.is_single() {
         supply.leases.push(counter.with_holes(made).await?);
-    } else if counter.block_around(made.net.addr()).await?.is_some() {
+    } else if counter.block_around(made.net.addr()).await?.is_some() || !counter.registry.stands().await? {
         give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
     } else {
         supply.lost.retain(|lease| *lease != known.lease);

@@ -10,6 +10,10 @@
 //! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
 //! so at least one sees it. The address gives way; one that somebody named asks for a hole before: [`crate::handover`].
 //!
+//! A pool may be deleted, made anew and cut otherwise while something is leased of it: what was made is used only if the pool still
+//! stands after that. If it does not, whoever cut the new one has not seen the object; if it does, whoever cuts another one
+//! will.
+//!
 //! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made.
 
 use std::collections::HashSet;
@@ -61,6 +65,8 @@ pub enum Refusal {
     },
     /// Others were always quicker.
     Contended,
+    /// The pool is not the one any more of which it was leased.
+    Anew,
     /// The registry did not answer.
     Fault(String),
 }
@@ -130,6 +136,17 @@ impl<R: Registry> Counter<'_, R> {
             }
         }
         Err(Refusal::Contended)
+    }
+
+    /// What of these leases may be used: all if the pool is still what it was when they were begun, else none; they are given back.
+    pub async fn standing(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, Refusal> {
+        if leases.is_empty() || self.registry.stands().await? {
+            return Ok(leases);
+        }
+        for lease in &leases {
+            give_back(self.registry, lease.net, &lease.uid, self.clock.now).await?;
+        }
+        Err(Refusal::Anew)
     }
 
     /// Could an address be had: of a block of ours that is not confirmed yet, or of what could be leased?
@@ -335,12 +352,14 @@ impl<R: Registry> Counter<'_, R> {
     pub async fn adopt(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Lease>, Refusal> {
         let mut leases = Vec::new();
         for object in self.unknown(seen, known).await? {
-            if !self.grid.is_single() && !object.is_single() {
+            let is_block = !object.is_single() && !self.grid.is_single();
+            if is_block && self.grid.block_of(object.net.addr()) == Some(object.net) {
                 // Under a new lease: an older question, whose call is dead, may be about to give it back.
                 let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
                 let object = self.registry.replace(&Object { holder, ..object }).await?;
                 leases.push(self.with_holes(object).await?);
-            } else if object.holder.owner != self.holder.owner {
+            } else if is_block || object.holder.owner != self.holder.owner {
+                // A block of another cut was made too late for who cut the pool to see it.
                 self.return_unknown(&object).await?;
             }
         }
@@ -438,6 +457,7 @@ impl fmt::Display for Refusal {
                     "{net}, in which it lies, is this node's, whose agent has not given it up yet: try again"
                 )
             }
+            Refusal::Anew => f.write_str("the pool was deleted, made anew or edited meanwhile: try again"),
             Refusal::Contended => f.write_str("other nodes are leasing, too: try again"),
             Refusal::Fault(why) => f.write_str(why),
         }

@@ -1,7 +1,8 @@
 //! Where a cluster writes down whose blocks are: objects that are made by name, once, and changed one at a time.
 //!
 //! The Kubernetes API is one; a simulation is another. What is asked of it: a name is given once; a change is made
-//! only if nobody else made one since; a read sees every change that was answered before it began.
+//! only if nobody else made one since; a read sees every change that was answered before it began. A pool is cut anew only where none of its objects is of another cut,
+//! after its predecessor has gone.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -79,6 +80,9 @@ pub trait Registry: Sync {
 
     /// Removes an object, if it is still that one unchanged; what is gone is gone.
     fn delete(&self, object: &Object) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Is the pool still the one, and cut as it was, of which this was begun? One that is deleted may be made anew.
+    fn stands(&self) -> impl Future<Output = Result<bool, Fault>> + Send;
 
     /// Is the pod with this uid known to be gone?
     fn is_gone(&self, owner: &str) -> impl Future<Output = Result<bool, Fault>> + Send;

@@ -301,6 +301,16 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 ///
 /// `seen` is what is believed to be this ledger's; it may be old.
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
+    let mut supply = find(counter, ask, seen).await;
+    match counter.standing(std::mem::take(&mut supply.leases)).await {
+        Ok(leases) => supply.leases = leases,
+        Err(refusal) => supply.refusal = Some(refusal),
+    }
+    supply
+}
+
+/// Gives back, confirms, leases; whether the pool stands has to be asked then.
+async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = Supply::default();
     give_back_returning(counter, ask, &mut supply).await;
     if ask.known.iter().any(|known| known.state == State::Unconfirmed)

@@ -37,6 +37,8 @@ const LOOK: Duration = Duration::from_millis(250);
 pub(crate) struct Pool {
     /// The object's name.
     pub(crate) name: String,
+    /// Which one of that name.
+    pub(crate) uid: Option<String>,
     /// How it is cut.
     pub(crate) grid: Grid,
     /// Parts that are never given.
@@ -346,7 +348,7 @@ fn fits(block: &BlockObject, grid: &Grid) -> bool {
 fn read(object: &PoolObject) -> Result<Pool, String> {
     let (name, exclude) = (name(object), object.exclude()?);
     let grid = object.grid()?.ok_or_else(|| format!("pool {name}: spec.blockBits: missing"))?;
-    Ok(Pool { name, grid, exclude })
+    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude })
 }
 
 /// How many nodes there are: one object is asked for, and how many more there would be. A server that does not say is asked

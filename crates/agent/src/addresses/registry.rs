@@ -14,9 +14,10 @@ use kube::{Api, Client};
 use tokio::time::{sleep, timeout};
 
 use super::objects::{
-    ASKS_LABEL, BlockObject, CLAIM_LABEL, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
+    ASKS_LABEL, BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
     label, name_of,
 };
+use super::pools::Pool;
 use crate::agent::cluster::{PodObject, ask};
 use crate::agent::unanswered;
 
@@ -36,6 +37,7 @@ pub(crate) struct Cluster {
     client: Client,
     blocks: Api<BlockObject>,
     pool: String,
+    uid: Option<String>,
     /// How the pool is cut.
     pub(crate) grid: Grid,
     /// Namespace and name of the pod that a claim is about.
@@ -44,16 +46,16 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The blocks of `pool`, for a claim of the pod with this namespace and name; requests are counted.
+    /// The blocks of a pool, for a claim of the pod with this namespace and name; requests are counted.
     pub(crate) fn new(
         client: Client,
-        pool: &str,
-        grid: Grid,
+        pool: &Pool,
         pod: (String, String),
         requests: prometheus_client::metrics::counter::Counter,
     ) -> Cluster {
         let blocks = Api::all(client.clone());
-        Cluster { client, blocks, pool: pool.to_owned(), grid, pod, requests }
+        let Pool { name, uid, grid, exclude: _ } = pool.clone();
+        Cluster { client, blocks, pool: name, uid, grid, pod, requests }
     }
 
     /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
@@ -62,13 +64,19 @@ impl Cluster {
         pool: &PoolObject,
         requests: &prometheus_client::metrics::counter::Counter,
     ) -> Option<Cluster> {
-        let (name, grid) = (pool.metadata.name.as_deref()?, pool.grid().ok().flatten()?);
+        let (name, uid) = (pool.metadata.name.clone()?, pool.metadata.uid.clone());
+        let pool = Pool { name, uid, grid: pool.grid().ok().flatten()?, exclude: Vec::new() };
         let nobody = (String::new(), String::new());
-        Some(Cluster::new(client.clone(), name, grid, nobody, requests.clone()))
+        Some(Cluster::new(client.clone(), &pool, nobody, requests.clone()))
     }
 
+    /// A request about a block, which is counted.
     async fn request<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
         self.requests.inc();
+        self.asked(work).await
+    }
+
+    async fn asked<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
         match timeout(REQUEST_MAX, work).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Fault::Conflict),
@@ -170,6 +178,17 @@ impl Registry for Cluster {
             }
         };
         self.request(deleted).await
+    }
+
+    async fn stands(&self) -> Result<bool, Fault> {
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        // Reads of pools are nowhere counted.
+        let found = self.asked(pools.get_opt(&self.pool)).await?;
+        let is_it = |pool: PoolObject| {
+            let is_cut = pool.cut() == Ok(Cut::Done) && pool.grid() == Ok(Some(self.grid));
+            is_cut && pool.metadata.uid == self.uid
+        };
+        Ok(found.is_some_and(is_it))
     }
 
     async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipam::Ledger;
+use ipam::lease::give_back;
 use ipam::ledger::{self, Block, State};
 use ipam::registry::{Fault, Holder, Registry};
 use ipnet::IpNet;
@@ -36,6 +37,7 @@ use super::cache::Cache;
 use super::cluster::ASK_MAX;
 use super::supplier::Owned;
 use super::unanswered;
+use crate::addresses::now;
 use crate::addresses::objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
 use crate::addresses::registry::{Cluster, of_node};
 use crate::hands::Hands;
@@ -187,11 +189,17 @@ impl Leases {
         let Some(registry) = self.pool_of(missing).await? else { return Ok(()) };
         let (node, ledger) = (self.node.clone(), ledger.clone());
         match registry.create(*net, &Holder { node, ledger, ..Holder::default() }).await {
-            Ok(_) => info!(block = %net, "something in it is held: leased again"),
-            Err(Fault::Conflict) => {}
-            Err(fault) => return Err(format!("lease {net} again: {fault}")),
+            Ok(made) => {
+                let fault = |fault: Fault| format!("lease {net} again: {fault}");
+                if registry.stands().await.map_err(fault)? {
+                    info!(block = %net, "something in it is held: leased again");
+                    return Ok(());
+                }
+                give_back(&registry, *net, &made.lease_id(), now()).await.map_err(fault)
+            }
+            Err(Fault::Conflict) => Ok(()),
+            Err(fault) => Err(format!("lease {net} again: {fault}")),
         }
-        Ok(())
     }
 
     /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is

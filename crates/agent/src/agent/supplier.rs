@@ -187,8 +187,7 @@ impl Supplier {
         let filter = filter(demand, &pool)?;
         let registry = Cluster::new(
             self.client.clone(),
-            &pool.name,
-            pool.grid,
+            &pool,
             (demand.pod.namespace.clone(), demand.pod.name.clone()),
             metrics.address_requests.clone(),
         );
@@ -208,7 +207,7 @@ impl Supplier {
             seed: self.seed(demand),
             looks: LOOKS,
         };
-        match demand.wish {
+        let supply = match demand.wish {
             Want::Ahead => self.lease_ahead(&counter, shelf).await,
             Want::Room => {
                 let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
@@ -223,15 +222,23 @@ impl Supplier {
             }
             Want::Kept => self.serve_claim(&counter, &pool.name, demand, shelf).await,
             _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
+        }?;
+        if supply.refusal == Some(Refusal::Anew) {
+            shelf.pool = None;
         }
-        .map(|supply| without(supply, &pool.exclude))
+        Ok(without(supply, &pool.exclude))
     }
 
-    /// The pool, as it is if something may be made of it: one that was deleted and made anew may be cut otherwise.
+    /// The pool, as it is if something may be made of it for who waits: one that was edited, or deleted and made anew, is told
+    /// apart here, and is found not to stand where it was not. Ahead of need, and where there is something ready, it is as it was.
     async fn pool(&self, demand: &Demand, shelf: &mut Shelf) -> Result<Pool, String> {
-        let makes_nothing = matches!(demand.wish, Want::Nothing | Want::Return | Want::Room);
+        let may_be_old = match demand.wish {
+            Want::Nothing | Want::Return | Want::Room | Want::Ahead => true,
+            Want::Any => !shelf.ready.is_empty(),
+            Want::Kept | Want::Address(_) => false,
+        };
         if let Some((since, pool)) = &shelf.pool
-            && makes_nothing
+            && may_be_old
             && since.elapsed() < POOL_MAX
         {
             return Ok(pool.clone());
@@ -259,10 +266,16 @@ impl Supplier {
 
     async fn lease_ahead(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<Supply, String> {
         if !counter.grid.is_single() && shelf.ready.is_empty() {
-            match counter.block().await {
-                Ok(lease) => {
-                    info!(block = %lease.net, "leased ahead");
-                    shelf.ready.push((Instant::now(), lease));
+            let leased = match counter.block().await {
+                Ok(lease) => counter.standing(vec![lease]).await,
+                Err(refusal) => Err(refusal),
+            };
+            match leased {
+                Ok(leases) => {
+                    for lease in leases {
+                        info!(block = %lease.net, "leased ahead");
+                        shelf.ready.push((Instant::now(), lease));
+                    }
                 }
                 Err(refusal) => return Ok(Supply { refusal: Some(refusal), ..Supply::default() }),
             }

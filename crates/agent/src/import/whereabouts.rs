@@ -330,7 +330,7 @@ async fn keep(
     let claim = format!("imported/{pod}");
     let owner = format!("{uid}/{container}/{interface}");
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
-    let registry = Cluster::new(client.clone(), &pool.name, pool.grid, place, Counter::default());
+    let registry = Cluster::new(client.clone(), pool, place, Counter::default());
     match registry.create(IpNet::from(*address), &holder).await {
         // One that was made before is told apart from one that is somebody else's.
         Err(Fault::Conflict) => match registry.read(IpNet::from(*address)).await? {

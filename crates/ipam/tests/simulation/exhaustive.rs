@@ -15,7 +15,7 @@ use ipam::handover::{self, GivenUp};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, Lease, Ledger, Slot};
 use ipam::registry::{Fault, Holder, Object, Registry};
-use ipam::turn::{self, GiveUp};
+use ipam::turn::{self, Ask, GiveUp, Wish};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
 
@@ -36,13 +36,23 @@ type Step = (usize, Fate);
 struct Server {
     objects: Vec<Object>,
     counter: u64,
+    /// Nothing while it is deleted, or made anew and not cut yet.
+    pool: Option<Pool>,
 }
+
+/// A pool: how many of its name were before it, and the size of its blocks.
+type Pool = (u64, u8);
+
+/// The one that is there in the beginning, and the one that is made anew.
+const POOLS: [Pool; 2] = [(0, 2), (1, 1)];
 
 /// A registry where each request waits until it is let through.
 #[derive(Clone)]
 struct Gate {
     server: Arc<Mutex<Server>>,
     open: Arc<Mutex<Option<Fate>>>,
+    /// The pool as it was read.
+    pool: Pool,
 }
 
 struct Turnstile(Arc<Mutex<Option<Fate>>>);
@@ -137,6 +147,10 @@ impl Registry for Gate {
         .await
     }
 
+    async fn stands(&self) -> Result<bool, Fault> {
+        self.request(|server| Ok(server.pool == Some(self.pool))).await
+    }
+
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
         self.request(|_| Ok(false)).await
     }
@@ -152,6 +166,10 @@ enum Deed {
     Block,
     Address(&'static str),
     GivesUp(&'static str),
+    /// Asks for an address, and once more if there was none.
+    Asks,
+    /// Somebody deletes the pool and makes it anew, of other blocks, of which this node asks for one.
+    Anew,
 }
 
 /// The block that a node has from the beginning which gives something up.
@@ -165,7 +183,7 @@ fn own() -> (Server, Ledger) {
     let mut ledger = Ledger::new("b");
     let lease = Lease { net, uid: object.lease_id(), bound: false, holes: Vec::new() };
     let _ = ledger.add(&lease, 1);
-    (Server { objects: vec![object], counter: 0 }, ledger)
+    (Server { objects: vec![object], counter: 0, pool: Some(POOLS[0]) }, ledger)
 }
 
 /// The whole of it, once; what the registry does not answer is asked again when the agent looks again.
@@ -183,6 +201,52 @@ async fn give_up(gate: &Gate, grid: Grid, ip: IpAddr, ledger: &Mutex<Ledger>) ->
     nothing()
 }
 
+fn grid_of((_, bits): Pool) -> Grid {
+    Grid::new("10.0.0.0/29".parse().unwrap(), bits)
+}
+
+/// One question of a ledger that has nothing, of a pool as it was read.
+async fn ask(counter: &Counter<'_, Gate>, gate: &Gate, seen: &[Object]) -> Result<Lease, Refusal> {
+    let (grid, filter, holder) = (grid_of(gate.pool), counter.filter, counter.holder.clone());
+    let counter = Counter { registry: gate, grid, filter, holder, ..*counter };
+    let ask = Ask { known: Vec::new(), wish: Wish::Any };
+    let mut supply = turn::serve(&counter, &ask, seen).await;
+    assert!(supply.leases.len() <= 1, "{supply:?}");
+    supply.leases.pop().ok_or(supply.refusal.unwrap_or(Refusal::Exhausted))
+}
+
+/// What nobody heard of is found by the second question.
+async fn ask_twice(counter: &Counter<'_, Gate>) -> Result<Lease, Refusal> {
+    let first = ask(counter, counter.registry, &[]).await;
+    if first.is_ok() {
+        return first;
+    }
+    let cut = counter.registry.request(|server| Ok((server.pool, server.objects.clone()))).await?;
+    let (Some(pool), mut seen) = cut else { return Err(Refusal::Exhausted) };
+    seen.retain(|object| object.holder.node == counter.holder.node);
+    ask(counter, &Gate { pool, ..counter.registry.clone() }, &seen).await
+}
+
+/// It is cut anew only if nothing that was leased is of another cut, as [`Registry`] has it.
+async fn make_anew(counter: &Counter<'_, Gate>) -> Result<Lease, Refusal> {
+    let (gate, pool) = (counter.registry, POOLS[1]);
+    gate.request(|server| {
+        server.pool = None;
+        Ok(())
+    })
+    .await?;
+    let fits = |object: &Object| grid_of(pool).block_of(object.net.addr()) == Some(object.net);
+    if !gate.all().await?.iter().all(fits) {
+        return Err(Refusal::Exhausted);
+    }
+    gate.request(|server| {
+        server.pool = Some(pool);
+        Ok(())
+    })
+    .await?;
+    ask(counter, &Gate { pool, ..gate.clone() }, &[]).await
+}
+
 /// What a history came to.
 struct Played {
     outcome: [Option<Result<Lease, Refusal>>; 2],
@@ -198,7 +262,8 @@ fn begin(deeds: [Deed; 2], is_held: bool) -> (Server, Ledger) {
         Deed::GivesUp(ip) => Some(ip.parse().unwrap()),
         _ => None,
     });
-    let Some(ip) = given_up else { return (Server::default(), Ledger::new("b")) };
+    let none = Server { pool: Some(POOLS[0]), ..Server::default() };
+    let Some(ip) = given_up else { return (none, Ledger::new("b")) };
     let (server, mut ledger) = own();
     if is_held {
         let place = ledger.find(ip).unwrap();
@@ -216,14 +281,14 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
     let mut gates = Vec::new();
     let mut tasks: Vec<Task> = Vec::new();
     for (index, deed) in deeds.into_iter().enumerate() {
-        let gate = Gate { server: Arc::clone(&server), open: Arc::default() };
+        let gate = Gate { server: Arc::clone(&server), open: Arc::default(), pool: POOLS[0] };
         gates.push(gate.clone());
         let (filter, ledger) = (Arc::clone(&filter), Arc::clone(&ledger));
         tasks.push(Box::pin(async move {
             let name = format!("n{index}");
             let holder = Holder { node: name.clone(), ledger: "l".into(), owner: name, ..Holder::default() };
             let clock = Clock { now: 1_000, rest: 10 };
-            let grid = Grid::new("10.0.0.0/29".parse().unwrap(), 2);
+            let grid = grid_of(gate.pool);
             let counter = Counter {
                 registry: &gate,
                 grid,
@@ -238,6 +303,8 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
                 Deed::Block => counter.block().await,
                 Deed::Address(ip) => counter.address(ip.parse().unwrap()).await,
                 Deed::GivesUp(ip) => give_up(&gate, grid, ip.parse().unwrap(), &ledger).await,
+                Deed::Asks => ask_twice(&counter).await,
+                Deed::Anew => make_anew(&counter).await,
             }
         }));
     }
@@ -337,6 +404,13 @@ fn an_address_that_is_asked_for_is_never_two_nodes_whatever_is_lost_and_a_held_o
     println!("histories: {ended}, {had} with the address; {refused} where it is held");
     assert!(had > 0 && ended > 50 && refused > 50);
     assert_eq!(never, 0, "it is held where the block is");
+}
+
+#[test]
+fn a_pool_that_is_made_anew_while_something_is_leased_of_it_is_cut_in_one_way() {
+    let (ended, had) = explore_with([Deed::Asks, Deed::Anew], 1, false);
+    println!("histories: {ended}, {had} with a block of the new pool");
+    assert!(ended > 50 && had > 0);
 }
 
 #[test]

@@ -200,6 +200,10 @@ impl Registry for Api {
         .await
     }
 
+    async fn stands(&self) -> Result<bool, Fault> {
+        self.request(|_| Ok(true)).await
+    }
+
     async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
         self.request(|server| Ok(server.gone.contains(owner))).await
     }
