@@ -121,6 +121,32 @@ fn s25_an_interface_that_was_there_before_survives_the_failed_add() {
     assert_pod_unchanged("S25", &pod, &inside);
 }
 
+#[test]
+fn a_del_leaves_what_another_attachment_made_under_its_names() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    let config = configuration(&bridge("default", 1));
+    cluster.pod("web", "red,red");
+    let pod = host.pod("web");
+    cluster.attachment(&pod).add(&config).success();
+    let mut blue = bridge("blue", 3)["plugins"][0].clone();
+    (blue["name"], blue["cniVersion"]) = (json!("blue"), json!("1.0.0"));
+    let others = ["net1", "net2"].map(|ifname| {
+        pod.run(["ip", "link", "delete", ifname]);
+        let mut other = host.attachment("bridge", &pod, ifname);
+        other.container_id = "other".to_owned();
+        other.add(&blue).success();
+        other
+    });
+    cluster.attachment(&pod).del(&config).success();
+    assert_eq!(links(&pod), ["net1", "net2"]);
+    for other in others {
+        other.del(&blue).success();
+    }
+    assert!(links(&pod).is_empty(), "{:?}", links(&pod));
+}
+
 /// A network whose plugin does what a file says, anew for each call.
 fn told_by_file(name: &str) -> Value {
     let mut plugin = step("two", &json!({}));

@@ -251,7 +251,7 @@ fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
 }
 
 /// Is an interface in a container another attachment's, or hardware, or `lo`? The mark of a pair is on its host end.
-fn is_anothers(host: &mut Rtnl, link: &Link, mark: &Mark) -> bool {
+pub fn is_anothers(host: &mut Rtnl, link: &Link, mark: &Mark) -> bool {
     let is_its_own =
         |found: Mark, alias: &str| Mark { plugin: found.plugin, ..mark.clone() }.text(ALIAS_MAX) == alias;
     let is_marked =

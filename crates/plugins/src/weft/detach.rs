@@ -26,7 +26,7 @@ use crate::chained::bandwidth::{self, shaper::find_ifb};
 use crate::delegates::Delegates;
 use crate::failure::OrRefused;
 use crate::fingerprint::Mark;
-use crate::interface::{REMOVAL_GROUP, veth};
+use crate::interface::{REMOVAL_GROUP, is_anothers, veth};
 use crate::ipam::dhcp;
 
 /// Takes down what the entry says may be there, and removes the entry when nothing is left.
@@ -105,7 +105,7 @@ fn unregister(hands: &Delegates, entry: &Entry, delegates: &[Delegate]) -> Resul
             let end = veth::find_host_end(&mut host, &one.mark(&one.maker))?;
             outside.extend(end.map(|end| end.index));
         } else {
-            names.push(one.ifname);
+            names.push(one);
         }
     }
     // One link alone is removed by its own plugin, for the same price.
@@ -118,8 +118,10 @@ fn unregister(hands: &Delegates, entry: &Entry, delegates: &[Delegate]) -> Resul
     let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
     let mut indexes = Vec::with_capacity(names.len());
-    for name in names {
-        indexes.extend(net.find_link(name).or_refused()?.map(|link| link.index));
+    for one in names {
+        let link = net.find_link(one.ifname).or_refused()?;
+        let link = link.filter(|link| !is_anothers(&mut host, link, &one.mark(&one.maker)));
+        indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
 }
