@@ -68,6 +68,28 @@ fn the_container_has_its_routes_and_the_host_a_route_to_each_address() {
 }
 
 #[test]
+fn an_address_without_a_subnet_has_routes_by_its_gateway() {
+    let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
+    rig::install(&host);
+    let ipam = json!({ "type": "static",
+        "addresses": [{ "address": "10.1.0.5/32", "gateway": "169.254.1.1" }, { "address": "fd01::5/128", "gateway": "fd01::1" }],
+        "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "192.0.2.0/24", "gw": "169.254.1.1" }, { "dst": "::/0" }] });
+    let pod = host.pod("a");
+    let attachment = host.attachment("ptp", &pod, "eth0");
+    let config = config(&json!({ "ipam": ipam }));
+    attachment.add(&config).success();
+    let there = routes(&pod, &["route"]);
+    for route in ["default via 169.254.1.1 dev eth0", "192.0.2.0/24 via 169.254.1.1 dev eth0"] {
+        assert!(there.iter().any(|known| known == route), "{route} in {there:?}");
+    }
+    assert!(host.pings("10.1.0.5") && host.pings("fd01::5"));
+    for target in ["169.254.1.1", "fd01::1"] {
+        assert!(pod.pings(target), "{target}");
+    }
+    attachment.del(&config).success();
+}
+
+#[test]
 fn two_containers_reach_each_other_through_the_host() {
     let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
     rig::install(&host);

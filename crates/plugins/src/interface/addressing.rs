@@ -35,6 +35,16 @@ const SETTLE_POLL: Duration = Duration::from_millis(10);
 /// # Errors
 /// The first refusal, with what was done so far left in place: the caller removes the interface.
 pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+    configure_between(net, link, result, |_| Ok(()))
+}
+
+/// [`configure`] with something between the addresses and the routes, which may need it.
+fn configure_between(
+    net: &mut Rtnl,
+    link: &Link,
+    result: &Success,
+    between: impl FnOnce(&mut Rtnl) -> Result<(), Error>,
+) -> Result<(), Error> {
     let addresses = own_addresses(link, result)?;
     if addresses.iter().any(|address| address.addr().is_ipv6()) {
         enable_ipv6(&link.name)?;
@@ -45,6 +55,7 @@ pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Er
     if gateway6 {
         settle(net, link)?;
     }
+    between(net)?;
     let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
     match net.add_routes(&routes, Existing::Append).or_refused() {
         Ok(()) => Ok(()),
@@ -54,10 +65,20 @@ pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Er
 
 /// [`configure`] from outside: enters the container's namespace, prepares the interface, configures it.
 pub fn enter(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
+    enter_between(netns, link, result, |_| Ok(()))
+}
+
+/// [`enter`] with something between the addresses and the routes, which may need it.
+pub fn enter_between(
+    netns: &Netns,
+    link: &Link,
+    result: &Success,
+    between: impl FnOnce(&mut Rtnl) -> Result<(), Error> + Send,
+) -> Result<(), Error> {
     let inside = || {
         let mut net = Rtnl::open().or_refused()?;
         super::announce(&mut net, link, false)?;
-        configure(&mut net, link, result)
+        configure_between(&mut net, link, result, between)
     };
     netns.run(inside).or_refused()?
 }

@@ -172,12 +172,15 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
     Ok(())
 }
 
-/// Addresses and routes inside, then the subnet by its gateway instead of directly.
+/// Addresses inside, then each subnet by its gateway instead of directly, then the routes: of an address without a subnet
+/// nothing else leads to the gateway.
 ///
 /// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
 fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
-    addressing::enter(netns, link, result)?;
-    let mut net = netns.rtnl().or_refused()?;
+    addressing::enter_between(netns, link, result, |net| lead_to_gateways(net, link, result))
+}
+
+fn lead_to_gateways(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         let Some(gateway) = gateway else { continue };
         let subnet = address.trunc();
