@@ -290,4 +290,9 @@ fn an_interface_that_vanished_is_seen_and_told() {
     assert!(event.contains("net1"), "{event}");
     until("the figure", || drifted().filter(|count| *count > 0.0));
     assert_eq!(drifted(), Some(1.0));
+    // The next agent knows that it was right.
+    agent.stop("TERM");
+    agent.start(&["--check-interval", "1"]);
+    agent.wait_until_ready();
+    until("the figure of the next", || drifted().filter(|count| *count == 1.0));
 }

@@ -61,6 +61,8 @@ use sandboxes::Sandboxes;
 use socket::Socket;
 use traces::{Export, Traces};
 
+/// The file, beside the socket, of what was right when it was first checked.
+const CHECKED: &str = "checked.json";
 /// Where the kubelet tells which devices a pod has.
 const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
@@ -192,7 +194,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = cluster::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
-    let socket = Socket::bind(socket)?;
+    let (checked, socket) = (socket.with_file_name(CHECKED), Socket::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
     let (runtime, orphan_grace) = (Arc::new(RuntimeSandboxes::default()), Duration::from_secs(*orphan_grace));
     if let Some(endpoint) = runtime_endpoint {
@@ -202,6 +204,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     }
     let care = Care {
         sandboxes: Arc::clone(&sandboxes),
+        checked,
         runtime,
         orphan_grace,
         check_interval: Duration::from_secs(*check_interval),

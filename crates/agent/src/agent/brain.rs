@@ -94,6 +94,8 @@ pub(crate) struct Brain {
 pub(crate) struct Care {
     /// The sandboxes of this node.
     pub(crate) sandboxes: Arc<Sandboxes>,
+    /// The file of what is known of checks.
+    pub(crate) checked: PathBuf,
     /// Those that the runtime knows, if it is asked.
     pub(crate) runtime: Arc<RuntimeSandboxes>,
     /// How long a pod must be gone before its sandbox is taken down unasked.
@@ -146,7 +148,7 @@ impl Brain {
                 care.orphan_grace,
             )),
             sandboxes: Arc::clone(&care.sandboxes),
-            drift: Drift::new(care.check_interval),
+            drift: Drift::new(care.check_interval, care.checked.clone()),
             changes: care.hot_plug.then(Changes::default),
             vif_store: care.vif_store,
         }

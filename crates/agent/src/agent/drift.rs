@@ -7,14 +7,20 @@
 //! - no kubelet ever calls CHECK, so a plugin that finds fault with what it has just made is met here first: what is wrong
 //!   the first time is no change;
 //! - the first time comes soon, and so does that of a network that came to a running pod;
-//! - what was good once and is wrong now has changed.
+//! - what was good once and is wrong now has changed, also for the next agent: what was wrong from the first is written down,
+//!   until the node starts again. Who cannot read it begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::name::{ContainerId, IfName};
 use npwg::exchange::{Order, Outcome};
+use tracing::warn;
 
 use super::sandboxes::Sandboxes;
 
@@ -22,11 +28,20 @@ use super::sandboxes::Sandboxes;
 const FIRST: Duration = Duration::from_secs(10);
 /// Most orders in one reply.
 const ORDERS_MAX: usize = 4;
+/// Longest memory that is read, in bytes: some thousand sandboxes.
+const MEMORY_MAX: u64 = 1 << 20;
+
+/// Of each sandbox that was checked: what has been wrong since the first time.
+type Memory = BTreeMap<ContainerId, BTreeSet<IfName>>;
 
 /// Who looks for them.
 #[derive(Debug)]
 pub(crate) struct Drift {
     interval: Duration,
+    /// The file of what outlives us.
+    memory: PathBuf,
+    /// What the agent before us knew of sandboxes that we have not seen yet.
+    remembered: Mutex<Memory>,
     seen: Mutex<BTreeMap<ContainerId, Seen>>,
 }
 
@@ -56,9 +71,31 @@ pub(crate) enum Heard {
 }
 
 impl Drift {
-    /// One that has every sandbox checked each `interval`; zero for never.
-    pub(crate) fn new(interval: Duration) -> Drift {
-        Drift { interval, seen: Mutex::default() }
+    /// One that has every sandbox checked each `interval`; zero for never. What the next one has to know is in the file
+    /// `memory`.
+    pub(crate) fn new(interval: Duration, memory: PathBuf) -> Drift {
+        let is_short = fs::metadata(&memory).is_ok_and(|metadata| metadata.len() <= MEMORY_MAX);
+        let read = is_short.then(|| fs::read(&memory).ok()).flatten();
+        let remembered = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Drift { interval, memory, remembered: Mutex::new(remembered), seen: Mutex::default() }
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, Memory> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes beside and renames: whoever reads it reads all of it.
+    fn remember(&self, memory: &Memory) {
+        let beside = self.memory.with_extension("new");
+        let written = serde_json::to_vec(memory).map_err(Into::into).and_then(|bytes| {
+            let mut options = fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            options.open(&beside)?.write_all(&bytes)?;
+            fs::rename(&beside, &self.memory)
+        });
+        if let Err(error) = written {
+            warn!(%error, file = %self.memory.display(), "the next agent will not know what was right");
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, BTreeMap<ContainerId, Seen>> {
@@ -71,13 +108,16 @@ impl Drift {
             return Vec::new();
         }
         let (now, all) = (Instant::now(), sandboxes.all());
-        let mut seen = self.seen();
+        let (mut seen, mut remembered) = (self.seen(), self.remembered());
         seen.retain(|container, _| all.contains_key(container));
+        if !all.is_empty() {
+            remembered.retain(|container, _| all.contains_key(container));
+        }
         let mut orders = Vec::new();
         for (container, sandbox) in all {
             let known = seen.entry(container.clone()).or_insert_with(|| Seen {
                 due: now + self.interval.min(FIRST),
-                always: None,
+                always: remembered.remove(&container),
                 fresh: BTreeSet::new(),
                 changed: BTreeSet::new(),
             });
@@ -101,6 +141,7 @@ impl Drift {
         };
         let fresh = std::mem::take(&mut known.fresh);
         let first = known.always.is_none();
+        let knew = known.always.clone();
         let always = known.always.get_or_insert_with(|| wrong.clone());
         let found = always.len();
         always.retain(|ifname| wrong.contains(ifname));
@@ -108,12 +149,20 @@ impl Drift {
         let never_good = if first { !always.is_empty() } else { always.len() > found };
         let changed: BTreeSet<IfName> = wrong.difference(always).cloned().collect();
         let before = std::mem::replace(&mut known.changed, changed);
-        match (known.changed == before, known.changed.is_empty()) {
+        let heard = match (known.changed == before, known.changed.is_empty()) {
             (true, _) if never_good => Heard::WrongFromTheFirst,
             (true, _) => Heard::Same,
             (false, true) => Heard::Restored,
             (false, false) => Heard::Changed,
+        };
+        if knew != known.always {
+            let mut memory = self.remembered().clone();
+            let checked =
+                |(container, seen): (&ContainerId, &Seen)| Some((container.clone(), seen.always.clone()?));
+            memory.extend(seen.iter().filter_map(checked));
+            self.remember(&memory);
         }
+        heard
     }
 
     /// A network came to a running pod: its first check is still to be.
@@ -137,7 +186,7 @@ mod tests {
     use super::*;
 
     fn drift() -> Drift {
-        let drift = Drift::new(Duration::from_secs(300));
+        let drift = Drift::new(Duration::from_secs(300), std::env::temp_dir().join("weft-none/checked.json"));
         let known =
             Seen { due: Instant::now(), always: None, fresh: BTreeSet::new(), changed: BTreeSet::new() };
         drift.seen().insert(ContainerId::new("c").unwrap(), known);
@@ -180,5 +229,28 @@ mod tests {
         assert_eq!(drift.heard(&found(&[])), Heard::Same);
         assert_eq!(drift.heard(&unsaid), Heard::Changed);
         assert_eq!(drift.heard(&found(&[])), Heard::Restored);
+    }
+
+    #[test]
+    fn what_was_right_is_known_to_the_next_agent() {
+        let directory = std::env::temp_dir().join(format!("weft-drift-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (memory, container) = (directory.join("checked.json"), ContainerId::new("c").unwrap());
+        let next = |memory: &PathBuf| {
+            let drift = Drift::new(Duration::from_secs(300), memory.clone());
+            let always = drift.remembered().remove(&container);
+            let (fresh, changed) = (BTreeSet::new(), BTreeSet::new());
+            drift.seen().insert(container.clone(), Seen { due: Instant::now(), always, fresh, changed });
+            drift
+        };
+        assert_eq!(next(&memory).heard(&found(&["eth0"])), Heard::WrongFromTheFirst);
+        let second = next(&memory);
+        assert_eq!(second.heard(&found(&["eth0"])), Heard::Same);
+        assert_eq!((second.heard(&found(&["eth0", "net1"])), second.count()), (Heard::Changed, 1));
+        assert_eq!((next(&memory).heard(&found(&["eth0", "net1"]))), Heard::Changed);
+        // What cannot be read is nothing.
+        fs::write(&memory, "{").unwrap();
+        assert_eq!(next(&memory).heard(&found(&["eth0"])), Heard::WrongFromTheFirst);
+        fs::remove_dir_all(&directory).unwrap();
     }
 }
