@@ -130,10 +130,7 @@ impl Call {
             Command::Install(arguments) => install::run(arguments),
             Command::Import(arguments) => import::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
-            // In cnitool's manner an error is one line.
-            Command::Cni(arguments) => {
-                cnitool::run(arguments).map_err(|error| Failure::new(error.to_string()))
-            }
+            Command::Cni(arguments) => cnitool::run(arguments),
         }
     }
 

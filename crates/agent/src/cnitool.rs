@@ -28,7 +28,9 @@ use cni::runtime::exec::Exec;
 use cni::runtime::{Runtime, load};
 use sha2::{Digest, Sha512};
 
+use crate::failure::{Exit, Failure};
 use crate::hands::Hands;
+use crate::interrupt::Interrupt;
 
 /// The name under which we are that tool.
 pub(crate) const NAME: &str = "cnitool";
@@ -144,10 +146,25 @@ pub(crate) fn read(arguments: Vec<OsString>) -> Result<Arguments, clap::Error> {
     Ok(Arguments { manners: Manners::Cnitool, ..arguments })
 }
 
-/// Does it; the result of an ADD goes to stdout.
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
+/// Does it; the result of an ADD goes to stdout. Interrupted, it ends the plugin that runs.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let interrupt = Interrupt::watch()?;
+    let exec = Exec::new(Duration::from_secs(arguments.options.timeout)).unless(interrupt.flag());
+    call(arguments, exec).map_err(|error| {
+        // In cnitool's manner an error is one line.
+        let failure = Failure::new(error.to_string());
+        match (interrupt.has_come(), &arguments.verb) {
+            (false, _) => failure,
+            (true, Verb::Add(Target { network, netns })) => failure
+                .exit(Exit::Interrupted)
+                .next(format!("what was made is taken back by: weft cni del {network} {}", netns.display())),
+            (true, _) => failure.exit(Exit::Interrupted),
+        }
+    })
+}
+
+fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
     let Arguments { verb, options, manners } = arguments;
-    let exec = Exec::new(Duration::from_secs(options.timeout));
     let path = path(options, *manners);
     let runtime =
         Runtime { invoke: &exec, cache: Cache::new(Path::new(cache::DIRECTORY)), path: path.clone() };

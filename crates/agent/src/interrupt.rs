@@ -27,6 +27,11 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
+    /// The flag, for those who outlive whoever watches.
+    pub(crate) fn flag(&self) -> &'static AtomicBool {
+        Box::leak(Box::new(Arc::clone(&self.0)))
+    }
+
     /// Has one come?
     pub(crate) fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)

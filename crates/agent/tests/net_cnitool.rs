@@ -8,7 +8,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use testkit::{Call, Finished, Host, Pod};
 
@@ -234,6 +236,27 @@ fn l4_a_failing_plugin_is_one_line_and_its_stderr_is_forwarded() {
     rig.network("10-net.conflist", "1.0.0", &orders);
     let late = rig.weft("add net /run/netns/blue --timeout 1");
     assert!(late.code == Some(1) && late.stderr.contains("killed after 1s"), "{}", late.stderr);
+}
+
+#[test]
+fn interrupted_it_ends_the_plugin_that_runs_and_starts_no_other() {
+    let rig = Rig::new(testkit::host!(), "1.0.0");
+    rig.network("10-net.conflist", "1.0.0", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 60_000 }] }));
+    let command = rig.host.command("/bin/sh").clean_environment().env("CNI_PATH", "/opt/cni/bin");
+    let line = "exec /opt/cni/bin/weft cni add net /run/netns/blue 2>/var/lib/weft/said";
+    let running = command.args(["-c", line]).start();
+    let until = Instant::now() + Duration::from_secs(10);
+    while rig.host.read(RECORD).is_none_or(|text| text.is_empty()) {
+        assert!(Instant::now() < until, "the plugin is not called");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    assert_eq!(running.finish(Duration::from_secs(20)).code(), Some(130));
+    let said = rig.host.read("/var/lib/weft/said").unwrap();
+    for words in ["one: killed: interrupted", "weft cni del net /run/netns/blue"] {
+        assert!(said.contains(words), "{words:?} is missing in: {said}");
+    }
+    assert_eq!(rig.order(), ["ADD one"]);
 }
 
 #[test]

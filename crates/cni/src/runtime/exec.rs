@@ -2,7 +2,7 @@
 //!
 //! Rules:
 //! - the child has our environment and the six variables, always set; its stdin is the configuration;
-//! - it leads a process group of its own, and past the deadline the whole group is killed;
+//! - it leads a process group of its own, and past the deadline, or when we are told to stop, the whole group is killed;
 //! - stdout past [`STDOUT_MAX`] is an error and the end of the group; of stderr the last [`STDERR_MAX`]
 //!   bytes are kept;
 //! - a child that leaves without reading stdin, or leaves a grandchild holding stdout, disturbs nobody;
@@ -17,6 +17,7 @@ use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::environment::{self, Environment};
@@ -42,6 +43,7 @@ const QUOTE_MAX: usize = 2000;
 pub struct Exec {
     deadline: Duration,
     command: fn(&Path) -> Command,
+    stop: Option<&'static AtomicBool>,
 }
 
 /// What a plugin that succeeded printed.
@@ -56,7 +58,13 @@ pub struct Output {
 impl Exec {
     /// Plugins may take `deadline` from being started to having exited, waiting for a busy file included.
     pub const fn new(deadline: Duration) -> Exec {
-        Exec { deadline, command: |program| Command::new(program) }
+        Exec { deadline, command: |program| Command::new(program), stop: None }
+    }
+
+    /// Once `stop` is set a plugin that runs is killed, and no other is started.
+    #[must_use]
+    pub const fn unless(self, stop: &'static AtomicBool) -> Exec {
+        Exec { stop: Some(stop), ..self }
     }
 
     /// Plugins are started by what `command` makes of their path; errors name the path all the same.
@@ -98,6 +106,9 @@ impl Exec {
         stdin: &[u8],
     ) -> Result<(Output, Option<Error>), Error> {
         let started = Instant::now();
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(Error::io(format_args!("run {}", program.display()), "not run: interrupted"));
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command.envs(environment.variables());
         if !environment.netns_override.is_empty() {
@@ -108,7 +119,7 @@ impl Exec {
             .map_err(|cause| Error::io(format_args!("run {}", program.display()), cause))?;
         // No deadline if the clock cannot express it.
         let until = started.checked_add(self.deadline);
-        let (status, output) = child::attend(running, stdin, until);
+        let (status, output) = child::attend(running, stdin, child::Limits { until, stop: self.stop });
         let status = status.map_err(|fault| self.ended(&fault, program, &output))?;
         let failure = (!status.success()).then(|| failure(status, &output));
         Ok((output, failure))
@@ -118,6 +129,7 @@ impl Exec {
     fn ended(&self, fault: &child::Fault, program: &Path, output: &Output) -> Error {
         let why = match fault {
             child::Fault::Late => format!("killed after {:?} without an answer", self.deadline),
+            child::Fault::Stopped => "killed: interrupted".to_owned(),
             child::Fault::Verbose => format!("killed: it printed more than {STDOUT_MAX} bytes"),
             child::Fault::System(cause) => cause.to_string(),
         };

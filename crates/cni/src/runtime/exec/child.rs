@@ -9,6 +9,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdin, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,6 +20,9 @@ use super::{Output, STDERR_MAX, STDOUT_MAX};
 
 /// How often we look after a child without a process descriptor.
 const TICK: Duration = Duration::from_millis(5);
+
+/// How often we look whether we are to stop.
+const GLANCE: Duration = Duration::from_millis(100);
 
 /// How much is read at once, in bytes.
 const PIECE: usize = 16 * 1024;
@@ -31,10 +35,21 @@ const PIPE_MAX: usize = 1 << 20;
 pub(super) enum Fault {
     /// The deadline passed.
     Late,
+    /// We are to stop.
+    Stopped,
     /// It printed more than [`STDOUT_MAX`] bytes.
     Verbose,
     /// We could not attend to it.
     System(io::Error),
+}
+
+/// How long a child may run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Limits {
+    /// The deadline.
+    pub(super) until: Option<Instant>,
+    /// Set when we are to stop.
+    pub(super) stop: Option<&'static AtomicBool>,
 }
 
 impl From<io::Error> for Fault {
@@ -52,24 +67,20 @@ impl From<rustix::io::Errno> for Fault {
 /// Sees `child`, leader of its process group, to its end; on a fault the group is killed.
 ///
 /// What it printed until then is returned in any case.
-pub(super) fn attend(
-    child: Child,
-    stdin: &[u8],
-    until: Option<Instant>,
-) -> (Result<ExitStatus, Fault>, Output) {
+pub(super) fn attend(child: Child, stdin: &[u8], limits: Limits) -> (Result<ExitStatus, Fault>, Output) {
     let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
-    attend_by(exit.as_ref(), child, stdin, until)
+    attend_by(exit.as_ref(), child, stdin, limits)
 }
 
 fn attend_by(
     exit: Option<&OwnedFd>,
     child: Child,
     stdin: &[u8],
-    until: Option<Instant>,
+    limits: Limits,
 ) -> (Result<ExitStatus, Fault>, Output) {
     let mut group = Group { child, ended: false };
     let mut streams = Streams::of(&mut group.child, stdin);
-    let status = streams.unblock().and_then(|()| converse(exit, &mut group, &mut streams, until));
+    let status = streams.unblock().and_then(|()| converse(exit, &mut group, &mut streams, limits));
     drop(group);
     (status, streams.finish())
 }
@@ -78,14 +89,18 @@ fn converse(
     exit: Option<&OwnedFd>,
     group: &mut Group,
     streams: &mut Streams<'_>,
-    until: Option<Instant>,
+    Limits { until, stop }: Limits,
 ) -> Result<ExitStatus, Fault> {
     loop {
-        let timeout = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-            Some(left) if left.is_zero() => return Err(Fault::Late),
-            left if exit.is_none() => Some(left.unwrap_or(TICK).min(TICK)),
-            left => left,
-        };
+        if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(Fault::Stopped);
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Fault::Late);
+        }
+        let pauses = [exit.is_none().then_some(TICK), stop.map(|_| GLANCE), left];
+        let timeout = pauses.into_iter().flatten().min();
         wait(streams, exit, timeout)?;
         // Look for the exit first: all it printed before is in the pipes by then.
         let status = group.exited()?;
@@ -244,28 +259,48 @@ mod tests {
         command.spawn().unwrap()
     }
 
+    fn within(time: Duration) -> Limits {
+        Limits { until: Some(Instant::now() + time), stop: None }
+    }
+
+    #[test]
+    fn who_is_to_stop_ends_the_child_and_what_it_started() {
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let limits = Limits { stop: Some(&STOP), ..within(Duration::from_secs(20)) };
+        let stopped = std::thread::scope(|scope| {
+            let attended = scope.spawn(|| attend(shell("sleep 60 & echo $!; wait"), b"", limits));
+            std::thread::sleep(Duration::from_millis(300));
+            STOP.store(true, Ordering::Relaxed);
+            attended.join().unwrap()
+        });
+        let (Err(Fault::Stopped), output) = stopped else { panic!("{stopped:?}") };
+        let started: i32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        // Killed, and perhaps not reaped yet.
+        let status = std::fs::read_to_string(format!("/proc/{started}/status")).unwrap_or_default();
+        assert!(status.is_empty() || status.contains("State:\tZ"), "{status}");
+    }
+
     #[test]
     fn without_a_process_descriptor_the_exit_is_found_by_looking() {
-        let until = Some(Instant::now() + Duration::from_secs(20));
-        let (status, output) = attend_by(None, shell("cat; sleep 0.05; exit 3"), b"hello", until);
+        let (status, output) =
+            attend_by(None, shell("cat; sleep 0.05; exit 3"), b"hello", within(Duration::from_secs(20)));
         assert_eq!((status.unwrap().code(), output.stdout.as_slice()), (Some(3), &b"hello"[..]));
 
-        let soon = Some(Instant::now() + Duration::from_millis(50));
-        let (late, _) = attend_by(None, shell("sleep 60"), b"", soon);
+        let (late, _) = attend_by(None, shell("sleep 60"), b"", within(Duration::from_millis(50)));
         assert!(matches!(late, Err(Fault::Late)), "{late:?}");
     }
 
     #[test]
     fn output_written_just_before_the_exit_is_heard() {
         for _ in 0..50 {
-            let (_, output) = attend(shell("printf out; printf err >&2"), b"", None);
+            let (_, output) = attend(shell("printf out; printf err >&2"), b"", Limits::default());
             assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out"[..], &b"err"[..]));
         }
     }
 
     #[test]
     fn endless_chatter_on_stderr_does_not_hide_the_deadline() {
-        let soon = Some(Instant::now() + Duration::from_millis(200));
+        let soon = within(Duration::from_millis(200));
         let (late, output) = attend(shell("exec yes chatter >&2"), b"", soon);
         assert!(matches!(late, Err(Fault::Late)), "{late:?}");
         assert_eq!(output.stderr.len(), STDERR_MAX);
