@@ -700,3 +700,31 @@ fn ipv6_of_any_size_is_given() {
         assert_eq!(ip.parse::<IpAddr>().unwrap(), first.parse::<IpAddr>().unwrap(), "{range}");
     }
 }
+
+/// Whatever cannot be opened, the boot's id for one: nothing that is held is taken for free.
+#[test]
+fn a_call_that_may_open_few_files_frees_nothing() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let first = add(&host, &pod, "a", &small());
+    let mut checked = small();
+    checked["prevResult"] = json!({ "cniVersion": "1.1.0", "ips": [{ "address": format!("{first}/29") }] });
+    container(&host, &pod, "a").check(&checked).success();
+    for most in 3..12 {
+        let few = |id: &str| {
+            let mut attachment = container(&host, &pod, id);
+            attachment.through = vec!["prlimit".into(), format!("--nofile={most}:{most}"), "--".into()];
+            attachment
+        };
+        few("a").check(&checked);
+        few("other").del(&small());
+        few("b").add(&small());
+        for other in ["b", "c"] {
+            assert_ne!(add(&host, &pod, other, &small()), first, "with {most} descriptors");
+        }
+        for other in ["b", "c"] {
+            container(&host, &pod, other).del(&small()).success();
+        }
+        container(&host, &pod, "a").check(&checked).success();
+    }
+}

@@ -81,7 +81,7 @@ impl Weft {
             version: record::VERSION,
             network: call.config.name.to_string(),
             container_id: who.container.clone(),
-            namespace: namespace::identify(&netns),
+            namespace: namespace::identify(&netns)?,
             netns,
             ifname: who.ifname.clone(),
             args: call.args().to_owned(),
@@ -180,7 +180,7 @@ impl Plugin for Weft {
         if let Some(netns) = netns {
             entry.netns = netns.display().to_string();
             // Where nothing is, what it was stays known.
-            let now = namespace::identify(&entry.netns);
+            let now = namespace::identify(&entry.netns)?;
             if !now.is_empty() {
                 entry.namespace = now;
             }

@@ -36,7 +36,7 @@ use crate::ipam::dhcp;
 pub(super) fn take_down(journal: &Journal, hands: &Delegates, entry: &mut Entry) -> Result<(), Error> {
     let mut errors = Vec::new();
     let recorded = entry.netns.clone();
-    namespace::forget_another(entry);
+    namespace::forget_another(entry)?;
     let delegates = entry.plan.delegates.clone();
     errors.extend(unregister(hands, entry, &delegates).err());
     for (index, delegate) in delegates.iter().enumerate().rev() {

@@ -18,18 +18,28 @@ use npwg::journal::Entry;
 use crate::failure::OrRefused;
 use crate::ipam::host_local::boot;
 
-/// What a path leads to now; empty if to no namespace, or if the boot has no id.
-pub(super) fn identify(path: &str) -> String {
-    Netns::find(Path::new(path)).ok().flatten().map_or_else(String::new, |netns| in_this_boot(&netns))
+/// What a path leads to now; empty if to no namespace, or if the boot has no id. Of a path that cannot be followed those
+/// say it who need what is there.
+///
+/// # Errors
+/// Which namespace it is cannot be told now.
+pub(super) fn identify(path: &str) -> Result<String, Error> {
+    match Netns::find(Path::new(path)) {
+        Ok(Some(netns)) => in_this_boot(&netns),
+        _ => Ok(String::new()),
+    }
 }
 
 /// Forgets the path of an entry if it leads to another namespace than the sandbox's, so that it counts as gone.
-pub(super) fn forget_another(entry: &mut Entry) {
-    let now = identify(&entry.netns);
-    if !now.is_empty() && is_another(entry, &now) {
+///
+/// # Errors
+/// Which namespace it is cannot be told now: it may be another one.
+pub(super) fn forget_another(entry: &mut Entry) -> Result<(), Error> {
+    if is_another(entry, &identify(&entry.netns)?)? {
         eprintln!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
         entry.netns.clear();
     }
+    Ok(())
 }
 
 /// Is the sandbox's namespace where the entry says?
@@ -38,16 +48,27 @@ pub(super) fn forget_another(entry: &mut Entry) {
 /// What is there cannot be looked at.
 pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     let found = Netns::find(Path::new(&entry.netns)).or_refused()?;
-    Ok(found.is_some_and(|netns| !is_another(entry, &in_this_boot(&netns))))
+    match found {
+        None => Ok(false),
+        Some(netns) => is_another(entry, &in_this_boot(&netns)?).map(|is_another| !is_another),
+    }
 }
 
-fn is_another(entry: &Entry, now: &str) -> bool {
-    let may_be_own = || args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
-    let is_own = || Netns::own().is_ok_and(|own| in_this_boot(&own) == now) && may_be_own() != Some(true);
-    (!entry.namespace.is_empty() && entry.namespace != now) || is_own()
+/// What is not known is believed.
+fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
+    if now.is_empty() {
+        return Ok(false);
+    }
+    if !entry.namespace.is_empty() && entry.namespace != now {
+        return Ok(true);
+    }
+    let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
+    Ok(may_be_own != Some(true) && in_this_boot(&Netns::own().or_refused()?)? == now)
 }
 
-fn in_this_boot(netns: &Netns) -> String {
-    let Some((boot, identity)) = boot::id().zip(netns.identity().ok()) else { return String::new() };
-    format!("{boot}/{identity}")
+/// Empty where boots have no id.
+fn in_this_boot(netns: &Netns) -> Result<String, Error> {
+    let boot = boot::read_id().map_err(|cause| Error::io(boot::BOOT_ID, cause))?;
+    let identity = netns.identity().or_refused()?;
+    Ok(boot.map(|boot| format!("{boot}/{identity}")).unwrap_or_default())
 }

@@ -14,6 +14,7 @@
 //! Source: random(4) `boot_id`; machine-id(5), which asks for its id not to be shown: a hash is written.
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
@@ -27,7 +28,7 @@ const ATTRIBUTE: &str = "user.weft.boot";
 const NOTE_MAX: usize = 128;
 
 /// The boot we are in; anew for each one.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The machine we are on; the same for ever.
 const MACHINE_ID: &str = "/etc/machine-id";
 /// Seconds since boot, sleep included.
@@ -76,14 +77,25 @@ impl Boot {
     }
 }
 
-/// The id of the present boot, read once.
+/// The id of the present boot, if it can be read.
 pub fn id() -> Option<&'static str> {
+    read_id().ok().flatten()
+}
+
+/// The id of the present boot, read once; nothing where boots have none.
+///
+/// # Errors
+/// It cannot be read now: whoever takes that for another boot frees what is held.
+pub fn read_id() -> io::Result<Option<&'static str>> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
-    let read = || {
-        let id = std::fs::read_to_string(BOOT_ID).ok()?;
-        Some(id.trim().to_owned()).filter(|id| !id.is_empty())
-    };
-    ID.get_or_init(read).as_deref()
+    if ID.get().is_none() {
+        let id = match std::fs::read_to_string(BOOT_ID) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => None,
+            read => Some(read?.trim().to_owned()).filter(|id| !id.is_empty()),
+        };
+        let _ = ID.set(id);
+    }
+    Ok(ID.get().and_then(Option::as_deref))
 }
 
 /// When the present boot began, by the clock.

@@ -157,7 +157,10 @@ impl Store {
         let path = directory.join(LEDGER);
         let unreadable = |cause: &io::Error| Refused::Unreadable(failed(&path, "read", cause), None);
         let file = Arc::new(file);
-        let current = boot::id().unwrap_or("unknown");
+        // Another boot frees what is held: it must be known that it is one.
+        let current = boot::read_id()
+            .map_err(|cause| Refused::Other(failed(Path::new(boot::BOOT_ID), "read", &cause)))?
+            .unwrap_or("unknown");
         let length = file.metadata().map_err(|cause| unreadable(&cause))?.len();
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
@@ -297,7 +300,7 @@ impl Files {
             Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),
         };
         // Read once, and not while others wait.
-        let _ = boot::id();
+        let _ = boot::read_id();
         let turn = move |ledger| work(Store::open(&directory, Files { ledger, owners }));
         when_locked(ledger, &path.display().to_string(), turn)?
     }
