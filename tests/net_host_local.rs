@@ -715,3 +715,25 @@ fn an_address_that_others_write_in_between_is_never_given_twice() {
         assert_eq!(refusal(&second.add(&small(99))).0, 4, "it holds an address");
     }
 }
+
+/// A file that cannot be read for a while, as on a bad sector: what reads it does not forget whose it is.
+#[test]
+fn what_could_not_be_read_once_is_given_back_all_the_same() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = small(9);
+    let [one, two] = ["one", "two"].map(|id| container(&host, &pod, id));
+    assert_eq!(addresses(one.add(&conf)), ["10.1.2.2"]);
+    // Whoever comes next has to read them all. The first process's memory is nobody's to read, or has nothing there.
+    host.run(["sh", "-c", "rm -rf /run/weft/host-local"]);
+    host.run(["mount", "--bind", "/proc/1/mem", &format!("{PLACE}/10.1.2.2")]);
+    let unread = host.attempt(["cat", &format!("{PLACE}/10.1.2.2")]);
+    assert_eq!(unread.code, Some(1), "{unread}");
+    let added = two.add(&conf).success();
+    assert!(added.stderr.contains("10.1.2.2 cannot be read"), "{added}");
+    assert_eq!(addresses(added), ["10.1.2.3"]);
+    host.run(["umount", &format!("{PLACE}/10.1.2.2")]);
+    one.del(&conf).success();
+    two.del(&conf).success();
+    assert!(reservations(&host).is_empty(), "{:?}", reservations(&host));
+}

@@ -96,7 +96,7 @@ impl Plugin for HostLocal {
         let swept = store.sweep(|content| match content {
             Content::Owned(owner) => !owner.is_among(&valid),
             Content::Unfinished => true,
-            Content::Foreign => false,
+            Content::Foreign | Content::Unreadable => false,
         });
         store.settle();
         swept

@@ -14,13 +14,12 @@ use std::path::{Path, PathBuf};
 use cni::Error;
 use serde::{Deserialize, Serialize};
 
+use super::super::host_local::boot;
 use super::lease::Lease;
 use super::message::Message;
 use super::options::Options;
 use super::wire::Owner;
 
-/// Names this start of the machine.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Largest file, in bytes: some ten thousand leases.
 const FILE_MAX: u64 = 64 << 20;
 
@@ -56,7 +55,7 @@ struct Document {
 
 /// Replaces the file.
 pub fn save(path: &Path, leases: Vec<Record>) -> Result<(), Error> {
-    let document = Document { boot_id: boot_id(), leases };
+    let document = Document { boot_id: boot_id()?, leases };
     let bytes = serde_json::to_vec(&document).map_err(|cause| Error::internal(format!("encode: {cause}")))?;
     crate::file::replace(path, &bytes)
         .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))
@@ -76,14 +75,16 @@ pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     let bytes = fs::read(path).map_err(failed)?;
     let document: Document = serde_json::from_slice(&bytes)
         .map_err(|cause| Error::internal(format!("read {}: {cause}", path.display())))?;
-    match document.boot_id == boot_id() {
+    match document.boot_id == boot_id()? {
         true => Ok(document.leases),
         false => Ok(Vec::new()),
     }
 }
 
-fn boot_id() -> String {
-    fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned()
+/// Empty where boots have no id. One that cannot be read now is no other boot.
+fn boot_id() -> Result<String, Error> {
+    let id = boot::read_id().map_err(|cause| Error::io(format_args!("read {}", boot::BOOT_ID), cause))?;
+    Ok(id.unwrap_or_default().to_owned())
 }
 
 /// Milliseconds since the machine started, sleep included.
@@ -155,7 +156,7 @@ mod tests {
             (1, &record().lease, &record().options)
         );
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replace(&boot_id(), "another")).unwrap();
+        fs::write(&path, text.replace(&boot_id().unwrap(), "another")).unwrap();
         assert!(load(&path).unwrap().is_empty(), "of another start");
         for damaged in [
             text.replace("\"ack\":\"02", "\"ack\":\"0x"),

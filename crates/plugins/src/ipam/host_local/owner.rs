@@ -37,6 +37,8 @@ pub enum Content {
     Unfinished,
     /// Somebody wrote something else, whose address it is then.
     Foreign,
+    /// A bad sector: it may be anybody's.
+    Unreadable,
 }
 
 impl Owner {

@@ -28,7 +28,7 @@ use std::time::Duration;
 use cni::{Error, code};
 use ipam::Held;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
 use super::index::Index;
@@ -212,23 +212,26 @@ impl Store {
     /// The file of this name and what it says; `None` if there is none.
     fn read(&self, name: &str) -> Result<Option<(Content, Option<File>)>, Error> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut file = match openat(&self.directory, name, flags, Mode::empty()) {
+        let file = match retry_on_intr(|| openat(&self.directory, name, flags, Mode::empty())) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             // It passes; taken for somebody else's, the reservation would never be given back.
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                 return Err(self.failed("read", name, &errno.into()));
             }
-            // A link, a socket, a bad sector: one such file must not stop every DEL.
-            Err(_) => return Ok(Some((Content::Foreign, None))),
+            Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
+            // One such file must not stop every DEL.
+            Err(_) => return Ok(Some((Content::Unreadable, None))),
         };
         // One read is enough for what can be ours, and this is done for thousands of files.
         let mut bytes = [0; CONTENT_MAX + 1];
-        let content = match file.read(&mut bytes) {
+        let content = match retry_on_intr(|| rustix::io::read(&file, &mut bytes)) {
             // An empty file, or a pipe.
             Ok(0) if !file.metadata().is_ok_and(|meta| meta.is_file()) => Content::Foreign,
             Ok(length) => Content::read(&bytes[..length]),
-            Err(_) => Content::Foreign,
+            // A pipe that somebody writes to, a directory.
+            Err(Errno::AGAIN | Errno::ISDIR) => Content::Foreign,
+            Err(_) => Content::Unreadable,
         };
         Ok(Some((content, Some(file))))
     }
@@ -257,8 +260,15 @@ impl Store {
             .collect())
     }
 
-    /// Takes what was read from all files for the index.
+    /// Takes what was read from all files for the index, if all could be: what is not in it is nobody's.
     fn adopt(&mut self, all: &[(Reservation, Content)]) {
+        let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
+        if let Some((Reservation { name, .. }, _)) = unreadable {
+            let directory = self.place.directory.display();
+            eprintln!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            self.index = None;
+            return;
+        }
         let owned = all.iter().filter_map(|(reservation, content)| match content {
             Content::Owned(owner) => Some((owner, reservation.ip)),
             _ => None,

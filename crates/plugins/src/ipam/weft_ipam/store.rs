@@ -26,6 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cni::Error;
 use ipam::ledger::{Edit, Order, Place, SLOTS, Source};
 use ipam::{Ledger, turn};
+use rustix::io::Errno;
 
 use super::super::host_local::boot;
 use super::super::host_local::store::when_locked;
@@ -297,6 +298,15 @@ impl Files {
         let path = directory.join(LEDGER);
         let Files { ledger, owners } = match files {
             Ok(files) => files,
+            // It passes: nothing is written down beside a ledger that others read.
+            Err(cause)
+                if matches!(
+                    Errno::from_io_error(&cause),
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
+                ) =>
+            {
+                return work(Err(Refused::Other(failed(&path, "open", &cause))));
+            }
             Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),
         };
         // Read once, and not while others wait.
