@@ -112,6 +112,29 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
 }
 
 #[test]
+fn a_single_address_that_a_node_lost_and_nobody_took_is_its_pods_again_before_anybody_asks() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.83.0.0/29", 0);
+    let conf = |node| network(node, &json!({ "range": "10.83.0.0/29", "quarantine": 0 }));
+    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
+    let own = || nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == format!("{held}/32"));
+    let again = until("it to be its node's", own);
+    assert_eq!(again["spec"]["owner"], "uid-held/held/eth0");
+    let mut all = BTreeSet::from([held.clone()]);
+    each_once(&mut all, all_of(&nodes, &sandbox, "theirs", &conf(1)));
+    assert_eq!(all.len(), 6);
+    // The ledger hears of it with its next question, and gives it back with its pod.
+    let full = nodes.attachment(&sandbox, "late").add(&conf(0));
+    assert_refused("all is given", &full, 11, &["no address is free"]);
+    assert_eq!(given(nodes.attachment(&sandbox, "held").add(&conf(0))), std::slice::from_ref(&held));
+    nodes.attachment(&sandbox, "held").del(&conf(0)).success();
+    until("it to be nobody's", || own().is_none().then_some(()));
+    assert_eq!(given(nodes.attachment(&sandbox, "next").add(&conf(1))), [held]);
+}
+
+#[test]
 fn a_node_whose_ledgers_are_elsewhere_answers_after_its_agent_was_started_again() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");

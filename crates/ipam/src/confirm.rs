@@ -16,7 +16,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::lease::{Counter, Refusal, give_back};
+use crate::Grid;
+use crate::lease::{Counter, Refusal, block_around, give_back};
 use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
 use crate::registry::{Fault, Holder, Object, Registry};
 use crate::turn::{Ask, Known, Supply};
@@ -85,25 +86,7 @@ async fn take_again<R: Registry>(
     }
     let Holder { node, ledger, .. } = counter.holder.clone();
     let holder = Holder { node, ledger, ..Holder::default() };
-    let made = match counter.registry.create(known.net, &holder).await {
-        Ok(object) => object,
-        Err(Fault::Conflict) => {
-            let found = counter.registry.read(known.net).await?;
-            let Some(object) = found.filter(|object| object.is_single() && object.holder.node.is_empty())
-            else {
-                return Ok(());
-            };
-            // The object of a single address outlives its lease, and says what keeps it.
-            let Holder { claim, turn, .. } = object.holder.clone();
-            let holder = Holder { claim, turn: turn + 1, ..holder };
-            match counter.registry.replace(&Object { holder, ..object }).await {
-                Ok(object) => object,
-                Err(Fault::Conflict) => return Ok(()),
-                Err(fault) => return Err(fault.into()),
-            }
-        }
-        Err(fault) => return Err(fault.into()),
-    };
+    let Some(made) = take(counter.registry, known.net, &holder).await? else { return Ok(()) };
     if !made.is_single() {
         supply.leases.push(counter.with_holes(made).await?);
     } else if counter.block_around(made.net.addr()).await?.is_some() || !counter.registry.stands().await? {
@@ -113,6 +96,47 @@ async fn take_again<R: Registry>(
         supply.confirmed.push((known.lease.clone(), made.lease_id()));
     }
     Ok(())
+}
+
+/// What is nobody's, or was leased again already, by this holder; what keeps a single address goes on keeping it.
+async fn take<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<Option<Object>, Fault> {
+    match registry.create(net, holder).await {
+        Err(Fault::Conflict) => {}
+        other => return other.map(Some),
+    }
+    // The object of a single address outlives its lease.
+    let is_ours = |known: &Holder| (&known.node, &known.ledger) == (&holder.node, &holder.ledger);
+    let may_be_had =
+        |object: &Object| object.is_single() && (object.holder.node.is_empty() || is_ours(&object.holder));
+    let Some(object) = registry.read(net).await?.filter(may_be_had) else { return Ok(None) };
+    let Holder { owner, claim, turn, .. } = object.holder.clone();
+    let owner = if owner.is_empty() { holder.owner.clone() } else { owner };
+    let holder = Holder { owner, claim, turn: turn + 1, ..holder.clone() };
+    match registry.replace(&Object { holder, ..object }).await {
+        Err(Fault::Conflict) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Leases what is in doubt and held before anybody asks, if it is nobody's; whether it was. The next question of its ledger finds
+/// it.
+///
+/// # Errors
+/// The registry's.
+pub async fn lease_again<R: Registry>(
+    registry: &R,
+    grid: Grid,
+    net: IpNet,
+    holder: &Holder,
+    now: u64,
+) -> Result<bool, Fault> {
+    let Some(made) = take(registry, net, holder).await? else { return Ok(false) };
+    let is_inside = made.is_single() && block_around(registry, grid, net.addr()).await?.is_some();
+    let is_had = !is_inside && registry.stands().await?;
+    if !is_had {
+        give_back(registry, net, &made.lease_id(), now).await?;
+    }
+    Ok(is_had)
 }
 
 /// The networks in which something is held though the lease is in doubt.

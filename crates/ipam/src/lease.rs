@@ -229,10 +229,7 @@ impl<R: Registry> Counter<'_, R> {
 
     /// The block that an address lies in, if somebody has it and the address is no hole.
     pub(crate) async fn block_around(&self, ip: IpAddr) -> Result<Option<Object>, Fault> {
-        match self.grid.block_of(ip).filter(|_| !self.grid.is_single()) {
-            Some(net) => Ok(self.registry.read(net).await?.filter(|block| !block.holes.contains(&ip))),
-            None => Ok(None),
-        }
+        block_around(self.registry, self.grid, ip).await
     }
 
     /// Gives a single address back that lies in somebody's block.
@@ -389,6 +386,18 @@ impl<R: Registry> Counter<'_, R> {
             }
         }
         Ok(unknown)
+    }
+}
+
+/// The block that an address lies in, if somebody has it and the address is no hole.
+pub(crate) async fn block_around<R: Registry>(
+    registry: &R,
+    grid: Grid,
+    ip: IpAddr,
+) -> Result<Option<Object>, Fault> {
+    match grid.block_of(ip).filter(|_| !grid.is_single()) {
+        Some(net) => Ok(registry.read(net).await?.filter(|block| !block.holes.contains(&ip))),
+        None => Ok(None),
     }
 }
 

@@ -21,10 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::Ledger;
-use ipam::lease::give_back;
 use ipam::ledger::{self, Block, State};
-use ipam::registry::{Fault, Holder, Registry};
+use ipam::registry::Holder;
+use ipam::{Ledger, confirm};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -37,6 +36,7 @@ use super::cache::Cache;
 use super::cluster::ASK_MAX;
 use super::supplier::Owned;
 use super::unanswered;
+use crate::addresses::ledgers::{self, Held};
 use crate::addresses::now;
 use crate::addresses::objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
 use crate::addresses::registry::{Cluster, of_node};
@@ -174,32 +174,27 @@ impl Leases {
         Ok(())
     }
 
-    /// Leases a block in doubt in which something is held, if it is nobody's: the next question of its ledger finds it.
+    /// Leases what is in doubt and held, if it is nobody's: the next question of its ledger finds it. For whom a single address is
+    /// held is known; what is to keep it for a successor was in its object alone.
     async fn lease_again(&self, missing: &Written) -> Result<(), String> {
         let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
-        let path = self.ledgers.join(ledger).join("ledger");
-        let bytes = std::fs::read(&path).map_err(|cause| format!("read {}: {cause}", path.display()))?;
-        let written = Ledger::read(&bytes).map_err(|spoilt| format!("{}: {spoilt}", path.display()))?;
-        let is_held = |block: Block| {
-            !block.bound && block.uid == *lease && ipam::turn::is_held_in_doubt(&written, &block)
-        };
-        if !written.blocks().any(is_held) {
-            return Ok(());
-        }
+        let place = self.ledgers.join(ledger);
+        let Some(written) = ledgers::read(&place)? else { return Ok(()) };
+        let is_held = |block: &Block| block.uid == *lease && ipam::turn::is_held_in_doubt(&written, block);
+        let Some(block) = written.blocks().find(is_held) else { return Ok(()) };
         let Some(registry) = self.pool_of(missing).await? else { return Ok(()) };
-        let (node, ledger) = (self.node.clone(), ledger.clone());
-        match registry.create(*net, &Holder { node, ledger, ..Holder::default() }).await {
-            Ok(made) => {
-                let fault = |fault: Fault| format!("lease {net} again: {fault}");
-                if registry.stands().await.map_err(fault)? {
-                    info!(block = %net, "something in it is held: leased again");
-                    return Ok(());
-                }
-                give_back(&registry, *net, &made.lease_id(), now()).await.map_err(fault)
-            }
-            Err(Fault::Conflict) => Ok(()),
-            Err(fault) => Err(format!("lease {net} again: {fault}")),
+        let mut holder = Holder { node: self.node.clone(), ledger: ledger.clone(), ..Holder::default() };
+        if block.bound {
+            let held = ledgers::held(&place, &written).into_iter().find(|held| held.ip == net.addr());
+            let Some(Held { owner, .. }) = held else { return Ok(()) };
+            holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
         }
+        match confirm::lease_again(&registry, registry.grid, *net, &holder, now()).await {
+            Ok(true) => info!(block = %net, "something in it is held: leased again"),
+            Ok(false) => {}
+            Err(fault) => return Err(format!("lease {net} again: {fault}")),
+        }
+        Ok(())
     }
 
     /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is
@@ -212,7 +207,8 @@ impl Leases {
         let found = found.map_err(|error| format!("list ippools: {}", unanswered::said(&error)))?.items;
         let has = |pool: &&PoolObject| {
             let grid = pool.grid().ok().flatten().filter(|_| pool.cut() == Ok(Cut::Done));
-            grid.is_some_and(|grid| grid.block_of(net.addr()) == Some(*net))
+            let is_single = net.prefix_len() == net.max_prefix_len();
+            grid.and_then(|grid| grid.block_of(net.addr())).is_some_and(|block| is_single || block == *net)
         };
         let having: Vec<&PoolObject> = found.iter().filter(has).collect();
         let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(ledger.as_str()));
@@ -277,10 +273,10 @@ mod tests {
             let lease = ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
             let _ = ledger.add(&lease, 1);
         }
-        let _ = ipam::confirm::doubt(&mut ledger, "v.1").unwrap();
+        let _ = confirm::doubt(&mut ledger, "v.1").unwrap();
         let held = ledger.find("10.0.3.1".parse().unwrap()).unwrap();
         let _ = ledger.hold(held, 1, 7);
-        let _ = ipam::confirm::doubt(&mut ledger, "w.1").unwrap();
+        let _ = confirm::doubt(&mut ledger, "w.1").unwrap();
         std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
         std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
         std::fs::write(directory.join("Old_copy/ledger"), ledger.image()).unwrap();
@@ -308,7 +304,7 @@ mod tests {
         let mut old = Ledger::new("b");
         let (net, uid) = ("10.0.0.0/24".parse().unwrap(), "u.0".into());
         let _ = old.add(&ledger::Lease { net, uid, bound: false, holes: Vec::new() }, 1);
-        let _ = ipam::confirm::doubt(&mut old, "u.0").unwrap();
+        let _ = confirm::doubt(&mut old, "u.0").unwrap();
         for (name, ledger) in [("p", ledger), ("p.bak", old)] {
             std::fs::create_dir_all(directory.join(name)).unwrap();
             std::fs::write(directory.join(name).join("ledger"), ledger.image()).unwrap();
