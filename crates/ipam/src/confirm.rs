@@ -86,7 +86,7 @@ async fn take_again<R: Registry>(
     }
     let Holder { node, ledger, .. } = counter.holder.clone();
     let holder = Holder { node, ledger, ..Holder::default() };
-    let Some(made) = take(counter.registry, known.net, &holder).await? else { return Ok(()) };
+    let Some(made) = take(counter.registry, known.net, &holder, &known.lease).await? else { return Ok(()) };
     if !made.is_single() {
         supply.leases.push(counter.with_holes(made).await?);
     } else if counter.block_around(made.net.addr()).await?.is_some() || !counter.registry.stands().await? {
@@ -98,16 +98,24 @@ async fn take_again<R: Registry>(
     Ok(())
 }
 
-/// What is nobody's, or was leased again already, by this holder; what keeps a single address goes on keeping it.
-async fn take<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<Option<Object>, Fault> {
+/// What is nobody's, or was leased again already, by this holder, and is told to nobody; what keeps a single address goes on
+/// keeping it. `old`: the lease in doubt.
+async fn take<R: Registry>(
+    registry: &R,
+    net: IpNet,
+    holder: &Holder,
+    old: &str,
+) -> Result<Option<Object>, Fault> {
     match registry.create(net, holder).await {
         Err(Fault::Conflict) => {}
         other => return other.map(Some),
     }
     // The object of a single address outlives its lease.
-    let is_ours = |known: &Holder| (&known.node, &known.ledger) == (&holder.node, &holder.ledger);
+    let is_again = |object: &Object| {
+        (&object.holder.node, &object.holder.ledger) == (&holder.node, &holder.ledger) && is_next(object, old)
+    };
     let may_be_had =
-        |object: &Object| object.is_single() && (object.holder.node.is_empty() || is_ours(&object.holder));
+        |object: &Object| object.is_single() && (object.holder.node.is_empty() || is_again(object));
     let Some(object) = registry.read(net).await?.filter(may_be_had) else { return Ok(None) };
     let Holder { owner, claim, turn, .. } = object.holder.clone();
     let owner = if owner.is_empty() { holder.owner.clone() } else { owner };
@@ -115,6 +123,16 @@ async fn take<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<
     match registry.replace(&Object { holder, ..object }).await {
         Err(Fault::Conflict) => Ok(None),
         other => other.map(Some),
+    }
+}
+
+/// Is it the first lease after the old one: of the same object, or of one that was made since?
+fn is_next(object: &Object, old: &str) -> bool {
+    match old.rsplit_once('.').filter(|(uid, _)| *uid == object.uid) {
+        Some((_, turn)) => {
+            turn.parse().is_ok_and(|turn: u64| turn.checked_add(1) == Some(object.holder.turn))
+        }
+        None => object.holder.turn == 0,
     }
 }
 
@@ -126,11 +144,11 @@ async fn take<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<
 pub async fn lease_again<R: Registry>(
     registry: &R,
     grid: Grid,
-    net: IpNet,
+    (net, old): (IpNet, &str),
     holder: &Holder,
     now: u64,
 ) -> Result<bool, Fault> {
-    let Some(made) = take(registry, net, holder).await? else { return Ok(false) };
+    let Some(made) = take(registry, net, holder, old).await? else { return Ok(false) };
     let is_inside = made.is_single() && block_around(registry, grid, net.addr()).await?.is_some();
     let is_had = !is_inside && registry.stands().await?;
     if !is_had {

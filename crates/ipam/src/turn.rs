@@ -207,7 +207,14 @@ pub fn tidy(ledger: &mut Ledger, clock: Clock, idle: u64, keep: u64) -> Vec<Edit
     let blocks: Vec<Block> = ledger.blocks().collect();
     let mut free = None;
     let mut edits = Vec::new();
-    for block in blocks.iter().filter(|block| block.state == State::Active) {
+    // A block that was leased again keeps what is held in the page before from everybody else.
+    let is_around = |block: &Block| {
+        let before = |other: &&Block| other.net == block.net && other.uid != block.uid && !block.bound;
+        blocks.iter().filter(before).any(|other| ledger.is_held(other))
+    };
+    let unneeded = |block: &&Block| block.state == State::Active && !is_around(block);
+    let unneeded: Vec<&Block> = blocks.iter().filter(unneeded).collect();
+    for block in unneeded {
         let is_over = match (block.bound, block.draining) {
             (true, _) => !ledger.is_held(block),
             (_, true) => ledger.is_idle(block, clock),
@@ -319,10 +326,11 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
         supply.refusal = Some(refusal);
     }
     let known: HashSet<String> = ask.known.iter().map(|known| known.lease.clone()).collect();
+    let mut seen = seen.to_vec();
+    // It was leased again, and nobody heard of it; a block is adopted, around what is held.
+    let is_again = |object: &Object| held_in_doubt(ask).any(|net| net == object.net);
+    seen.retain(|object| !is_again(object) || !object.is_single() && ask.wish != Wish::Nothing);
     if ask.wish == Wish::Nothing {
-        let mut seen = seen.to_vec();
-        // It was taken again, and nobody heard of it.
-        seen.retain(|object| held_in_doubt(ask).all(|net| net != object.net));
         if let Err(refusal) = counter.give_back_unknown(&seen, &known).await {
             supply.refusal = Some(refusal);
         }
@@ -334,7 +342,7 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
         Wish::Address(ip) if is_confirmed(ask, &supply, ip) => return supply,
         _ => {}
     }
-    let leased = match counter.adopt(seen, &known).await {
+    let leased = match counter.adopt(&seen, &known).await {
         Ok(adopted) if !adopted.is_empty() => {
             supply.leases.extend(adopted);
             match ask.wish {

@@ -143,6 +143,8 @@ pub(crate) struct Cluster {
     now: u64,
     /// Who was told each address, on which node.
     told: BTreeMap<IpAddr, (usize, Owner)>,
+    /// Deleted under pods: since when their addresses rest is known to nobody who has them next.
+    deleted: Vec<IpNet>,
     /// When an address was given back, as far as nobody's clock was moved.
     freed: BTreeMap<IpAddr, (u64, Owner)>,
     controller: Option<Task<()>>,
@@ -161,6 +163,8 @@ pub(crate) struct Cluster {
     pub(crate) had_own: u64,
     /// Leases that a node lost which lived.
     pub(crate) doubted: u64,
+    /// Leased again under the pods that held something in them.
+    pub(crate) again: u64,
 }
 
 impl Owner {
@@ -340,6 +344,7 @@ impl Cluster {
             api,
             now: 1_000_000,
             told: BTreeMap::new(),
+            deleted: Vec::new(),
             freed: BTreeMap::new(),
             controller: None,
             next: 0,
@@ -352,6 +357,7 @@ impl Cluster {
             handed: 0,
             had_own: 0,
             doubted: 0,
+            again: 0,
         }
     }
 
@@ -370,6 +376,7 @@ impl Cluster {
                 34..36 => self.die(node),
                 36..60 => self.come_back(node),
                 94..96 => self.lose_sight(node),
+                96..104 => self.lose_object(node),
                 60..64 => {
                     let down = self.random.once_in(2);
                     self.api.server.lock().unwrap().down = down;
@@ -479,7 +486,8 @@ impl Cluster {
             && let Some(ip) = told.take()
         {
             self.told.remove(&ip);
-            match self.nodes.iter().any(|node| node.moved) {
+            let is_deleted = self.deleted.iter().any(|net| net.contains(&ip));
+            match is_deleted || self.nodes.iter().any(|node| node.moved) {
                 true => self.freed.remove(&ip),
                 false => self.freed.insert(ip, (self.now, owner.clone())),
             };

@@ -1,4 +1,4 @@
-//! What STATUS is told: whether an address could be had, on a server where nothing goes wrong.
+//! Where nothing goes wrong: whether an address could be had, which STATUS is told, and what was lost and leased again.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, State};
 use ipam::registry::{Holder, Object, Registry};
-use ipam::turn::Known;
-use ipam::{Filter, Grid, Range};
+use ipam::turn::{Ask, Known, Wish, serve};
+use ipam::{Filter, Grid, Range, confirm};
 use ipnet::IpNet;
 
 use super::model::Api;
@@ -46,8 +46,8 @@ impl World {
         wait(self.api.create(net.parse().unwrap(), &holder)).unwrap()
     }
 
-    fn room(&self, known: &[Known]) -> Result<(), Refusal> {
-        let counter = Counter {
+    fn counter(&self) -> Counter<'_, Api> {
+        Counter {
             registry: &self.api,
             grid: self.grid,
             filter: &self.filter,
@@ -56,8 +56,11 @@ impl World {
             clock: Clock { now: NOW, rest: 10 },
             seed: 0,
             looks: 0,
-        };
-        wait(counter.has_room(known))
+        }
+    }
+
+    fn room(&self, known: &[Known]) -> Result<(), Refusal> {
+        wait(self.counter().has_room(known))
     }
 }
 
@@ -97,4 +100,30 @@ fn a_clock_that_was_ahead_once_keeps_no_address_for_ever() {
     assert_eq!(world.make("10.0.0.1/32", "", NOW - 5).rests_until(clock), Some(NOW + 5));
     assert_eq!(world.make("10.0.0.2/32", "", NOW - 10).rests_until(clock), None);
     assert_eq!(world.make("10.0.0.3/32", "", NOW + 31_536_000_000).rests_until(clock), None);
+}
+
+#[test]
+fn what_was_leased_again_is_confirmed_once_whether_its_object_is_new_or_was_given_back() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    for (net, is_deleted) in [("10.0.0.1/32", true), ("10.0.0.2/32", false)] {
+        let old = world.make(net, "n0", 0);
+        match is_deleted {
+            true => wait(world.api.delete(&old)).unwrap(),
+            false => wait(ipam::lease::reclaim(&world.api, old.clone(), NOW)).unwrap(),
+        }
+        let again = || {
+            let holder = Holder { owner: "o".into(), ..world.counter().holder };
+            let lease = old.lease_id();
+            wait(confirm::lease_again(&world.api, world.grid, (old.net, &lease), &holder, NOW)).unwrap()
+        };
+        assert!(again(), "{net}");
+        let known = Known { held: true, ..known(&old, State::Unconfirmed) };
+        let ask = Ask { known: vec![known], wish: Wish::Nothing };
+        let asked = || wait(serve(&world.counter(), &ask, &[]));
+        // A second call asks before the first one has written down what it was told.
+        let (first, second) = (asked(), asked());
+        let object = wait(world.api.read(old.net)).unwrap().unwrap();
+        assert_eq!(first.confirmed, [(old.lease_id(), object.lease_id())], "{net}");
+        assert_eq!((second.confirmed.as_slice(), object.holder.owner.as_str()), (&[][..], "o"), "{net}");
+    }
 }

@@ -1,11 +1,13 @@
 //! A node that is taken for dead and lives: what it has is given to others, and its ledger goes on when it is heard of again, in the
 //! same boot. No call is at work in the meantime; its pods are ended by then, and their DELs come later or never.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
-use ipam::Ledger;
-use ipam::confirm;
 use ipam::ledger::State;
+use ipam::registry::Holder;
+use ipam::{Ledger, confirm, turn};
 
 use super::super::handover::Giver;
 use super::{Cluster, Owner};
@@ -31,6 +33,65 @@ impl Cluster {
         self.api.server.lock().unwrap().dead.insert(node.name.clone());
     }
 
+    /// A hand deletes an object of a node under its pods, which go on. Its agent has the ledger doubt it, and leases it again, if
+    /// something in it is held, before anybody else comes.
+    pub(super) fn lose_object(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        if !node.alive || !node.calls.is_empty() || *node.api.partitioned.lock().unwrap() {
+            return;
+        }
+        let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
+        if ledger.boot() != format!("b{}", node.boot) {
+            return;
+        }
+        let active: Vec<_> = ledger.blocks().filter(|block| block.state == State::Active).collect();
+        if active.is_empty() {
+            return;
+        }
+        let block = &active[self.random.below(active.len() as u64) as usize];
+        let trouble = {
+            let mut server = self.api.server.lock().unwrap();
+            let is_it = server.objects.get(&block.net).is_some_and(|object| object.lease_id() == block.uid);
+            if server.down || !is_it {
+                return;
+            }
+            server.objects.remove(&block.net);
+            std::mem::take(&mut server.trouble)
+        };
+        // Since when what is free in it rests is written in the ledger alone.
+        self.freed.clear();
+        self.deleted.push(block.net);
+        self.write_doubt(index, &mut ledger, &block.uid);
+        let doubted = ledger.blocks().find(|known| known.uid == block.uid).expect("it is in doubt");
+        if turn::is_held_in_doubt(&ledger, &doubted) {
+            let node = &self.nodes[index];
+            let of = |told: &Option<std::net::IpAddr>| block.bound && *told == Some(block.net.addr());
+            let owner = node.pods.iter().find(|(_, told)| of(told)).map(|(owner, _)| owner.name.clone());
+            let holder = Holder {
+                node: node.name.clone(),
+                ledger: "pool".into(),
+                owner: owner.unwrap_or_default(),
+                ..Holder::default()
+            };
+            let task = confirm::lease_again(&node.api, self.grid, (block.net, &block.uid), &holder, self.now);
+            let mut task = pin!(task);
+            let had = loop {
+                if let Poll::Ready(had) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    break had;
+                }
+            };
+            self.again += u64::from(had.expect("nothing goes wrong"));
+        }
+        self.api.server.lock().unwrap().trouble = trouble;
+    }
+
+    fn write_doubt(&self, index: usize, ledger: &mut Ledger, lease: &str) {
+        let edit = confirm::doubt(ledger, lease).expect("it is active");
+        let offset = usize::try_from(edit.offset).unwrap();
+        let disk = &self.nodes[index].disk;
+        disk.0.lock().unwrap()[offset..offset + edit.bytes.len()].copy_from_slice(&edit.bytes);
+    }
+
     /// Its agent says that it is there, and has its ledger doubt what the server says is not its own.
     pub(super) fn be_seen(&mut self, index: usize) {
         let name = self.nodes[index].name.clone();
@@ -45,10 +106,9 @@ impl Cluster {
             .collect();
         self.doubted += lost.len() as u64;
         for lease in lost {
-            let edit = confirm::doubt(&mut ledger, &lease).expect("it is active");
-            let offset = usize::try_from(edit.offset).unwrap();
-            node.disk.0.lock().unwrap()[offset..offset + edit.bytes.len()].copy_from_slice(&edit.bytes);
+            self.write_doubt(index, &mut ledger, &lease);
         }
+        let node = &mut self.nodes[index];
         node.synced.clone_from(&node.disk.0.lock().unwrap());
         self.api.server.lock().unwrap().dead.remove(&name);
     }
