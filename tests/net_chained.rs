@@ -455,3 +455,112 @@ fn iptables_is_read_once_and_changed_once_a_family_however_much_there_is() {
     masquerade.del(&with(&config, &json!({ "prevResult": result }))).success();
     assert_eq!(asked(), once, "ipMasq: DEL");
 }
+
+/// The words that run a plugin where `iptables-save` prints what `print` makes of what the real one prints.
+fn told_by_iptables(host: &Host, print: &str) -> Vec<String> {
+    let wrapper = "for what in iptables-save ip6tables-save; do\n\
+                   printf '#!/bin/sh\\nreal() { %s \"$@\"; }\\n. /run/told/print\\n' $(command -v $what) >/run/told/$what\n\
+                   chmod 755 /run/told/$what\ndone";
+    host.run([
+        "sh",
+        "-ec",
+        &format!("mkdir -p /run/told; rm -f /run/told/iptables-save /run/told/ip6tables-save; {wrapper}"),
+    ]);
+    host.write("/run/told/print", print);
+    ["env", "PATH=/run/told:/usr/sbin:/usr/bin:/sbin:/bin"].map(str::to_owned).to_vec()
+}
+
+#[test]
+fn what_others_have_in_chains_stays_where_iptables_save_does_not_print_them() {
+    let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let mapping = json!([{ "hostPort": 9000, "containerPort": 80, "protocol": "tcp" }]);
+    for (plugin, keys) in [
+        ("portmap", json!({ "backend": "iptables", "runtimeConfig": { "portMappings": mapping } })),
+        ("firewall", json!({ "backend": "iptables", "ingressPolicy": "isolated" })),
+    ] {
+        let [a, b] = ["a", "b"].map(|name| {
+            let pod = host.pod(&format!("{plugin}-{name}"));
+            let result = host.attachment("bridge", &pod, "eth0").add(&bridge("1.1.0")).success().json();
+            let base = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": result });
+            let attachment = host.attachment(plugin, &pod, "eth0");
+            (pod, attachment, with(&base, &keys))
+        });
+        a.1.add(&a.2).success();
+        let ((pod, mut attachment, config), neighbour) = (b, (a.1, a.2));
+        // As when the kernel has not told iptables-save of the chains: it is whole, and without them.
+        let lacks = "real \"$@\" | grep -v CNI-";
+        let cases = [
+            ("not the chains", format!("{lacks}\n"), "already exists"),
+            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "only a part"),
+            ("nothing", "true\n".to_owned(), "printed nothing"),
+        ];
+        for (what, print, word) in &cases {
+            attachment.through = told_by_iptables(&host, print);
+            assert_refused(&format!("{plugin}: {what}"), &attachment.add(&config), 5, &[word]);
+            neighbour.0.check(&neighbour.1).success();
+        }
+        let told = told_by_iptables(
+            &host,
+            &format!("[ -e $0.told ] && {{ real \"$@\"; exit; }}\n: >$0.told\n{lacks}\n"),
+        );
+        attachment.through = told;
+        attachment.add(&config).success();
+        host.run(["sh", "-c", "rm /run/told/*.told"]);
+        attachment.through.clear();
+        attachment.check(&config).success();
+        neighbour.0.check(&neighbour.1).success();
+        for (attachment, config) in [(&attachment, &config), (&neighbour.0, &neighbour.1)] {
+            attachment.del(config).success();
+        }
+        drop(pod);
+    }
+}
+
+#[test]
+fn a_del_that_could_not_ask_whether_iptables_has_something_fails() {
+    let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let result = host.attachment("bridge", &pod, "eth0").add(&bridge("1.1.0")).success().json();
+    let behind = |plugin: &str, keys: &Value| {
+        let base = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": result });
+        with(&base, keys)
+    };
+    let mapping = json!([{ "hostPort": 9000, "containerPort": 80, "protocol": "tcp" }]);
+    let ports = json!({ "backend": "iptables", "runtimeConfig": { "portMappings": mapping } });
+    let masquerade = with(&bridge("1.1.0"), &json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    for (plugin, ifname, config) in [
+        ("portmap", "eth0", behind("portmap", &ports)),
+        ("firewall", "eth0", behind("firewall", &json!({ "backend": "iptables" }))),
+        ("bridge", "net1", masquerade),
+    ] {
+        let mut attachment = host.attachment(plugin, &pod, ifname);
+        let (mut failed, mut succeeded) = (0, 0);
+        for descriptors in 5..30 {
+            attachment.through.clear();
+            let result = attachment.add(&config).success().json();
+            let made = with(&config, &json!({ "prevResult": result }));
+            let limit = format!("--nofile={descriptors}:{descriptors}");
+            attachment.through = ["prlimit", &limit, "--"].map(str::to_owned).to_vec();
+            match attachment.del(&made).code {
+                Some(0) => succeeded += 1,
+                _ => {
+                    failed += 1;
+                    attachment.through.clear();
+                    attachment.del(&made).success();
+                }
+            }
+            let left = rules_of(&host, &pod);
+            assert!(left.is_empty(), "{plugin} with {descriptors} descriptors: {left:?}");
+        }
+        assert!(failed > 0 && succeeded > 0, "{plugin}: {failed} failed, {succeeded} succeeded");
+    }
+}
+
+/// What iptables has of a pod.
+fn rules_of(host: &Host, pod: &Pod) -> Vec<String> {
+    let saved = host.run(["iptables-save"]) + &host.run(["ip6tables-save"]);
+    let id = pod.container_id();
+    saved.lines().filter(|line| line.contains(&id)).map(str::to_owned).collect()
+}

@@ -58,7 +58,8 @@ pub fn tables() -> Result<Option<Tables>, Error> {
     unless_absent(Nft::open().and_then(|mut nft| nft.all_tables().map(|names| Tables { nft, names })))
 }
 
-fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Error> {
+/// What was listed; none on a kernel without nf_tables.
+pub fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Error> {
     match listed {
         Ok(found) => Ok(Some(found)),
         // What the kernel says of a part of netfilter that it has not, and of netfilter if it has none.

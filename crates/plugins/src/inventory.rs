@@ -58,7 +58,7 @@ pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
         .chain(returned.into_iter().map(|(name, mark)| (mark, name)))
         .map(|(mark, name)| Marked { on: format!("link {name}"), mark })
         .chain(netns.run(filter_marks).or_refused()??)
-        .chain(netns.run(rule_marks).or_refused()?)
+        .chain(netns.run(rule_marks).or_refused()??)
         .collect();
     // What all containers share belongs to none of them.
     marked.retain(|marked| Mark::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
@@ -89,11 +89,11 @@ fn filter_marks() -> Result<Vec<Marked>, Error> {
 
 /// The rules of iptables that `firewall`, `portmap` and `ipMasq` made, in the calling thread's namespace; none where iptables
 /// cannot be run.
-fn rule_marks() -> Vec<Marked> {
+fn rule_marks() -> Result<Vec<Marked>, Error> {
     let mut marked = Vec::new();
     for (table, chain) in [(firewall::TABLE, firewall::PRIVATE), (portmap::TABLE, "POSTROUTING")] {
         for family in iptables::Family::ALL {
-            if iptables::has_chain(family, table, chain)
+            if iptables::has_chain(family, table, chain)?
                 && let Ok(saved) = family.save(table)
             {
                 let own = saved.lines().filter_map(|rule| Some((rule, mark_of(rule)?)));
@@ -101,7 +101,7 @@ fn rule_marks() -> Vec<Marked> {
             }
         }
     }
-    marked
+    Ok(marked)
 }
 
 /// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.

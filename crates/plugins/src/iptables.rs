@@ -6,12 +6,14 @@
 //! Rules:
 //! - one program at a time and family, never a shell; a change is one commit, carried out whole or not at all;
 //! - who changes a table has read it in the same [`Turn`]: what a script declares is emptied, whoever filled it meanwhile;
+//! - so a script declares only what is one container's; what many share it makes with `-N`, which fails if it is there:
+//!   a dump may lack what the kernel did not tell `iptables-save`;
 //! - a program ends with who called it, and a turn with the last program run in it: whoever comes next sees what was done;
-//! - no program is run where [`has_chain`] knows that there is nothing for it to find.
+//! - no program is run where [`has_chain`] knows that there is nothing for it to find; not to know is an error.
 //!
 //! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -20,6 +22,7 @@ use linux::Netns;
 use linux::netns::{Lock, Locked};
 use linux::nft::{self, Nft};
 
+use crate::entries;
 use crate::failure::OrRefused;
 use crate::fingerprint::{Mark, hex};
 use crate::interface::collected;
@@ -107,13 +110,49 @@ impl Family {
     }
 
     /// The table as it is. `iptables-save -t nat`
+    ///
+    /// # Errors
+    /// Also if only a part of it was printed, or nothing of a table that is there.
     pub fn save(self, table: &str) -> Result<Saved, Error> {
-        run(&format!("{}-save", self.program()), &["-t", table], "").map(Saved)
+        let program = format!("{}-save", self.program());
+        let read = || run(&program, &["-t", table], "");
+        let mut printed = read()?;
+        if printed.trim().is_empty() && self.has_table(table)? {
+            // Somebody may just have made it.
+            printed = read()?;
+            if printed.trim().is_empty() {
+                let table = nft::Table::new(self.nft(), table);
+                let said = format!("run {program}: it printed nothing, but nf_tables has table {table}");
+                return Err(Error::new(code::IO_FAILURE, said));
+            }
+        }
+        match is_whole(&printed, table) {
+            true => Ok(Saved(printed)),
+            false => {
+                let said = format!("run {program}: it printed only a part of table {table}: no COMMIT");
+                Err(Error::new(code::IO_FAILURE, said))
+            }
+        }
+    }
+
+    /// Has nf_tables a table of this name?
+    fn has_table(self, table: &str) -> Result<bool, Error> {
+        Ok(entries::tables()?.is_some_and(|tables| tables.has(self.nft(), table)))
     }
 
     /// Carries out in one commit the lines that `lines` makes of the table; no lines, no program.
+    ///
+    /// Refused, the table is read again: if that makes other lines, what was read was not how it is, and they are tried, once.
     pub fn change(self, _: &Turn, table: &str, lines: Lines<'_>) -> Result<(), Error> {
-        let lines = lines(&self.save(table)?);
+        let first = lines(&self.save(table)?);
+        let Err(refusal) = self.restore(table, &first) else { return Ok(()) };
+        match self.save(table).map(|saved| lines(&saved)) {
+            Ok(second) if second != first => self.restore(table, &second),
+            _ => Err(refusal),
+        }
+    }
+
+    fn restore(self, table: &str, lines: &[String]) -> Result<(), Error> {
         if lines.is_empty() {
             return Ok(());
         }
@@ -122,20 +161,46 @@ impl Family {
     }
 }
 
+/// Does what was printed of a table go on to its end? What has no such table, or says that its program cannot read it, is whole.
+fn is_whole(printed: &str, table: &str) -> bool {
+    let mut lines = printed.lines().map(str::trim_end);
+    let begins = lines.any(|line| line.strip_prefix('*') == Some(table));
+    !begins || lines.any(|line| line == "COMMIT")
+}
+
+/// The line that makes a chain; it fails if that is there, and with it the script.
+pub fn creation(chain: &str) -> String {
+    format!("-N {chain}")
+}
+
+/// Does a line make a chain?
+pub fn is_creation(line: &str) -> bool {
+    line.starts_with("-N ")
+}
+
 /// Changes a table of both families, as far as one of these chains is there: for DEL and GC, which try everything. No program
 /// is run where there is nothing for it to find, and nobody waits but for a program that runs: it may be about to make it.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
-    let is_there = |family| chains.iter().any(|chain| has_chain(family, table, chain));
+    let is_there = |family| {
+        for chain in chains {
+            if has_chain(family, table, chain)? {
+                return Ok(true);
+            }
+        }
+        Ok::<bool, Error>(false)
+    };
     let look = Turn::of(Lock::Shared)?;
-    if !Family::ALL.into_iter().any(is_there) {
+    if Family::ALL.into_iter().all(|family| matches!(is_there(family), Ok(false))) {
         return Ok(());
     }
     drop(look);
     let turn = Turn::take()?;
     let mut errors = Vec::new();
     for family in Family::ALL {
-        if is_there(family) {
-            errors.extend(family.change(&turn, table, lines).err());
+        match is_there(family) {
+            Ok(true) => errors.extend(family.change(&turn, table, lines).err()),
+            Ok(false) => {}
+            Err(error) => errors.push(error),
         }
     }
     collected(errors)
@@ -143,30 +208,47 @@ pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error
 
 /// Is there a chain, or could there be? Found out without running a program. One without rules counts: rules may
 /// lead to it.
-pub fn has_chain(family: Family, table: &str, chain: &str) -> bool {
-    has_chain_in_nft(family, table, chain) || has_legacy(family, table)
+///
+/// # Errors
+/// The kernel was asked and did not say.
+pub fn has_chain(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
+    Ok(has_chain_in_nft(family, table, chain)? || has_legacy(family, table)?)
 }
 
 /// The same where it is known for sure: in nf_tables.
-pub fn has_chain_in_nft(family: Family, table: &str, chain: &str) -> bool {
+pub fn has_chain_in_nft(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
     let find = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
-    Nft::open().and_then(find).unwrap_or(false)
+    Ok(entries::unless_absent(Nft::open().and_then(find))?.unwrap_or(false))
 }
 
 /// Is there a chain whose name begins so, or could there be? Found out without running a program.
-pub fn has_chains(family: Family, table: &str, prefix: &str) -> bool {
+pub fn has_chains(family: Family, table: &str, prefix: &str) -> Result<bool, Error> {
     let in_nft = |mut nft: Nft| nft.chains(nft::Table::new(family.nft(), table));
-    let listed = Nft::open().and_then(in_nft).unwrap_or_default();
-    listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table)
+    let listed = entries::unless_absent(Nft::open().and_then(in_nft))?.unwrap_or_default();
+    Ok(listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table)?)
 }
 
 /// Is a table of the older kernel interface in use? What is in it only its program knows: where that is not, nobody
 /// has used it for a container.
-fn has_legacy(family: Family, table: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::fs::read_to_string(family.legacy()).is_ok_and(|tables| tables.lines().any(|line| line == table))
-        && std::env::split_paths(&path)
-            .any(|directory| directory.join(format!("{}-save", family.program())).exists())
+fn has_legacy(family: Family, table: &str) -> Result<bool, Error> {
+    let path = family.legacy();
+    let is_used = match std::fs::read_to_string(path) {
+        Ok(tables) => tables.lines().any(|line| line == table),
+        // The kernel has no such interface, or has not begun to use it.
+        Err(cause) if cause.kind() == ErrorKind::NotFound => false,
+        Err(cause) => return Err(Error::io(format_args!("read {path}"), cause)),
+    };
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories = std::env::split_paths(&directories);
+    Ok(is_used
+        && directories.any(|directory| could_be(&directory.join(format!("{}-save", family.program())))))
+}
+
+/// Is there such a program, or is it not known?
+fn could_be(program: &Path) -> bool {
+    let is_none =
+        |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied);
+    !std::fs::metadata(program).is_err_and(|cause| is_none(cause.kind()))
 }
 
 /// The chain of a container on a network. The name is frozen: it is how a DEL finds it, ours or the reference
@@ -315,6 +397,21 @@ mod tests {
         assert_eq!(named(&rule("dnat "), "dnat "), Some(("net", "1234")));
         assert_eq!((named(&rule("dnat "), ""), named(&rule(""), "dnat ")), (None, None));
         assert_eq!(named("-A POSTROUTING -j CNI-HOSTPORT-MASQ", ""), None);
+    }
+
+    #[test]
+    fn a_table_is_whole_from_its_name_to_its_commit() {
+        let whole = "# Generated\n*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j X\nCOMMIT\n# Completed\n";
+        assert!(is_whole(whole, "nat"));
+        let up_to = |word: &str| &whole[..whole.find(word).unwrap()];
+        for part in [up_to(":PREROUTING"), up_to("-A"), up_to("COMMIT"), &whole[..whole.len() - 15]] {
+            assert!(!is_whole(part, "nat"), "{part:?}");
+        }
+        assert!(!is_whole("*filter\nCOMMIT\n*nat\n", "nat"));
+        // Nothing of it was begun: the kernel has none, or the program says in a comment that it cannot read it.
+        for none in ["", "# Table `nat' is incompatible, use 'nft' tool.\n", "*filter\n"] {
+            assert!(is_whole(none, "nat"), "{none:?}");
+        }
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Plugin for Firewall {
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
-        let able = match Settings::read(&request.call.config)?.chosen() {
+        let able = match Settings::read(&request.call.config)?.chosen()? {
             Backend::Nftables => nftables::status(),
             Backend::Iptables => iptables::status(),
             Backend::Firewalld => firewalld::status(),
@@ -106,7 +106,7 @@ impl Wanted {
         expect_interface(&result, request.who.ifname.as_str())?;
         let place = Place::read(settings.policy, &result)?;
         let mark = Mark::of(NAME, config, &request.who);
-        let backend = settings.chosen();
+        let backend = settings.chosen()?;
         let addresses = container_addresses(&result);
         Ok((Wanted { mark, settings, backend, addresses, place }, result))
     }

@@ -75,7 +75,7 @@ pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<
     let has = |family, name: &str| tables.as_ref().is_some_and(|tables| tables.has(family, name));
     // Who was never hidden by iptables neither waits for its turn there nor runs a program.
     let by_iptables = match backend {
-        Some(Backend::Iptables) => true,
+        Some(Backend::Iptables) => Ok(true),
         Some(Backend::Nftables) => iptables::is_there(mark),
         None => iptables::is_seen(mark, has),
     };
@@ -85,9 +85,8 @@ pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<
     if let Some(mut tables) = tables.filter(|tables| tables.has(Family::Inet, nftables::NAME)) {
         errors.extend(nftables::remove(&mut tables.nft, mark, known).err());
     }
-    if by_iptables {
-        errors.extend(iptables::remove(mark, known).err());
-    }
+    let removed = by_iptables.and_then(|is| if is { iptables::remove(mark, known) } else { Ok(()) });
+    errors.extend(removed.err());
     interface::collected(errors)
 }
 
@@ -114,8 +113,8 @@ pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<
     let network = request.call.config.name.as_str();
     let natively = [reference::sweep(network, &valid), nftables::sweep(plugin, network, &valid)];
     let mut errors: Vec<Error> = natively.into_iter().filter_map(Result::err).collect();
-    if backend == Some(Backend::Iptables) || iptables::is_any_there() {
-        errors.extend(iptables::sweep(network, &valid).err());
-    }
+    let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_there() };
+    let swept = by_iptables.and_then(|is| if is { iptables::sweep(network, &valid) } else { Ok(()) });
+    errors.extend(swept.err());
     interface::collected(errors)
 }

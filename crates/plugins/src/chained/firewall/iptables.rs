@@ -69,7 +69,7 @@ impl Passage<'_> {
             let saved = family.save(TABLE)?;
             let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
             let is_there = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
-            let missing = wanted.into_iter().find(|rule| !rule.starts_with(':') && !is_there(rule));
+            let missing = wanted.into_iter().find(|line| !iptables::is_creation(line) && !is_there(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table filter lacks rule {rule}")));
             }
@@ -120,7 +120,7 @@ impl Passage<'_> {
             lines.extend([format!("-D {stage_1}"), format!("-I {stage_1}")]);
         }
         let made = chains.into_iter().filter(|chain| !saved.has_chain(chain));
-        made.map(|chain| format!(":{chain} - [0:0]")).chain(lines).collect()
+        made.map(iptables::creation).chain(lines).collect()
     }
 }
 

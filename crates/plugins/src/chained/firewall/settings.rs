@@ -109,18 +109,19 @@ impl Settings {
     }
 
     /// The backend asked for, else the one that this host's own rules are in.
-    pub(super) fn chosen(&self) -> Backend {
-        let has_iptables = || {
-            self.names_chain
-                || Family::ALL.into_iter().any(|family| {
-                    iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE)
-                })
-        };
+    pub(super) fn chosen(&self) -> Result<Backend, Error> {
         match self.backend {
-            Some(backend) => backend,
-            None if firewalld::is_running() => Backend::Firewalld,
-            None if has_iptables() => Backend::Iptables,
-            None => Backend::Nftables,
+            Some(backend) => Ok(backend),
+            None if firewalld::is_running() => Ok(Backend::Firewalld),
+            None if self.names_chain => Ok(Backend::Iptables),
+            None => {
+                for family in Family::ALL {
+                    if iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE)? {
+                        return Ok(Backend::Iptables);
+                    }
+                }
+                Ok(Backend::Nftables)
+            }
         }
     }
 }

@@ -58,7 +58,7 @@ impl Forwarding<'_> {
             family.change(&turn, TABLE, &mut |saved| {
                 let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
                 script.extend(self.furniture(saved));
-                // Declared, a chain is there and empty.
+                // Declared, a chain is there and empty: this one is the container's own.
                 script.push(format!(":{chain} - [0:0]"));
                 script.extend(self.rules(&chain, net));
                 script.extend(self.entrances(&chain, family));
@@ -81,7 +81,7 @@ impl Forwarding<'_> {
             if jumps != wanted {
                 return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
             }
-            let missing = self.furniture(&saved).into_iter().find(|line| !line.starts_with(':'));
+            let missing = self.furniture(&saved).into_iter().find(|line| !iptables::is_creation(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
@@ -109,12 +109,7 @@ impl Forwarding<'_> {
         for entry in ["PREROUTING", "OUTPUT"] {
             rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {ENTRANCE}"));
         }
-        lines.extend(
-            chains
-                .into_iter()
-                .filter(|chain| !saved.has_chain(chain))
-                .map(|chain| format!(":{chain} - [0:0]")),
-        );
+        lines.extend(chains.into_iter().filter(|chain| !saved.has_chain(chain)).map(iptables::creation));
         lines.extend(rules.into_iter().filter(|rule| !saved.has_rule(rule)));
         lines
     }
@@ -190,13 +185,15 @@ fn word(protocol: Protocol) -> &'static str {
 // === DEL, GC ===
 
 /// Has the container a chain?
-pub(super) fn is_there(mark: &Mark) -> bool {
+pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
     let [chain, _] = chain_names(mark);
-    Family::ALL.into_iter().any(|family| {
+    for family in Family::ALL {
         // Of the older kernel interface only its program knows.
-        iptables::has_chain(family, TABLE, &chain)
-            && family.save(TABLE).is_ok_and(|saved| saved.has_chain(&chain))
-    })
+        if iptables::has_chain(family, TABLE, &chain)? && family.save(TABLE)?.has_chain(&chain) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Removes the container's chains and the jumps to them; the UDP ports that led there.

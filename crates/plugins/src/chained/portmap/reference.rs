@@ -27,7 +27,7 @@ pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
 /// Has the container rules of the reference plugin, of whichever backend?
 pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
     let natively = entries::open()?.map(|mut nft| deletion(&mut nft, mark)).transpose()?;
-    Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::is_there(mark))
+    Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::is_there(mark)?)
 }
 
 fn deletion(nft: &mut Nft, mark: &Mark) -> Result<Batch, Error> {

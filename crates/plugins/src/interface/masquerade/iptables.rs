@@ -26,9 +26,9 @@ fn multicast(family: Family) -> &'static str {
 }
 
 /// Is there, or could there be, a chain of the attachment? Found out without running a program.
-pub(super) fn is_there(mark: &Mark) -> bool {
+pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
     let chain = chain_name(mark);
-    Family::ALL.into_iter().any(|family| iptables::has_chain(family, TABLE, &chain))
+    any_family(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
 /// The first of the addresses from which no jump leads to the attachment's chain.
@@ -40,7 +40,7 @@ pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Er
             continue;
         }
         // Of the older kernel interface only its program knows.
-        let saved = match iptables::has_chain(family, TABLE, &chain) {
+        let saved = match iptables::has_chain(family, TABLE, &chain)? {
             true => Some(family.save(TABLE)?),
             false => None,
         };
@@ -56,16 +56,24 @@ pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Er
 }
 
 /// Is there one for sure, in one of the tables that nf_tables `has`?
-pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> bool {
+pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
     let chain = chain_name(mark);
-    let is_in =
-        |family: &Family| has(family.nft(), TABLE) && iptables::has_chain_in_nft(*family, TABLE, &chain);
-    Family::ALL.iter().any(is_in)
+    any_family(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
 }
 
 /// Is there, or could there be, one of anybody's?
-pub(super) fn is_any_there() -> bool {
-    Family::ALL.into_iter().any(|family| iptables::has_chains(family, TABLE, PREFIX))
+pub(super) fn is_any_there() -> Result<bool, Error> {
+    any_family(|family| iptables::has_chains(family, TABLE, PREFIX))
+}
+
+/// Does it hold of a family?
+fn any_family(holds: impl Fn(Family) -> Result<bool, Error>) -> Result<bool, Error> {
+    for family in Family::ALL {
+        if holds(family)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn chain_name(mark: &Mark) -> String {
@@ -88,7 +96,7 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
                 saved.jumps(&chain).filter(|jump| is_of(jump, addresses)).map(deletion).collect();
             // The chain is there if the container has another interface on the network: that one keeps its rules.
             if !saved.has_chain(&chain) {
-                script.push(format!(":{chain} - [0:0]"));
+                script.push(iptables::creation(&chain));
                 script.push(format!("-A {chain} ! -d {} -j MASQUERADE {comment}", multicast(family)));
             }
             for net in &of_family {
