@@ -164,6 +164,11 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
     assert_refused("GC", &rig::collect(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
     assert!(links(&other).is_empty(), "what is stale by its own entry goes");
     assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
+    // One that nobody ever writes to.
+    host.run(["sh", "-c", &format!("rm {file} && mkfifo {file}")]);
+    let (_, message) = refusal(&weft.del(&config));
+    assert!(message.contains(&file) && message.contains("not a file"), "{message}");
+    host.run(["rm", &file]);
     // Put right by hand, it serves again.
     host.write(&file, whole);
     weft.del(&config).success();

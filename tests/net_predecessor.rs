@@ -104,3 +104,24 @@ fn a_failure_is_told_and_tried_again_and_what_cannot_be_done_keeps_no_pod_from_i
     assert_eq!(order(&cluster), [""; 0]);
     assert_eq!(host.read(RECORD).as_deref(), Some(""));
 }
+
+#[test]
+fn a_del_that_cannot_look_is_no_success() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let _cluster = Cluster::new(&host);
+    let home = bridge("home", 1);
+    let pod = host.pod("web");
+    let mut weft = attached_before(&host, &pod, &home);
+    let cached = format!("{RESULTS}/home-{}-eth0", weft.container_id);
+    let mut failures = 0;
+    for most in 3..64 {
+        weft.through = vec!["prlimit".into(), format!("--nofile={most}:{most}"), "--".into()];
+        if weft.del(&configuration(&home)).code == Some(0) {
+            break;
+        }
+        failures += 1;
+    }
+    assert!(failures > 0 && links(&pod).is_empty() && host.read(&cached).is_none(), "{:?}", links(&pod));
+    let held = host.run(["sh", "-c", "ls /var/lib/cni/networks/home | grep -c ^10 || true"]);
+    assert_eq!(held.trim(), "0", "what it says it has done is done");
+}

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use linux::unix::connect_within;
+use rustix::io::Errno;
 
 /// Where the bus is; `unix:path=…` as D-Bus writes it.
 pub const ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
@@ -85,6 +86,8 @@ pub enum Failure {
         /// The words.
         message: String,
     },
+    /// This process cannot ask now: it has no descriptor left, for one.
+    Unable(String),
     /// The connection, or what came over it, is broken.
     Broken(String),
 }
@@ -105,7 +108,12 @@ impl Bus {
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
         let broken =
             |cause: std::io::Error| Failure::Broken(format!("connect to {}: {cause}", path.display()));
-        let stream = connect_within(&path, PATIENCE).map_err(broken)?;
+        let stream = connect_within(&path, PATIENCE).map_err(|cause| match Errno::from_io_error(&cause) {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                Failure::Unable(format!("connect to {}: {cause}", path.display()))
+            }
+            _ => broken(cause),
+        })?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
         let mut bus = Bus { stream, serial: 0 };
         bus.authenticate()?;
@@ -339,7 +347,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Refused { name, message } if message.is_empty() => f.write_str(name),
             Failure::Refused { name: _, message } => f.write_str(message),
-            Failure::Broken(why) => write!(f, "the system's D-Bus: {why}"),
+            Failure::Unable(why) | Failure::Broken(why) => write!(f, "the system's D-Bus: {why}"),
         }
     }
 }

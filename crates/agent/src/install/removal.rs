@@ -61,16 +61,18 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
     let places = Places::of(arguments)?;
     let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = &places;
     let removed = networks.join(thin::DIRECTORY).join(&arguments.file_name);
-    let configured = match [here, &removed.here].into_iter().find(|path| path.exists()) {
-        Some(path) => MetaPlugin::find_any(Some(path), &[])?,
-        None => None,
+    let is_there = exists(here)?;
+    let configured = match (is_there, exists(&removed.here)?) {
+        (true, _) => MetaPlugin::find_any(Some(here), &[])?,
+        (false, true) => MetaPlugin::find_any(Some(&removed.here), &[])?,
+        (false, false) => None,
     };
     let usual = || Path::new(journal::DIRECTORY).join(journal::ENTRIES);
     let journal = configured.as_ref().map_or_else(usual, MetaPlugin::journal);
     let mut journal = Place::below(&arguments.root, &journal)?;
     // A journal elsewhere is in no mount of ours.
     journal.here = arguments.on_host.path(&journal.here);
-    match here.exists() {
+    match is_there {
         false => progress.line(format!("{}: not there", named.display())),
         true => {
             refuse_if_needed(&places, &journal, arguments)?;
@@ -91,13 +93,22 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         let journal = Journal::at(&journal.here);
         wait(configured, &hands, &journal, &places.written, &interrupt, progress)?;
         // It has told all that it was kept for.
-        let _ = fs::remove_file(&removed.here);
-        clear(&removed.here);
+        match fs::remove_file(&removed.here) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                return Err(privilege::refused(&format!("remove {}", removed.here.display()), &cause));
+            }
+            _ => clear(&removed.here),
+        }
         if arguments.follow {
             stay(&places.written, &interrupt)?;
         }
     }
     Ok(())
+}
+
+/// Is something there? What cannot be looked at is not gone.
+fn exists(path: &Path) -> Result<bool, Failure> {
+    path.try_exists().map_err(|cause| privilege::refused(&format!("look at {}", path.display()), &cause))
 }
 
 /// Removes the directory of what was kept, if nothing is left in it.
@@ -122,7 +133,7 @@ fn stay(written: &Place, interrupt: &Interrupt) -> Result<(), Failure> {
 
 /// Refuses to go on beside somebody who installs.
 fn refuse_if_written(Place { named, here }: &Place) -> Result<(), Failure> {
-    if !here.exists() {
+    if !exists(here)? {
         return Ok(());
     }
     let why = format!("{}: somebody has written it again", named.display());

@@ -13,13 +13,14 @@
 //! Source: libcni `libcni/api.go` (`cachedInfo`, `GetCachedAttachments`): L5, L6, L9, S17, S31.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -144,7 +145,7 @@ impl Cache {
     /// The result of the last ADD, in `version`; `None` if none is known.
     ///
     /// # Errors
-    /// There is an entry, and it cannot be understood.
+    /// There is an entry, and it cannot be read or understood.
     pub fn result(
         &self,
         network: &NetworkName,
@@ -152,7 +153,7 @@ impl Cache {
         version: Version,
     ) -> Result<Option<Attached>, Error> {
         let file = self.results.join(file_name(network, who));
-        let Some(bytes) = read(&file) else { return Ok(None) };
+        let Some(bytes) = self.read(&file)? else { return Ok(None) };
         let of_entry = serde_json::from_slice::<Wire>(&bytes).ok().filter(|wire| wire.kind == KIND);
         let result = match of_entry {
             Some(wire) => match wire.result {
@@ -168,10 +169,10 @@ impl Cache {
     /// What is known of an attachment besides its result; `None` if nothing is.
     ///
     /// # Errors
-    /// There is a file, and it is no entry.
+    /// There is a file, and it cannot be read or is no entry.
     pub fn entry(&self, network: &NetworkName, who: &Attachment) -> Result<Option<Entry>, Error> {
         let file = self.results.join(file_name(network, who));
-        let Some(bytes) = read(&file) else { return Ok(None) };
+        let Some(bytes) = self.read(&file)? else { return Ok(None) };
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|cause| {
             Error::new(code::DECODING_FAILURE, format!("{}: not a cache entry: {cause}", file.display()))
         })?;
@@ -187,10 +188,11 @@ impl Cache {
         Ok(())
     }
 
-    /// All attachments, or those of one container, by file name. What is no entry is passed over.
+    /// All attachments, or those of one container, by file name. What is no entry is passed over, and of all what cannot
+    /// be read.
     ///
     /// # Errors
-    /// The directory is there and cannot be read.
+    /// The directory is there and cannot be read, or what may be this container's.
     pub fn attachments(&self, container: Option<&ContainerId>) -> Result<Vec<Entry>, Error> {
         let failed = |cause| Error::io(format_args!("read {}", self.results.display()), cause);
         let entries = match fs::read_dir(&self.results) {
@@ -204,11 +206,35 @@ impl Cache {
             // A hint only: names may hold `-` themselves. The content decides.
             Some(container) => name.contains(&format!("-{container}-")) && !name.starts_with('.'),
         };
-        let read = |name: &String| {
-            let wire: Wire = serde_json::from_slice(&read(&self.results.join(name))?).ok()?;
-            entry(wire).ok().filter(|entry| container.is_none_or(|c| entry.parameters.who.container == *c))
+        let mut found = Vec::new();
+        for name in names.iter().filter(wanted) {
+            let bytes = match self.read(&self.results.join(name)) {
+                Err(_) if container.is_none() => continue,
+                read => read?,
+            };
+            let wire = bytes.and_then(|bytes| serde_json::from_slice::<Wire>(&bytes).ok());
+            let entry = wire.and_then(|wire| entry(wire).ok());
+            found
+                .extend(entry.filter(|entry| container.is_none_or(|c| entry.parameters.who.container == *c)));
+        }
+        Ok(found)
+    }
+
+    /// A file's content, as far as an entry may go; nothing of what is no file.
+    fn read(&self, file: &Path) -> Result<Option<Vec<u8>>, Error> {
+        let failed = |cause| Error::io(format_args!("read {}", file.display()), cause);
+        // A pipe would keep us waiting.
+        let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(file);
+        let open = match open {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+            open => open.map_err(failed)?,
         };
-        Ok(names.iter().filter(wanted).filter_map(read).collect())
+        if !open.metadata().map_err(failed)?.is_file() {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        open.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(Some(bytes))
     }
 }
 
@@ -250,14 +276,6 @@ fn file_name(network: &NetworkName, who: &Attachment) -> String {
 
 fn temporary(name: &str) -> String {
     format!(".{name}.new")
-}
-
-/// A file's content if it can be had and is not larger than an entry may be.
-fn read(file: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let open = File::open(file).ok().filter(|open| open.metadata().is_ok_and(|m| m.is_file()))?;
-    open.take(ENTRY_MAX).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 fn remove(file: &Path) -> std::io::Result<()> {

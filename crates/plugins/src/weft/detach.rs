@@ -71,7 +71,14 @@ pub(super) fn detach_one(
     delegate: &Delegate,
 ) -> Result<(), Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let last = entry.last_result(index, &network)?;
+    // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
+    let last = entry.last_result(index, &network).unwrap_or_else(|error| {
+        eprintln!(
+            "weft: {}: the result of {} is not passed on: {error}",
+            entry.container_id, delegate.ifname
+        );
+        None
+    });
     let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());
     if entry.attachments[index].state == State::Planned {
         // A plugin that refuses the version of a configuration has never done anything for it.

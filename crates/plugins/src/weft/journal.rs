@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use cni::name::ContainerId;
 use cni::{Context, Error, code};
 use npwg::journal::{ENTRIES, ENTRY_MAX, Entry};
+use rustix::fs::OFlags;
 
 /// The entries of this node.
 #[derive(Clone, Debug)]
@@ -159,11 +160,16 @@ impl Record {
 
 fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     let failed = |cause| Error::io(format_args!("journal: read {}", path.display()), cause);
-    let file = match File::open(path) {
+    // A pipe would keep us waiting.
+    let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = match opened {
         Ok(file) => file,
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(failed(cause)),
     };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("not a file")));
+    }
     let mut bytes = Vec::new();
     file.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
     Ok(Some(bytes))

@@ -19,7 +19,7 @@ use cni::invocation::{Attachment, Detach};
 use cni::network::Network;
 use cni::runtime::cache::{self, Cache};
 use cni::runtime::{chain, exec};
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use npwg::configuration::Builtin;
 use npwg::definition::META_PLUGINS;
 
@@ -33,7 +33,7 @@ use crate::delegates::Delegates;
 pub(super) fn take_down(node: &Node, request: &Detach) -> Result<(), Error> {
     let Detach { who, netns, call } = request;
     let cache = Cache::new(Path::new(cache::DIRECTORY));
-    let known = cache.attachments(Some(&who.container)).inspect_err(say).unwrap_or_default();
+    let known = cache.attachments(Some(&who.container))?;
     let netns = netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let mut errors = Vec::new();
     for entry in known {
@@ -63,7 +63,10 @@ fn detach(
     }
     let Attachment { container, ifname } = &parameters.who;
     let step = || format!("detach {ifname} ({}), attached before weft was installed", network.name);
-    let last = cache.result(&network.name, &parameters.who, network.version).inspect_err(say);
+    let last = match cache.result(&network.name, &parameters.who, network.version) {
+        Err(error) if error.code == code::IO_FAILURE => return Err(error.context(step())),
+        last => last.inspect_err(say),
+    };
     let own = Delegates::new(Builtin::Never, node.configuration.delegate_timeout);
     let are_there = types.iter().all(|name| exec::find(name, &parameters.path).is_ok());
     let hands = if are_there { &own } else { &node.hands };

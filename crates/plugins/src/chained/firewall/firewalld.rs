@@ -62,7 +62,12 @@ pub(super) fn remove(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
     }
-    let Ok(mut bus) = Bus::system() else { return Ok(()) };
+    let mut bus = match Bus::system() {
+        Err(failure @ Failure::Unable(_)) => return Err(unreachable_bus(&failure)),
+        // A bus that is not there, or does not answer, keeps no container from its end.
+        Err(_) => return Ok(()),
+        Ok(bus) => bus,
+    };
     if !bus.has_owner(NAME).unwrap_or(false) {
         return Ok(());
     }
@@ -105,7 +110,7 @@ fn call(bus: &mut Bus, member: &str, zone: &str, net: &IpNet) -> Result<crate::d
 fn says(failure: &Failure, words: &[&str]) -> bool {
     match failure {
         Failure::Refused { message, .. } => words.iter().any(|word| message.starts_with(word)),
-        Failure::Broken(_) => false,
+        Failure::Unable(_) | Failure::Broken(_) => false,
     }
 }
 

@@ -90,7 +90,8 @@ pub fn read_id() -> io::Result<Option<&'static str>> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     if ID.get().is_none() {
         let id = match std::fs::read_to_string(BOOT_ID) {
-            Err(cause) if cause.kind() == ErrorKind::NotFound => None,
+            // Or it is masked, for ever.
+            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => None,
             read => Some(read?.trim().to_owned()).filter(|id| !id.is_empty()),
         };
         let _ = ID.set(id);
