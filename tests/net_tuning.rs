@@ -508,6 +508,42 @@ fn what_del_cannot_restore_it_says_and_the_pod_ends() {
 }
 
 #[test]
+fn what_was_lacking_is_neither_done_without_nor_given_up() {
+    require!(Feature::Root);
+    let world = World::new();
+    let key = "net.ipv4.conf.eth0.arp_filter";
+    let conf = world.config(&json!({ "sysctl": { key: "1" } }));
+    let mut limited = world.attachment();
+    for call in ["ADD", "DEL"] {
+        let (mut failed, mut succeeded) = (0, 0);
+        for descriptors in 4..12 {
+            let limit = format!("--nofile={descriptors}:{descriptors}");
+            limited.through = ["prlimit", &limit, "--"].map(str::to_owned).to_vec();
+            let plain = world.attachment();
+            let done = match call {
+                "ADD" => limited.add(&conf),
+                _ => {
+                    plain.add(&conf).success();
+                    limited.del(&conf)
+                }
+            };
+            let succeeds = done.code == Some(0);
+            *(if succeeds { &mut succeeded } else { &mut failed }) += 1;
+            if call == "ADD" && succeeds || call == "DEL" && !succeeds {
+                plain.del(&conf).success();
+            }
+            let is = (world.sysctl(key), world.link()["mtu"].clone(), world.backup());
+            assert_eq!(
+                is,
+                ("0".to_owned(), json!(1450), None),
+                "{call} with {descriptors} descriptors: {done:?}"
+            );
+        }
+        assert!(failed > 0 && succeeded > 0, "{call}: {failed} failed, {succeeded} succeeded");
+    }
+}
+
+#[test]
 fn an_empty_value_is_written_and_restored() {
     require!(Feature::Root);
     let world = World::new();

@@ -83,6 +83,14 @@ impl Error {
         }
     }
 
+    /// Was it for want of something that may be there in a moment: memory, descriptors, room, time? Anything else is said of
+    /// what was asked for, and would be said again.
+    pub fn may_pass(&self) -> bool {
+        let of_memory = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
+        let of_time = [Errno::INTR, Errno::AGAIN, Errno::TIMEDOUT];
+        self.errno().is_some_and(|errno| of_memory.contains(&errno) || of_time.contains(&errno))
+    }
+
     /// The errno, if the kernel gave one.
     pub fn errno(&self) -> Option<Errno> {
         match &self.cause {
@@ -140,6 +148,16 @@ pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_lacking_may_pass_and_what_was_refused_may_not() {
+        let may_pass = |errno| Error::kernel("change link eth0", errno).may_pass();
+        assert!(
+            [Errno::NOBUFS, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::INTR].into_iter().all(may_pass)
+        );
+        assert!(![Errno::INVAL, Errno::BUSY, Errno::NODEV, Errno::PERM].into_iter().any(may_pass));
+        assert!(!Error::protocol("change link eth0", "unreadable").may_pass());
+    }
 
     #[test]
     fn the_sentence_is_a_path_in_lower_case() {

@@ -2,7 +2,8 @@
 //!
 //! Rules beyond the reference plugin's:
 //! - a failed ADD restores what it changed; DEL restores kernel parameters, too, and says on stderr what it could not: a value
-//!   that the kernel refuses now it refuses for ever, and the container must end;
+//!   that the kernel refuses now it refuses for ever, and the container must end. What failed for want of memory, descriptors or
+//!   the like is tried again: DEL fails, and the backup stays;
 //! - a container, namespace or interface that is gone is success, and its backup goes;
 //! - only interfaces in the container get the new hardware address in the result;
 //! - nothing but `net.*` of the container's own namespace is ever written.
@@ -66,9 +67,12 @@ impl Plugin for Tuning {
             None => None,
         };
         if let Some(netns) = netns {
-            for error in netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()?? {
+            let Left { refused, lacking } =
+                netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
+            for error in refused {
                 eprintln!("tuning: {error}");
             }
+            collected(lacking)?;
         }
         file.remove()
     }
@@ -138,7 +142,10 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
     }
     let before = file.keep(values.clone())?;
     apply(settings, link.as_ref()).map_err(|error| {
-        let undone = restore(&values, ifname).unwrap_or_else(|error| vec![error]);
+        let undone = match restore(&values, ifname) {
+            Ok(Left { refused, lacking }) => [refused, lacking].concat(),
+            Err(error) => vec![error],
+        };
         error.also(undone.into_iter().chain(before.restore().err()))
     })
 }
@@ -160,7 +167,9 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     for Sysctl { written, key, value } in &settings.sysctls {
         match sysctl::read(key) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
-            Err(error) if error.kind() == Kind::Absent => return Err(blame_sysctl(written, value, &error)),
+            Err(error) if error.kind() == Kind::Absent || error.may_pass() => {
+                return Err(blame_sysctl(written, value, &error));
+            }
             // What can be written but not read (or was never set) cannot be restored either.
             Err(_) => {}
         }
@@ -244,10 +253,26 @@ fn blame_sysctl(written: &str, value: &str, error: &linux::Error) -> Error {
 
 // === DEL, inside the namespace ===
 
-/// Sets everything back; what is gone needs nothing, everything is tried: the values that were refused.
-fn restore(backup: &Backup, ifname: &str) -> Result<Vec<Error>, Error> {
+/// What could not be set back.
+#[derive(Default)]
+struct Left {
+    /// The kernel does not take it.
+    refused: Vec<Error>,
+    /// Something was lacking that may be there next time.
+    lacking: Vec<Error>,
+}
+
+impl Left {
+    fn push(&mut self, error: &linux::Error, what: std::fmt::Arguments<'_>) {
+        let list = if error.may_pass() { &mut self.lacking } else { &mut self.refused };
+        list.push(refused(error).context(what));
+    }
+}
+
+/// Sets everything back; what is gone needs nothing, everything is tried.
+fn restore(backup: &Backup, ifname: &str) -> Result<Left, Error> {
     let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = backup;
-    let mut errors = Vec::new();
+    let mut left = Left::default();
     let mac = parse_mac(mac);
     let wanted = Wanted {
         mac: mac.as_deref(),
@@ -263,7 +288,7 @@ fn restore(backup: &Backup, ifname: &str) -> Result<Vec<Error>, Error> {
             for (key, value, change) in changes {
                 match net.change_link(link.index, ifname, &change) {
                     Err(error) if error.errno() != Some(Errno::NODEV) => {
-                        errors.push(refused(&error).context(format_args!("restore {key}: {value}")));
+                        left.push(&error, format_args!("restore {key}: {value}"));
                     }
                     _ => {}
                 }
@@ -275,12 +300,12 @@ fn restore(backup: &Backup, ifname: &str) -> Result<Vec<Error>, Error> {
         let Some(key) = restorable(path) else { continue };
         match sysctl::write(&key, value) {
             Err(error) if error.kind() != Kind::Absent => {
-                errors.push(refused(&error).context(format_args!("restore sysctl {path}")));
+                left.push(&error, format_args!("restore sysctl {path}"));
             }
             _ => {}
         }
     }
-    Ok(errors)
+    Ok(left)
 }
 
 // === CHECK, inside the namespace ===
