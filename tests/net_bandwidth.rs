@@ -344,6 +344,35 @@ fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
 }
 
 #[test]
+fn an_entrance_that_nobody_uses_is_taken_over_and_clsact_is_not() {
+    let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
+    let world = world(&host);
+    let end = world.host_end();
+    let config = world.config(&both());
+    // For what is sent alone: nothing is at the entrance.
+    host.run(["tc", "qdisc", "add", "dev", &end, "clsact"]);
+    let filter = ["protocol", "all", "u32", "match", "u32", "0", "0", "flowid", "1:1"];
+    host.run(["tc", "filter", "add", "dev", &end, "egress"].into_iter().chain(filter));
+    let watched = host.snapshot();
+    assert_refused("clsact", &world.bandwidth.add(&config), 5, &[&end, "exists"]);
+    assert_nothing_left("clsact", &host, &watched);
+    host.run(["tc", "qdisc", "del", "dev", &end, "clsact"]);
+    // As an ADD leaves it that failed, or was killed, before it redirected.
+    host.run(["tc", "qdisc", "add", "dev", &end, "ingress"]);
+    let result = world.bandwidth.add(&config).success().json();
+    world.bandwidth.check(&with(&config, &json!({ "prevResult": result }))).success();
+    world.bandwidth.del(&config).success();
+    world.bridge.del(&bridge()).success();
+    assert_eq!(rig::links(&host), ["br0"]);
+    // One that somebody has put a filter in is theirs.
+    let before = world.bridge.add(&bridge()).success();
+    drop(before);
+    host.run(["tc", "qdisc", "add", "dev", &end, "ingress"]);
+    host.run(["tc", "filter", "add", "dev", &end, "ingress"].into_iter().chain(filter));
+    assert_refused("a filter", &world.bandwidth.add(&config), 5, &[&end, "exists"]);
+}
+
+#[test]
 fn an_add_that_is_repeated_starts_anew() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);

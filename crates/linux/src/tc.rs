@@ -198,6 +198,23 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add ingress to {name}"))
     }
 
+    /// Is there an entrance that nobody uses: of `ingress`, not `clsact`, and without filters? `tc qdisc show dev NAME ingress`
+    pub fn has_bare_entrance(&mut self, link: u32, name: &str) -> Result<bool, Error> {
+        let is_ingress = |answer: &Message| {
+            answer.kind() == NEW_QDISC
+                && answer.word_at(12) == INGRESS
+                && answer.attributes.find(KIND).map(text).as_deref() == Some("ingress")
+        };
+        let query = Message::traffic(GET_QDISC, link, 0, INGRESS, 0);
+        let request = Request { flags: NLM_F_ECHO, message: query };
+        match self.ask_all(vec![request], || format!("read the ingress of {name}")) {
+            Ok(answers) if answers.iter().any(is_ingress) => Ok(!self.has_filters(link, name)?),
+            Ok(_) => Ok(false),
+            Err(error) if matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes the entrance with its filters. `tc qdisc del dev NAME ingress`
     pub fn remove_entrance(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, INGRESS, 0);

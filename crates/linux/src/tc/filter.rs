@@ -94,9 +94,19 @@ impl Rtnl {
 
     /// The links that what a link receives is redirected to, by index. `tc filter show dev NAME ingress`
     pub fn redirections(&mut self, link: u32, name: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.filters_of(link, name)?.iter().flat_map(targets).collect())
+    }
+
+    /// Does anything look at what a link receives? `tc filter show dev NAME ingress`
+    pub(super) fn has_filters(&mut self, link: u32, name: &str) -> Result<bool, Error> {
+        Ok(!self.filters_of(link, name)?.is_empty())
+    }
+
+    fn filters_of(&mut self, link: u32, name: &str) -> Result<Vec<Message>, Error> {
         let query = Message::traffic(GET_FILTER, link, 0, INGRESS_HANDLE, 0);
-        let answers = self.dump(&query, || format!("list the filters of {name}"))?;
-        Ok(answers.iter().filter(|answer| answer.kind() == NEW_FILTER).flat_map(targets).collect())
+        let mut answers = self.dump(&query, || format!("list the filters of {name}"))?;
+        answers.retain(|answer| answer.kind() == NEW_FILTER);
+        Ok(answers)
     }
 
     /// Sends packets to or from a subnet through a class of the link's root.

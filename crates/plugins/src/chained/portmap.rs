@@ -123,7 +123,9 @@ impl Wanted {
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
                 let variant = Variant { bit: *bit, conditions };
-                nftables::add(&variant, mark, mappings, settings.masquerade, addresses)
+                let added = nftables::add(&variant, mark, mappings, settings.masquerade, addresses);
+                // It may have been made, and the kernel's answer been lost.
+                added.inspect_err(|_| drop(nftables::remove(mark)))
             }
             Backend::Iptables { marking, conditions } => {
                 let masquerade = settings.masquerade;

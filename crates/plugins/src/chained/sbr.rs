@@ -27,7 +27,7 @@ use ipnet::IpNet;
 use linux::netns::Lock;
 use linux::route::{Existing, Family, PROTOCOL, Route, TABLE_MAIN};
 use linux::rule::Rule;
-use linux::{Netns, Rtnl, Undo};
+use linux::{Kind, Netns, Rtnl, Undo};
 
 use self::settings::Settings;
 use self::split::{Split, direct_first};
@@ -182,10 +182,14 @@ fn add_rules<'a>(
     present.extend(net.rules(Family::V6).or_refused()?);
     let is_there = |rule: &Rule| present.iter().any(|r| Rule { priority: None, ..r.clone() } == *rule);
     for rule in rules.filter(|rule| !is_there(rule)) {
-        net.add_rule(&rule).or_refused()?;
-        undo.push(move || {
-            let _ = netns.rtnl().and_then(|mut net| net.delete_rule(&rule));
-        });
+        let added = net.add_rule(&rule);
+        // One that was there meanwhile is somebody's; after any other error it may have been made, and the answer been lost.
+        if !matches!(&added, Err(error) if error.kind() == Kind::Exists) {
+            undo.push(move || {
+                let _ = netns.rtnl().and_then(|mut net| net.delete_rule(&rule));
+            });
+        }
+        added.or_refused()?;
     }
     Ok(())
 }

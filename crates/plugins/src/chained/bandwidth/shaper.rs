@@ -145,15 +145,17 @@ impl Shaper<'_> {
         Err(Error::internal(format!("both names for the ifb are taken: {names}")))
     }
 
-    /// Makes the entrance for the redirection. One that leads nowhere any more is of an ADD that was killed; any
-    /// other is somebody's.
+    /// Makes the entrance for the redirection. One that leads nowhere, any more or yet, is of an ADD that was killed or whose
+    /// answer was lost; any other is somebody's.
     fn enter(&self, host: &mut Rtnl) -> Result<(), Error> {
         let Shaper { end, .. } = self;
         match host.add_entrance(end.index, &end.name) {
             Err(error) if error.kind() == Kind::Exists => {
                 let targets = host.redirections(end.index, &end.name).or_refused()?;
+                let is_bare =
+                    targets.is_empty() && host.has_bare_entrance(end.index, &end.name).or_refused()?;
                 let is_gone = |target: &u32| matches!(host.link_at(*target), Err(error) if *target == 0 || error.kind() == Kind::Absent);
-                if targets.is_empty() || !targets.iter().all(is_gone) {
+                if !is_bare && (targets.is_empty() || !targets.iter().all(is_gone)) {
                     return Err(refused(&error));
                 }
                 host.remove_entrance(end.index, &end.name).or_refused()?;
