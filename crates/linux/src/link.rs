@@ -386,7 +386,8 @@ impl Rtnl {
     /// Creates a link. `ip link add …`, see [`create::NewLink`].
     ///
     /// # Errors
-    /// [`Kind::Exists`] if the name is taken.
+    /// [`Kind::Exists`] if the name is taken. What was created and could not be finished is removed; not a bridge, which others
+    /// may use by now.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.execute(flags, link.message(), || format!("create {link}"))?;
@@ -394,7 +395,14 @@ impl Rtnl {
         // rest of it would be carried out on a link of that name that somebody else made.
         let afterwards = link.afterwards();
         let requests = afterwards.into_iter().map(|message| Request { flags: 0, message });
-        self.execute_all(requests.collect(), |_| format!("create {link}"))
+        self.execute_all(requests.collect(), |_| format!("create {link}")).inspect_err(|_| {
+            if !matches!(link.kind, create::NewKind::Bridge { .. }) {
+                // The error that matters is the one that is returned.
+                let _ = self
+                    .find_link(link.name)
+                    .map(|made| made.map(|made| self.delete_link(made.index, link.name)));
+            }
+        })
     }
 
     /// Several changes at once; on failure those after it have still been made.

@@ -280,17 +280,13 @@ impl<'a> Attachment<'a> {
     fn make(&self, host: &mut Rtnl, delegates: &'a dyn Invoke, mut undo: Undo<'a>) -> Result<Success, Error> {
         let Attachment { request, network, netns, mark } = self;
         let hold = switch::Hold::shared(&network.bridge)?;
-        let bridge = switch::ensure(host, network, &request.call.config)?;
-        if bridge.created {
-            let name = network.bridge.clone();
-            undo.push(move || switch::remove_unused(&name));
-        }
+        let bridge = switch::ensure(host, network, &request.call.config, &mut undo)?;
         let pair = veth::Veth {
             container_name: request.who.ifname.as_str(),
             netns,
             mtu: network.mtu,
             mac: network.mac.as_deref(),
-            master: Some(bridge.link.index),
+            master: Some(bridge.index),
             mark,
         };
         let host_end = pair.create(host)?;
@@ -311,7 +307,7 @@ impl<'a> Attachment<'a> {
             undo.push(move || drop(spoofing::allow_any(mark)));
             spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, mark)?;
         }
-        self.finish_outside(host, &bridge.link, &gateways, &mut result, &mut undo)?;
+        self.finish_outside(host, &bridge, &gateways, &mut result, &mut undo)?;
         let forwarding = network.interface != ContainerInterface::Untouched;
         // Only now is it known: a bridge without an address of its own takes the lowest of its ports'.
         let links = port::await_forwarding(host, &network.bridge, &host_end, forwarding)?;

@@ -99,18 +99,15 @@ impl Parent {
             inside.delete_link(leftover.index, &passing).or_refused()?;
             tried = self.net.add_link(&made);
         }
-        if let Err(error) = tried {
-            return Err(self.blame(&error));
-        }
-        let link = inside.link(&passing).or_refused()?;
         let alias = mark.text(ALIAS_MAX);
-        let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
-        if let Err(error) = inside.change_link(link.index, &passing, &change) {
-            // Nothing is left; the error that matters is the one that is returned.
-            let _ = inside.delete_link(link.index, &passing);
-            return Err(refused(&error));
-        }
-        inside.link_at(link.index).or_refused()
+        let named = tried.map_err(|error| self.blame(&error)).and_then(|()| {
+            let link = inside.link(&passing).or_refused()?;
+            let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
+            inside.change_link(link.index, &passing, &change).or_refused()?;
+            inside.link_at(link.index).or_refused()
+        });
+        // Nothing is left, also if what failed is but an answer; the error that matters is the one that is returned.
+        named.inspect_err(|_| forget_child(container, &passing, child.name, &alias))
     }
 
     /// What the kernel grants once for a parent (a VLAN's id) may be given up by another container any moment.
@@ -151,6 +148,18 @@ pub fn inspect_parent(
 /// The name of a link until it has its own, and with it its mark.
 pub fn passing_name(mark: &Mark) -> String {
     hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname])
+}
+
+/// Removes a child under its passing name, or under its own if it has our mark by now: best effort.
+fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
+    let Ok(mut inside) = container.rtnl() else { return };
+    for name in [passing, name] {
+        if let Ok(Some(link)) = inside.find_link(name)
+            && (name == passing || link.alias == alias)
+        {
+            let _ = inside.delete_link(link.index, name);
+        }
+    }
 }
 
 /// Removes a link that an ADD which was killed has left under its passing name; nothing there is success.

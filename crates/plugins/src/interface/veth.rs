@@ -50,7 +50,7 @@ impl Veth<'_> {
     /// `ip link add HOST up master BR type veth peer name ETH netns NS`
     ///
     /// # Errors
-    /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
+    /// Code 4 if the container has an interface of that name already (S25); nothing is left of a pair that failed.
     pub fn create(&self, host: &mut Rtnl) -> Result<String, Error> {
         let alias = self.mark.text(ALIAS_MAX);
         let mut attempt = 0;
@@ -70,7 +70,11 @@ impl Veth<'_> {
                 Err(error) if error.kind() == Kind::Exists => {
                     attempt += self.make_room(host, &name, &alias)?;
                 }
-                Err(error) => return Err(crate::failure::refused(&error)),
+                Err(error) => {
+                    // It may have been made, and the kernel's answer been lost.
+                    forget_host_end(self.mark);
+                    return Err(crate::failure::refused(&error));
+                }
             }
         }
         Err(Error::internal(format!("{TRIES} names for the host end of {} are taken", self.container_name)))

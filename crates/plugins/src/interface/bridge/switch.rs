@@ -12,7 +12,7 @@ use linux::link::create::{NewKind, NewLink, Peer};
 use linux::link::{Change, Detail, Link, mac_text};
 use linux::netns::{Lock, Locked};
 use linux::sysctl::{self, Family};
-use linux::{Kind, Netns, Rtnl};
+use linux::{Kind, Netns, Rtnl, Undo};
 
 use super::{NAME, Network, Reflection};
 use crate::failure::OrRefused;
@@ -33,20 +33,19 @@ impl Hold {
     }
 }
 
-/// The bridge, and whether this ADD made it.
-pub(super) struct Ensured {
-    pub(super) link: Link,
-    pub(super) created: bool,
-}
-
-/// Makes sure the bridge is there and up. `ip link add BR up type bridge`
-pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Result<Ensured, Error> {
+/// Makes sure the bridge is there and up; one that this ADD made goes again if it fails. `ip link add BR up type bridge`
+pub(super) fn ensure(
+    host: &mut Rtnl,
+    network: &Network,
+    config: &Config,
+    undo: &mut Undo<'_>,
+) -> Result<Link, Error> {
     let name = network.bridge.as_str();
     let mut created = false;
     let link = match host.find_link(name).or_refused()? {
         Some(link) => link,
         None => {
-            created = create(host, network, config)?;
+            created = create(host, network, config, undo)?;
             host.link(name).or_refused()?
         }
     };
@@ -62,7 +61,7 @@ pub(super) fn ensure(host: &mut Rtnl, network: &Network, config: &Config) -> Res
         let change = Change { up: Some(true), promiscuous: promiscuous.then_some(true), ..Change::default() };
         host.change_link(link.index, name, &change).or_refused()?;
     }
-    Ok(Ensured { link, created })
+    Ok(link)
 }
 
 /// The name may be another interface's.
@@ -84,17 +83,20 @@ pub(super) fn status(network: &Network) -> Result<(), Error> {
 }
 
 /// Creates the bridge; false if another ADD was faster.
-fn create(host: &mut Rtnl, network: &Network, config: &Config) -> Result<bool, Error> {
+fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<bool, Error> {
     let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
     link.mtu = network.mtu;
     link.alias = Some(&alias);
-    match host.add_link(&link) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == Kind::Exists => Ok(false),
-        Err(error) => Err(crate::failure::refused(&error)),
+    let made = host.add_link(&link);
+    if matches!(&made, Err(error) if error.kind() == Kind::Exists) {
+        return Ok(false);
     }
+    // Also after an error: it was not there before, and the kernel's answer may have been lost.
+    let name = network.bridge.clone();
+    undo.push(move || remove_unused(&name));
+    made.or_refused().map(|()| true)
 }
 
 /// Removes a bridge that this ADD created, unless somebody joined it meanwhile.
