@@ -218,6 +218,10 @@ fn it_is_taken_away_when_nobody_needs_it_any_more() {
         assert_eq!(runtime.written(), None);
     }
     assert!(runtime.0.join("bin/weft").exists(), "it may be asked for a DEL yet");
+    // What cannot be looked at is not gone.
+    let written = runtime.0.join("conf/00-weft.conflist");
+    std::os::unix::fs::symlink(&written, &written).unwrap();
+    assert_refused(&runtime.install(&["--remove"]), &["look at", "00-weft.conflist", "symbolic link"]);
 }
 
 #[test]
