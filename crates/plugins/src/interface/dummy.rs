@@ -11,11 +11,11 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
 use cni::result::Success;
-use linux::Netns;
 use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
+use linux::{Kind, Netns};
 
-use crate::failure::OrRefused;
+use crate::failure::{OrRefused, refused};
 use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface;
 use crate::interface::inspection::expect_kind;
@@ -67,6 +67,11 @@ fn create(request: &Attach, netns: &Netns) -> Result<Link, Error> {
     interface::expect_no_link(&mut net, ifname)?;
     let alias = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
     let link = NewLink { alias: Some(&alias), ..NewLink::new(ifname, NewKind::Dummy) };
-    net.add_link(&link).or_refused()?;
-    net.link(ifname).or_refused()
+    net.add_link(&link).and_then(|()| net.link(ifname)).map_err(|error| {
+        if error.kind() != Kind::Exists {
+            // It may have been made, and the kernel's answer been lost.
+            interface::remove_inside(netns, ifname);
+        }
+        refused(&error)
+    })
 }
