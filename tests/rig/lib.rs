@@ -111,6 +111,7 @@ pub fn with(config: &Value, keys: &Value) -> Value {
 /// What is new, gone or different, but for what comes and goes by itself:
 /// - what host-local remembers to be fast or fair: where round robin goes on, and what a copy of its directory
 ///   says (whether there is one counts);
+/// - what an agent has checked, for the next agent;
 /// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time.
 #[must_use]
 #[track_caller]
@@ -119,6 +120,7 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     let own_time = |line: &str| {
         line.contains("/last_reserved_ip.")
             || line.starts_with("~ file /run/weft/host-local/")
+            || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked."))
             || line.starts_with("+ address ") && line.contains(" fe80:")
             || line.starts_with("+ route local ") && line.contains(" fe80:")
     };
