@@ -120,7 +120,7 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     let own_time = |line: &str| {
         line.contains("/last_reserved_ip.")
             || line.starts_with("~ file /run/weft/host-local/")
-            || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked."))
+            || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked.json "))
             || line.starts_with("+ address ") && line.contains(" fe80:")
             || line.starts_with("+ route local ") && line.contains(" fe80:")
     };

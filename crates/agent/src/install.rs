@@ -380,8 +380,8 @@ fn is_read(path: &Path) -> bool {
         .is_some_and(|extension| READ.contains(&extension))
 }
 
-/// Writes beside, onto the disk, and renames.
-fn write(place: &Path, text: &str) -> io::Result<()> {
+/// Writes beside, onto the disk, and renames; 0600.
+pub(crate) fn write(place: &Path, text: &str) -> io::Result<()> {
     let name = place.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?;
     let temporary = place.with_file_name(format!(".{name}.new"));
     fs::create_dir_all(place.parent().unwrap_or(place))?;

@@ -86,9 +86,8 @@ impl Error {
     /// Was it for want of something that may be there in a moment: memory, descriptors, room, time? Anything else is said of
     /// what was asked for, and would be said again.
     pub fn may_pass(&self) -> bool {
-        let of_memory = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
         let of_time = [Errno::INTR, Errno::AGAIN, Errno::TIMEDOUT];
-        self.errno().is_some_and(|errno| of_memory.contains(&errno) || of_time.contains(&errno))
+        self.errno().is_some_and(|errno| LACKING.contains(&errno) || of_time.contains(&errno))
     }
 
     /// The errno, if the kernel gave one.
@@ -143,6 +142,14 @@ pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
         Err(error) if error.kind() == Kind::Exists => Ok(()),
         other => other,
     }
+}
+
+/// Memory, and descriptors.
+const LACKING: [Errno; 4] = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
+
+/// Had this process, or the kernel, no memory or descriptor left? It says nothing of what was asked for.
+pub fn is_lacking(cause: &io::Error) -> bool {
+    Errno::from_io_error(cause).is_some_and(|errno| LACKING.contains(&errno))
 }
 
 #[cfg(test)]

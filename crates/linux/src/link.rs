@@ -396,11 +396,11 @@ impl Rtnl {
         let afterwards = link.afterwards();
         let requests = afterwards.into_iter().map(|message| Request { flags: 0, message });
         self.execute_all(requests.collect(), |_| format!("create {link}")).inspect_err(|_| {
-            if !matches!(link.kind, create::NewKind::Bridge { .. }) {
+            if !matches!(link.kind, create::NewKind::Bridge { .. })
+                && let Ok(Some(made)) = self.find_link(link.name)
+            {
                 // The error that matters is the one that is returned.
-                let _ = self
-                    .find_link(link.name)
-                    .map(|made| made.map(|made| self.delete_link(made.index, link.name)));
+                let _ = self.delete_link(made.index, link.name);
             }
         })
     }

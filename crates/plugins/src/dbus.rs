@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use linux::error::is_lacking;
 use linux::unix::connect_within;
-use rustix::io::Errno;
 
 /// Where the bus is; `unix:path=…` as D-Bus writes it.
 pub const ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
@@ -108,11 +108,9 @@ impl Bus {
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
         let broken =
             |cause: std::io::Error| Failure::Broken(format!("connect to {}: {cause}", path.display()));
-        let stream = connect_within(&path, PATIENCE).map_err(|cause| match Errno::from_io_error(&cause) {
-            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                Failure::Unable(format!("connect to {}: {cause}", path.display()))
-            }
-            _ => broken(cause),
+        let stream = connect_within(&path, PATIENCE).map_err(|cause| match is_lacking(&cause) {
+            true => Failure::Unable(format!("connect to {}: {cause}", path.display())),
+            false => broken(cause),
         })?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
         let mut bus = Bus { stream, serial: 0 };

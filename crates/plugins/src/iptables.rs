@@ -81,6 +81,16 @@ impl Family {
     /// Both.
     pub const ALL: [Family; 2] = [Family::V4, Family::V6];
 
+    /// Does it hold of one?
+    pub fn any(holds: impl Fn(Family) -> Result<bool, Error>) -> Result<bool, Error> {
+        for family in Family::ALL {
+            if holds(family)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Is an address of this family?
     pub fn has(self, address: std::net::IpAddr) -> bool {
         address.is_ipv4() == (self == Family::V4)

@@ -12,8 +12,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +21,7 @@ use npwg::exchange::{Order, Outcome};
 use tracing::warn;
 
 use super::sandboxes::Sandboxes;
+use crate::install;
 
 /// How soon a sandbox is checked for the first time.
 const FIRST: Duration = Duration::from_secs(10);
@@ -84,16 +83,9 @@ impl Drift {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes beside and renames: whoever reads it reads all of it.
     fn remember(&self, memory: &Memory) {
-        let beside = self.memory.with_extension("new");
-        let written = serde_json::to_vec(memory).map_err(Into::into).and_then(|bytes| {
-            let mut options = fs::OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            options.open(&beside)?.write_all(&bytes)?;
-            fs::rename(&beside, &self.memory)
-        });
-        if let Err(error) = written {
+        let text = serde_json::to_string(memory).map_err(Into::into);
+        if let Err(error) = text.and_then(|text| install::write(&self.memory, &text)) {
             warn!(%error, file = %self.memory.display(), "the next agent will not know what was right");
         }
     }
@@ -186,7 +178,7 @@ mod tests {
     use super::*;
 
     fn drift() -> Drift {
-        let drift = Drift::new(Duration::from_secs(300), std::env::temp_dir().join("weft-none/checked.json"));
+        let drift = Drift::new(Duration::from_secs(300), "/dev/null/checked.json".into());
         let known =
             Seen { due: Instant::now(), always: None, fresh: BTreeSet::new(), changed: BTreeSet::new() };
         drift.seen().insert(ContainerId::new("c").unwrap(), known);

@@ -16,14 +16,14 @@
 //! that is called after the pool are copies. Nothing is watched on a node that has no addresses of the cluster's. A ledger in
 //! another directory nobody sees: its leases are not compared, and are answered for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::ledger::{self, Block, State};
+use ipam::confirm;
+use ipam::ledger::{Block, State};
 use ipam::registry::Holder;
-use ipam::{Ledger, confirm};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -228,15 +228,14 @@ fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
 /// The leases from which the ledgers below a directory give, and those in doubt of which something is held. What lies beside
 /// them is no ledger; a copy under a name that one may have is.
 fn in_ledgers(directory: &Path) -> Vec<Written> {
-    let (mut leases, mut all) = (Vec::new(), Vec::new());
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Some(name) = entry.file_name().into_string().ok().filter(|name| ledger::is_name(name)) else {
-            continue;
-        };
+    let mut leases = Vec::new();
+    let mut holders: BTreeMap<Lease, usize> = BTreeMap::new();
+    for (name, place) in ledgers::all(directory) {
         // What cannot be read now gives nothing.
-        let Ok(bytes) = std::fs::read(entry.path().join("ledger")) else { continue };
-        let Ok(ledger) = Ledger::read(&bytes) else { continue };
-        all.extend(ledger.blocks().map(|block| (block.net, block.uid)));
+        let Ok(Some(ledger)) = ledgers::read(&place) else { continue };
+        for block in ledger.blocks() {
+            *holders.entry((block.net, block.uid)).or_default() += 1;
+        }
         let can_lose =
             |block: &Block| block.state == State::Active || ipam::turn::is_held_in_doubt(&ledger, block);
         // Without a cluster a block's lease is its network.
@@ -249,13 +248,15 @@ fn in_ledgers(directory: &Path) -> Vec<Written> {
         }));
     }
     for written in &mut leases {
-        written.alone = all.iter().filter(|lease| **lease == written.lease).count() == 1;
+        written.alone = holders.get(&written.lease) == Some(&1);
     }
     leases
 }
 
 #[cfg(test)]
 mod tests {
+    use ipam::{Ledger, ledger};
+
     use super::*;
 
     #[test]

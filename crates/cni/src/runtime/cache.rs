@@ -153,7 +153,7 @@ impl Cache {
         version: Version,
     ) -> Result<Option<Attached>, Error> {
         let file = self.results.join(file_name(network, who));
-        let Some(bytes) = self.read(&file)? else { return Ok(None) };
+        let Some(bytes) = read(&file)? else { return Ok(None) };
         let of_entry = serde_json::from_slice::<Wire>(&bytes).ok().filter(|wire| wire.kind == KIND);
         let result = match of_entry {
             Some(wire) => match wire.result {
@@ -172,7 +172,7 @@ impl Cache {
     /// There is a file, and it cannot be read or is no entry.
     pub fn entry(&self, network: &NetworkName, who: &Attachment) -> Result<Option<Entry>, Error> {
         let file = self.results.join(file_name(network, who));
-        let Some(bytes) = self.read(&file)? else { return Ok(None) };
+        let Some(bytes) = read(&file)? else { return Ok(None) };
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|cause| {
             Error::new(code::DECODING_FAILURE, format!("{}: not a cache entry: {cause}", file.display()))
         })?;
@@ -208,7 +208,7 @@ impl Cache {
         };
         let mut found = Vec::new();
         for name in names.iter().filter(wanted) {
-            let bytes = match self.read(&self.results.join(name)) {
+            let bytes = match read(&self.results.join(name)) {
                 Err(_) if container.is_none() => continue,
                 read => read?,
             };
@@ -218,23 +218,6 @@ impl Cache {
                 .extend(entry.filter(|entry| container.is_none_or(|c| entry.parameters.who.container == *c)));
         }
         Ok(found)
-    }
-
-    /// A file's content, as far as an entry may go; nothing of what is no file.
-    fn read(&self, file: &Path) -> Result<Option<Vec<u8>>, Error> {
-        let failed = |cause| Error::io(format_args!("read {}", file.display()), cause);
-        // A pipe would keep us waiting.
-        let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(file);
-        let open = match open {
-            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
-            open => open.map_err(failed)?,
-        };
-        if !open.metadata().map_err(failed)?.is_file() {
-            return Ok(None);
-        }
-        let mut bytes = Vec::new();
-        open.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
-        Ok(Some(bytes))
     }
 }
 
@@ -276,6 +259,23 @@ fn file_name(network: &NetworkName, who: &Attachment) -> String {
 
 fn temporary(name: &str) -> String {
     format!(".{name}.new")
+}
+
+/// A file's content, as far as an entry may go; nothing of what is no file.
+fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |cause| Error::io(format_args!("read {}", file.display()), cause);
+    // A pipe would keep us waiting.
+    let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(file);
+    let open = match open {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+        open => open.map_err(failed)?,
+    };
+    if !open.metadata().map_err(failed)?.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    open.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Some(bytes))
 }
 
 fn remove(file: &Path) -> std::io::Result<()> {

@@ -115,12 +115,9 @@ impl Settings {
             None if firewalld::is_running() => Ok(Backend::Firewalld),
             None if self.names_chain => Ok(Backend::Iptables),
             None => {
-                for family in Family::ALL {
-                    if iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE)? {
-                        return Ok(Backend::Iptables);
-                    }
-                }
-                Ok(Backend::Nftables)
+                let is_there =
+                    |family| iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE);
+                Ok(if Family::any(is_there)? { Backend::Iptables } else { Backend::Nftables })
             }
         }
     }

@@ -187,13 +187,10 @@ fn word(protocol: Protocol) -> &'static str {
 /// Has the container a chain?
 pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
     let [chain, _] = chain_names(mark);
-    for family in Family::ALL {
-        // Of the older kernel interface only its program knows.
-        if iptables::has_chain(family, TABLE, &chain)? && family.save(TABLE)?.has_chain(&chain) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    // Of the older kernel interface only its program knows.
+    Family::any(|family| {
+        Ok(iptables::has_chain(family, TABLE, &chain)? && family.save(TABLE)?.has_chain(&chain))
+    })
 }
 
 /// Removes the container's chains and the jumps to them; the UDP ports that led there.

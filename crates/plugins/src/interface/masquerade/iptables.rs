@@ -28,7 +28,7 @@ fn multicast(family: Family) -> &'static str {
 /// Is there, or could there be, a chain of the attachment? Found out without running a program.
 pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
     let chain = chain_name(mark);
-    any_family(|family| iptables::has_chain(family, TABLE, &chain))
+    Family::any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
 /// The first of the addresses from which no jump leads to the attachment's chain.
@@ -58,22 +58,12 @@ pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Er
 /// Is there one for sure, in one of the tables that nf_tables `has`?
 pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
     let chain = chain_name(mark);
-    any_family(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
+    Family::any(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
 }
 
 /// Is there, or could there be, one of anybody's?
 pub(super) fn is_any_there() -> Result<bool, Error> {
-    any_family(|family| iptables::has_chains(family, TABLE, PREFIX))
-}
-
-/// Does it hold of a family?
-fn any_family(holds: impl Fn(Family) -> Result<bool, Error>) -> Result<bool, Error> {
-    for family in Family::ALL {
-        if holds(family)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Family::any(|family| iptables::has_chains(family, TABLE, PREFIX))
 }
 
 fn chain_name(mark: &Mark) -> String {

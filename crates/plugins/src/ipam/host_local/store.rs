@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use cni::{Error, code};
 use ipam::Held;
+use linux::error::is_lacking;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -216,9 +217,7 @@ impl Store {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             // It passes; taken for somebody else's, the reservation would never be given back.
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
-                return Err(self.failed("read", name, &errno.into()));
-            }
+            Err(errno) if is_lacking(&errno.into()) => return Err(self.failed("read", name, &errno.into())),
             Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
             // One such file must not stop every DEL.
             Err(_) => return Ok(Some((Content::Unreadable, None))),

@@ -26,7 +26,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cni::Error;
 use ipam::ledger::{Edit, Order, Place, SLOTS, Source};
 use ipam::{Ledger, turn};
-use rustix::io::Errno;
 
 use super::super::host_local::boot;
 use super::super::host_local::store::when_locked;
@@ -299,12 +298,7 @@ impl Files {
         let Files { ledger, owners } = match files {
             Ok(files) => files,
             // It passes: nothing is written down beside a ledger that others read.
-            Err(cause)
-                if matches!(
-                    Errno::from_io_error(&cause),
-                    Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
-                ) =>
-            {
+            Err(cause) if linux::error::is_lacking(&cause) => {
                 return work(Err(Refused::Other(failed(&path, "open", &cause))));
             }
             Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),
