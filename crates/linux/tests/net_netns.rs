@@ -43,7 +43,8 @@ fn nobody_who_may_only_look_at_a_namespace_keeps_its_administrators_waiting() {
     host.run([
         "sh",
         "-c",
-        &format!("({hold}) >/tmp/held 2>&1 & while ! grep -q held /tmp/held; do sleep 0.01; done"),
+        // A file of its own: an older one would say so before it is held.
+        &format!("f=$(mktemp); ({hold}) >$f 2>&1 & while ! grep -q held $f; do sleep 0.01; done; rm $f"),
     ]);
     host.within(|| {
         let beside = Netns::lock_own(Lock::Shared).expect("a shared lock");
