@@ -623,6 +623,38 @@ fn a_broken_configuration_of_the_runtime_keeps_nobody_from_looking_or_detaching(
 }
 
 #[test]
+fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft", "cniDir": "/var/lib/weft/elsewhere",
+        "manifestDir": cluster::MANIFESTS, "delegates": [cluster::recording("home", "three", &json!({}))]});
+    host.write("/etc/cni/net.d/20-weft.conf", weft_conf.to_string());
+    run(&host, "attach --pod blue/web").success();
+    let attached = list(&host);
+    // It cannot be read, or another one that may be meant before it.
+    let hide = "mv 20-weft.conf ../kept; ln -s 20-weft.conf 20-weft.conf";
+    let show = "mv ../kept 20-weft.conf";
+    for (spoil, mend) in [(hide, show), ("ln -s 10-other.conf 10-other.conf", "rm 10-other.conf")] {
+        let inside = |script: &str| host.run(["sh", "-e", "-c", &format!("cd /etc/cni/net.d; {script}")]);
+        inside(spoil);
+        for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
+            let refused = run(&host, line);
+            assert_failed(&refused, FAILED, &["where the journal is cannot be told", "symbolic links"]);
+            assert!(!refused.stdout.contains("nothing is attached"), "{refused}");
+        }
+        let found = run(&host, "doctor -o json").json();
+        let told =
+            found.as_array().expect("a list").iter().filter(|finding| finding["what"] == "configuration");
+        assert_eq!(told.count(), 1, "{found}");
+        inside(mend);
+        assert_eq!(list(&host), attached);
+    }
+    run(&host, "detach --pod blue/web").success();
+    assert_eq!(list(&host), json!([]));
+}
+
+#[test]
 fn plugins_are_called_with_what_the_runtime_would_say() {
     let host = host!();
     let cluster = recording(&host, &json!({}));

@@ -73,16 +73,26 @@ impl MetaPlugin {
     }
 
     fn of_runtime() -> Result<Option<MetaPlugin>, Failure> {
-        let mut networks: Vec<(PathBuf, Network)> = Directory::read(Path::new(RUNTIME))?.networks;
+        MetaPlugin::first(Path::new(RUNTIME))
+    }
+
+    /// The first of a directory. One that cannot be read may be meant, if it comes before.
+    fn first(directory: &Path) -> Result<Option<MetaPlugin>, Failure> {
+        let directory = Directory::read(directory)?;
+        let mut networks: Vec<&(PathBuf, Network)> = directory.networks.iter().collect();
         networks.sort_by(|(a, _), (b, _)| a.cmp(b));
         let mut anothers = None;
-        for (path, network) in &networks {
+        for (path, network) in networks {
             match MetaPlugin::of(network, path)? {
                 Some(found) if found.is_anothers() => anothers = anothers.or(Some(found)),
-                Some(found) => return Ok(Some(found)),
+                Some(found) => {
+                    directory.is_first(Some(path))?;
+                    return Ok(Some(found));
+                }
                 None => {}
             }
         }
+        directory.is_first(None)?;
         Ok(anothers)
     }
 

@@ -7,6 +7,7 @@ mod meta_plugin;
 mod proxy;
 mod reservations;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -17,14 +18,18 @@ use crate::addresses::LEDGERS;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
-use crate::journal::{Keeper, Row};
+use crate::journal::{Keeper, Keepers, Row};
 use crate::output::{self, Format, Output, Progress, plain};
 use crate::planning::Inputs;
 use crate::privilege;
+use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.
 const RESULTS: [&str; 3] =
     ["/var/lib/cni/results", "/var/lib/cni/cache/results", "/var/lib/cni/multus/results"];
+
+/// What a finding about the configuration is about.
+const CONFIGURATION: &str = "configuration";
 
 /// What `weft doctor` is told.
 #[derive(Debug, Args)]
@@ -70,7 +75,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let hands = Hands::find()?;
     let mut findings = meta_plugin::findings(&hands, inputs.config.as_deref(), plugins, cri_socket);
     let mut entries = Vec::new();
-    for keeper in Keeper::all(inputs)? {
+    let Keepers { known: keepers, unknown } = Keeper::all(inputs)?;
+    let unknown = unknown.filter(|_| findings.iter().all(|finding| finding.what != CONFIGURATION));
+    findings.extend(unknown.map(|why| Finding::new(CONFIGURATION, why.to_string(), "weft doctor again")));
+    for keeper in keepers {
         for row in keeper.journal().rows()? {
             match row {
                 Row::Entry(entry) => entries.push((keeper.clone(), *entry)),
@@ -85,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     for (keeper, entry) in &entries {
         findings.extend(of_sandbox(&hands, keeper, entry, plugins));
     }
+    findings.extend(RESULTS.iter().filter_map(|directory| unread(Path::new(directory))));
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
     findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
     let is_known =
@@ -110,17 +119,32 @@ fn of_sandbox(hands: &Hands, keeper: &Keeper, entry: &Entry, plugins: &Plugins) 
             findings.push(Finding::new(&what, why, &detach));
         }
     }
-    if !Path::new(&entry.netns).exists() {
-        let why = format!("its namespace {} is gone and nobody called DEL", entry.netns);
-        findings.push(Finding::new(&what, why, detach));
-    } else if entry.complete {
-        let checked = of_entry(hands, keeper, entry, plugins, Progress::beside(Format::Json))
-            .and_then(|work| work.check());
-        findings.extend(checked.err().map(|failure| {
-            Finding::new(&what, format!("it is not as it was attached: {failure}"), "make the pod anew")
-        }));
+    match Path::new(&entry.netns).try_exists() {
+        Ok(false) => {
+            let why = format!("its namespace {} is gone and nobody called DEL", entry.netns);
+            findings.push(Finding::new(&what, why, detach));
+        }
+        Ok(true) if entry.complete => {
+            let checked = of_entry(hands, keeper, entry, plugins, Progress::beside(Format::Json))
+                .and_then(|work| work.check());
+            findings.extend(checked.err().map(|failure| {
+                Finding::new(&what, format!("it is not as it was attached: {failure}"), "make the pod anew")
+            }));
+        }
+        Ok(true) => {}
+        Err(cause) => {
+            let why = format!("its namespace {} cannot be looked at: {cause}", entry.netns);
+            findings.push(Finding::new(&what, why, LOOK_AGAIN));
+        }
     }
     findings
+}
+
+/// A directory of results that is there and cannot be read: nothing is an orphan that may be known there.
+fn unread(directory: &Path) -> Option<Finding> {
+    let cause = std::fs::read_dir(directory).err().filter(|cause| cause.kind() != ErrorKind::NotFound)?;
+    let why = format!("cannot be looked at, and who has something of a container is not known: {cause}");
+    Some(Finding::new(directory.display().to_string(), why, LOOK_AGAIN))
 }
 
 /// A thing whose container nobody knows.
@@ -143,16 +167,20 @@ fn is_known(known: &[&Entry], network: &str, container: &str, ifname: &str) -> b
         || RESULTS.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
 }
 
-/// Does the runtime know the attachment? Of a long network's name a mark has the beginning, before a `~`; rules of iptables
+/// Does the runtime know the attachment, or can that not be looked at? Of a long network's name a mark has the beginning, before a `~`; rules of iptables
 /// have no interface.
 fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> bool {
     let end = format!("-{container}-{ifname}");
     if !ifname.is_empty() && !network.contains('~') {
-        return directory.join(format!("{network}{end}")).exists();
+        return directory.join(format!("{network}{end}")).try_exists().unwrap_or(true);
     }
     let (network, is_cut) = network.split_once('~').map_or((network, false), |(start, _)| (start, true));
-    let Ok(entries) = std::fs::read_dir(directory) else { return false };
-    entries.flatten().any(|entry| {
+    let entries = match std::fs::read_dir(directory) {
+        Err(cause) => return cause.kind() != ErrorKind::NotFound,
+        Ok(entries) => entries,
+    };
+    entries.into_iter().any(|entry| {
+        let Ok(entry) = entry else { return true };
         let name = entry.file_name();
         let head = name.to_str().and_then(|name| match ifname {
             "" => name.split_once(&end).map(|(head, _)| head),

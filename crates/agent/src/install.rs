@@ -246,7 +246,12 @@ fn look(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<Look, F
             .map_err(|cause| privilege::refused(&format!("read {}", file.display()), &cause));
     }
     let directory = Directory::read(&networks.here)?;
-    let Some((path, network)) = default_network(arguments, &directory) else {
+    let found = default_network(arguments, &directory);
+    if let Err(error) = is_certain(arguments, &directory, found, places) {
+        let why = format!("which network is the default one is not known: {error}");
+        return Ok(Look::NotYet(Failure::new(why)));
+    }
+    let Some((path, network)) = found else {
         let faults: Vec<String> = directory.faults.iter().map(|(_, error)| error.to_string()).collect();
         let which = arguments.default_network.as_ref().map(|name| format!(" by the name {name}"));
         let why = format!(
@@ -280,6 +285,20 @@ fn default_network<'a>(arguments: &Arguments, directory: &'a Directory) -> Optio
     let wanted =
         possible.filter(|found| arguments.default_network.as_ref().is_none_or(|name| is_called(name, found)));
     wanted.min_by(|(a, _), (b, _)| a.cmp(b))
+}
+
+/// Is it the one that is meant, as far as files can be read? One that is asked for by its name is; our own does not count.
+fn is_certain(
+    arguments: &Arguments,
+    directory: &Directory,
+    found: Option<&(PathBuf, Network)>,
+    places: &Places,
+) -> Result<(), Error> {
+    match directory.unread() {
+        Some((file, _)) if file == places.written.here => Ok(()),
+        _ if arguments.default_network.is_some() && found.is_some() => Ok(()),
+        _ => directory.is_first(found.map(|(path, _)| path.as_path())),
+    }
 }
 
 /// What the plugins say themselves. Those that weft-cni is, in place of a file, need nothing but the kernel.

@@ -43,6 +43,15 @@ pub(crate) struct Keeper {
     meta_plugin: Option<MetaPlugin>,
 }
 
+/// The journals of this node.
+#[derive(Clone, Debug)]
+pub(crate) struct Keepers {
+    /// Those that are known.
+    pub(crate) known: Vec<Keeper>,
+    /// Why there may be another one, elsewhere: the configuration that would say so cannot be used.
+    pub(crate) unknown: Option<Failure>,
+}
+
 /// Which sandbox is meant.
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = true)]
@@ -138,12 +147,15 @@ impl Keeper {
     /// The journals of this node: that of the configuration, and the usual one.
     ///
     /// # Errors
-    /// A configuration that was named and cannot be used; one of the container runtime may be broken.
-    pub(crate) fn all(inputs: &Inputs) -> Result<Vec<Keeper>, Failure> {
+    /// A configuration that was named and cannot be used; one of the container runtime may be broken: then only the
+    /// usual one is known.
+    pub(crate) fn all(inputs: &Inputs) -> Result<Keepers, Failure> {
         let Inputs { files, config } = inputs;
-        let found = match files.is_empty() && config.is_none() {
-            true => MetaPlugin::find_any(None, &[]).ok().flatten(),
-            false => MetaPlugin::find_any(config.as_deref(), &sources::read(files)?)?,
+        let (found, unknown) = match files.is_empty() && config.is_none() {
+            true => {
+                MetaPlugin::find_any(None, &[]).map_or_else(|why| (None, Some(why)), |found| (found, None))
+            }
+            false => (MetaPlugin::find_any(config.as_deref(), &sources::read(files)?)?, None),
         };
         let usual = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
         let mut keepers = Vec::new();
@@ -153,7 +165,9 @@ impl Keeper {
         if keepers.iter().all(|keeper| keeper.journal.0 != usual) {
             keepers.push(Keeper { journal: Journal::at(&usual), meta_plugin: None });
         }
-        Ok(keepers)
+        let cure = "mend it, or name the configuration with --config";
+        let unknown = unknown.map(|why| why.context("where the journal is cannot be told").next(cure));
+        Ok(Keepers { known: keepers, unknown })
     }
 
     /// Where it is.
@@ -176,8 +190,15 @@ impl Target {
     /// The entry that is meant, and who keeps it; `None` if there is none.
     ///
     /// # Errors
-    /// Its entry cannot be read, or the pod has several sandboxes.
-    pub(crate) fn find(&self, keepers: &[Keeper]) -> Result<Option<(Keeper, Entry)>, Failure> {
+    /// Its entry cannot be read, or the pod has several sandboxes; or it may be in a journal that is not known.
+    pub(crate) fn find(&self, keepers: &Keepers) -> Result<Option<(Keeper, Entry)>, Failure> {
+        match (self.among(&keepers.known)?, &keepers.unknown) {
+            (None, Some(why)) => Err(why.clone()),
+            (found, _) => Ok(found),
+        }
+    }
+
+    fn among(&self, keepers: &[Keeper]) -> Result<Option<(Keeper, Entry)>, Failure> {
         if let Some(container) = self.container()? {
             for keeper in keepers {
                 if let Some(entry) = keeper.journal.entry(&container)? {

@@ -1,15 +1,15 @@
 //! `weft list`: the sandboxes of this node and what is attached to each, from the journal.
 //!
-//! Rules: an entry that cannot be read is a row with its error, and the exit code is 1 then; `-o json` prints one
-//! document for each sandbox, whose keys are pinned by a test; nothing is asked of the kernel and nothing changed.
+//! Rules: an entry that cannot be read is a row with its error, and the exit code is 1 then; that nothing is attached is
+//! said only where it is known which journal that would be in; `-o json` prints one document for each sandbox, whose keys are pinned by a test; nothing is asked of the kernel and nothing changed.
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::attachments::{self, Row as Attached, Sandbox};
 use crate::failure::{EXIT_CODES, Failure};
-use crate::journal::{Keeper, Row};
-use crate::output::{self, Format, Output, plain};
+use crate::journal::{Keeper, Keepers, Row};
+use crate::output::{self, Format, Output, Progress, plain};
 use crate::planning::Inputs;
 use crate::table;
 
@@ -47,18 +47,26 @@ enum Document<'a> {
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, output } = arguments;
+    let Keepers { known, unknown } = Keeper::all(inputs)?;
     let mut rows = Vec::new();
-    for keeper in Keeper::all(inputs)? {
+    for keeper in known {
         rows.extend(keeper.journal().rows()?);
     }
     match output.format {
         Format::Json => output::print_json(&rows.iter().map(document).collect::<Vec<_>>())?,
+        Format::Text if rows.is_empty() && unknown.is_some() => {}
         Format::Text if rows.is_empty() => output::print("nothing is attached\n")?,
         Format::Text => output::print(&lay_out(&rows))?,
     }
-    match rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count() {
-        0 => Ok(()),
-        count => Err(Failure::quiet(format!("{count} entries cannot be read"))),
+    match (rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count(), unknown) {
+        (0, Some(why)) if rows.is_empty() => Err(why),
+        (0, Some(why)) => {
+            // Beside what was found, whatever its form.
+            Progress::beside(Format::Json).line(why.to_string());
+            Ok(())
+        }
+        (0, None) => Ok(()),
+        (count, _) => Err(Failure::quiet(format!("{count} entries cannot be read"))),
     }
 }
 

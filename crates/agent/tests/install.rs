@@ -461,3 +461,26 @@ fn who_follows_keeps_up_with_the_default_network_and_leaves_what_pods_need() {
     assert!(said.contains("00-first.conflist comes before"), "{said}");
     assert!(said.lines().count() < 60, "it says each thing once: {said}");
 }
+
+#[test]
+fn no_other_network_is_taken_for_the_default_one_while_a_file_cannot_be_read() {
+    let runtime = Runtime::new("unread");
+    runtime.default_network();
+    let other = json!({ "cniVersion": "1.0.0", "name": "other", "plugins": [{ "type": "bridge" }] });
+    runtime.write("conf/20-other.conflist", &other);
+    for plugin in ["flannel", "portmap", "bridge"] {
+        runtime.write(&format!("bin/{plugin}"), &"");
+    }
+    assert!(runtime.install(&[]).status.success());
+    let before = runtime.written();
+    // A link to itself: nobody can read it, not even root.
+    let (own, kept) = (runtime.0.join("conf/10-flannel.conflist"), runtime.0.join("kept"));
+    fs::rename(&own, &kept).unwrap();
+    std::os::unix::fs::symlink(&own, &own).unwrap();
+    assert_refused(&runtime.install(&[]), &["which network is the default one is not known", "10-flannel"]);
+    assert_eq!(runtime.written(), before);
+    assert!(runtime.install(&["--default-network", "other"]).status.success(), "it is said which");
+    fs::rename(&kept, &own).unwrap();
+    assert!(runtime.install(&[]).status.success());
+    assert_eq!(runtime.written(), before);
+}

@@ -165,17 +165,34 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
 /// What this node's ledger says about an address, if it has one and may be read.
 fn recorded(place: &Path, address: IpAddr) -> Option<Owner> {
     let ledger = ledgers::read(place).ok()??;
-    let held = ledgers::held(place, &ledger).into_iter().find(|held| held.ip == address);
+    let held = ledgers::held(place, &ledger).ok()?.into_iter().find(|held| held.ip == address);
     held.map(|held| held.owner)
 }
 
-/// Addresses that this node's ledgers hold for pods that are gone.
-fn leaked(census: &Census, ledgers: &Path) -> Vec<Finding> {
+/// Addresses that this node's ledgers hold for pods that are gone, and ledgers of which that is not known. Who is not root
+/// is not told of what root alone reads.
+fn leaked(census: &Census, directory: &Path) -> Vec<Finding> {
     let uids = census.uids();
+    let unread = |object: String, why: String| {
+        let is_ours = rustix::process::geteuid().is_root();
+        is_ours.then(|| Finding { what: "unread", object, why: format!("{why}: what it holds is not known") })
+    };
+    let all = match ledgers::all(directory) {
+        Ok(all) => all,
+        Err(why) => return unread("ledgers".to_owned(), why).into_iter().collect(),
+    };
     let mut findings = Vec::new();
-    for (name, place) in ledgers::all(ledgers) {
-        let Ok(Some(ledger)) = ledgers::read(&place) else { continue };
-        for Held { ip, since: _, owner } in ledgers::held(&place, &ledger) {
+    for (name, place) in all {
+        let held = ledgers::read(&place)
+            .and_then(|ledger| ledger.map_or(Ok(Vec::new()), |ledger| ledgers::held(&place, &ledger)));
+        let held = match held {
+            Ok(held) => held,
+            Err(why) => {
+                findings.extend(unread(format!("ledger {name}"), why));
+                continue;
+            }
+        };
+        for Held { ip, since: _, owner } in held {
             if owner.uid.is_empty() || uids.contains(owner.uid.as_str()) {
                 continue;
             }

@@ -37,13 +37,21 @@ pub(crate) struct Held {
     pub(crate) owner: Owner,
 }
 
-/// Each ledger below a directory: its name and where it is.
-pub(crate) fn all(directory: &Path) -> Vec<(String, PathBuf)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let named = entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+/// Each ledger below a directory, which need not be there: its name and where it is.
+///
+/// # Errors
+/// The directory cannot be read: what is below it is not known.
+pub(crate) fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+    let failed = |cause| format!("{}: {cause}", directory.display());
+    let entries = match fs::read_dir(directory) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?,
+    };
+    let named =
+        entries.iter().filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
     let mut all: Vec<_> = named.filter(|(name, _)| ledger::is_name(name)).collect();
     all.sort();
-    all
+    Ok(all)
 }
 
 /// A ledger; nothing where there is none.
@@ -60,12 +68,19 @@ pub(crate) fn read(place: &Path) -> Result<Option<Ledger>, String> {
 }
 
 /// What is held in a ledger, as far as it is known by whom.
-pub(crate) fn held(place: &Path, ledger: &Ledger) -> Vec<Held> {
-    let Ok(owners) = fs::read(place.join("owners")) else { return Vec::new() };
+///
+/// # Errors
+/// The records of owners cannot be read.
+pub(crate) fn held(place: &Path, ledger: &Ledger) -> Result<Vec<Held>, String> {
+    let path = place.join("owners");
+    let owners = match fs::read(&path) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(|cause| format!("{}: {cause}", path.display()))?,
+    };
     let held = ledger.held().filter_map(|(at, since, _)| {
         Some(Held { ip: ledger.address(at)?, since, owner: Owner::read(&owners, at)? })
     });
-    held.collect()
+    Ok(held.collect())
 }
 
 impl Owner {

@@ -132,7 +132,7 @@ impl Leases {
 
     /// Looks for leases that the ledgers have and the cluster does not.
     async fn compare(&self, known: &BTreeSet<Lease>) -> Result<(), String> {
-        let mut missing = in_ledgers(&self.ledgers);
+        let mut missing = in_ledgers(&self.ledgers)?;
         missing.retain(|written| !known.contains(&written.lease));
         if missing.is_empty() {
             return Ok(());
@@ -185,7 +185,7 @@ impl Leases {
         let Some(registry) = self.pool_of(missing).await? else { return Ok(()) };
         let mut holder = Holder { node: self.node.clone(), ledger: ledger.clone(), ..Holder::default() };
         if block.bound {
-            let held = ledgers::held(&place, &written).into_iter().find(|held| held.ip == net.addr());
+            let held = ledgers::held(&place, &written)?.into_iter().find(|held| held.ip == net.addr());
             let Some(Held { owner, .. }) = held else { return Ok(()) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
         }
@@ -227,10 +227,10 @@ fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
 
 /// The leases from which the ledgers below a directory give, and those in doubt of which something is held. What lies beside
 /// them is no ledger; a copy under a name that one may have is.
-fn in_ledgers(directory: &Path) -> Vec<Written> {
+fn in_ledgers(directory: &Path) -> Result<Vec<Written>, String> {
     let mut leases = Vec::new();
     let mut holders: BTreeMap<Lease, usize> = BTreeMap::new();
-    for (name, place) in ledgers::all(directory) {
+    for (name, place) in ledgers::all(directory)? {
         // What cannot be read now gives nothing.
         let Ok(Some(ledger)) = ledgers::read(&place) else { continue };
         for block in ledger.blocks() {
@@ -250,7 +250,7 @@ fn in_ledgers(directory: &Path) -> Vec<Written> {
     for written in &mut leases {
         written.alone = holders.get(&written.lease) == Some(&1);
     }
-    leases
+    Ok(leases)
 }
 
 #[cfg(test)]
@@ -281,7 +281,7 @@ mod tests {
         std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
         std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
         std::fs::write(directory.join("Old_copy/ledger"), ledger.image()).unwrap();
-        let found = in_ledgers(&directory);
+        let found = in_ledgers(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
         let written = |net: &str, uid: &str, state| Written {
             ledger: "p".to_owned(),
@@ -310,7 +310,7 @@ mod tests {
             std::fs::create_dir_all(directory.join(name)).unwrap();
             std::fs::write(directory.join(name).join("ledger"), ledger.image()).unwrap();
         }
-        let found = in_ledgers(&directory);
+        let found = in_ledgers(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
         let alone: Vec<_> =
             found.iter().map(|written| (written.ledger.as_str(), &*written.lease.1, written.alone)).collect();

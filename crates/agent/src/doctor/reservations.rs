@@ -7,12 +7,12 @@
 //!
 //! Rules: only the directories that are the plugins' defaults are looked at; a reservation that is younger than a sandbox
 //! may take to be made is nobody's yet; there is one finding for each network, and each ledger. A ledger that nobody can
-//! read gives no address: that is one, too.
+//! read gives no address: that is one, too; and so is what cannot be looked at.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk`; `docs/plugins/weft-ipam.md`, Files.
 
 use std::fs::{self, DirEntry, File};
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -27,37 +27,75 @@ pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
 const OWNER_MAX: u64 = 1024;
 /// How long a sandbox may take until its container is known.
 const FRESH: Duration = Duration::from_secs(300);
+/// What to do about what could not be looked at.
+pub(super) const LOOK_AGAIN: &str = "weft doctor again, once it can be read";
 /// Most addresses named.
 const NAMED_MAX: usize = 3;
 
 /// What is held by a container of which `is_known` says no, given network, container and interface.
 pub(super) fn findings(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
-    let networks = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut findings: Vec<Finding> = networks.filter_map(|network| of_network(&network, &is_known)).collect();
+    let networks = match entries(directory) {
+        Ok(networks) => networks,
+        Err(cause) => {
+            let why = format!("{} cannot be looked at: {cause}", directory.display());
+            return vec![Finding::new("addresses of networks", why, LOOK_AGAIN)];
+        }
+    };
+    let mut findings: Vec<Finding> =
+        networks.iter().filter_map(|network| of_network(network, &is_known)).collect();
     findings.sort_by(|a, b| a.what.cmp(&b.what));
     findings
 }
 
+/// What is in a directory, which need not be there.
+fn entries(directory: &Path) -> io::Result<Vec<DirEntry>> {
+    match fs::read_dir(directory) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.collect(),
+    }
+}
+
 fn of_network(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
     let name = network.file_name().into_string().ok()?;
-    let path = network.path();
-    let reservations = fs::read_dir(&path).into_iter().flatten().flatten();
-    let lost = reservations
-        .filter_map(|entry| {
-            let (ip, container, ifname) = reservation(&entry)?;
-            (!is_known(&name, &container, &ifname)).then_some((ip, container))
-        })
-        .collect();
+    let (what, path) = (format!("addresses of network {name}"), network.path());
+    let lost = || {
+        let mut lost = Vec::new();
+        for entry in if fs::metadata(&path)?.is_dir() { entries(&path)? } else { Vec::new() } {
+            match reservation(&entry) {
+                Ok(Some((ip, container, ifname))) if !is_known(&name, &container, &ifname) => {
+                    lost.push((ip, container));
+                }
+                // It was given back meanwhile.
+                Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(cause),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(lost)
+    };
+    let lost = match lost() {
+        Ok(lost) => lost,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return None,
+        Err(cause) => {
+            let why = format!("{} cannot be looked at: {cause}", path.display());
+            return Some(Finding::new(what, why, LOOK_AGAIN));
+        }
+    };
     let cure = format!(
         "a GC of {name} gives them back; where the runtime has none, remove their files in {}",
         path.display()
     );
-    Some(Finding::new(format!("addresses of network {name}"), lost_addresses(lost)?, cure))
+    Some(Finding::new(what, lost_addresses(lost)?, cure))
 }
 
 /// What ledgers of weft-ipam hold for such, and those that cannot be read.
 pub(super) fn of_ledgers(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
-    ledgers::all(directory).iter().filter_map(|(name, place)| of_ledger(name, place, &is_known)).collect()
+    match ledgers::all(directory) {
+        Ok(all) => all.iter().filter_map(|(name, place)| of_ledger(name, place, &is_known)).collect(),
+        Err(why) => {
+            let why = format!("cannot be looked at: {why}");
+            vec![Finding::new("addresses of ledgers", why, LOOK_AGAIN)]
+        }
+    }
 }
 
 fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
@@ -77,7 +115,12 @@ fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bo
     let is_lost = |Held { since, owner, .. }: &Held| {
         now().saturating_sub(*since) >= fresh && !is_known(&owner.network, &owner.container, &owner.ifname)
     };
-    let held = ledgers::held(place, &ledger);
+    let held = match ledgers::held(place, &ledger) {
+        Ok(held) => held,
+        Err(why) => {
+            return Some(Finding::new(what, format!("who holds them is not known: {why}"), LOOK_AGAIN));
+        }
+    };
     let lost = held.into_iter().filter(is_lost).map(|held| (held.ip, held.owner.container)).collect();
     let cure = "their DEL gives them back, or a GC of their network by the runtime; weft ipam check says whose they are";
     Some(Finding::new(what, lost_addresses(lost)?, cure))
@@ -100,18 +143,21 @@ fn lost_addresses(mut lost: Vec<(IpAddr, String)>) -> Option<String> {
 }
 
 /// The address, its container and interface; nothing of what is no reservation, or too young.
-fn reservation(entry: &DirEntry) -> Option<(IpAddr, String, String)> {
-    let ip: IpAddr = entry.file_name().to_str()?.parse().ok()?;
-    let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-    let age = meta.modified().ok()?.elapsed().unwrap_or_default();
-    if age < FRESH {
-        return None;
+fn reservation(entry: &DirEntry) -> io::Result<Option<(IpAddr, String, String)>> {
+    let Some(ip) = entry.file_name().to_str().and_then(|name| name.parse::<IpAddr>().ok()) else {
+        return Ok(None);
+    };
+    let meta = entry.metadata()?;
+    let age = meta.modified()?.elapsed().unwrap_or_default();
+    if !meta.is_file() || age < FRESH {
+        return Ok(None);
     }
-    let mut owner = String::new();
-    File::open(entry.path()).ok()?.take(OWNER_MAX).read_to_string(&mut owner).ok()?;
+    let mut owner = Vec::new();
+    File::open(entry.path())?.take(OWNER_MAX).read_to_end(&mut owner)?;
+    let owner = String::from_utf8_lossy(&owner);
     let mut lines = owner.lines().map(|line| line.trim().to_owned());
-    let container = lines.next().filter(|container| !container.is_empty())?;
-    Some((ip, container, lines.next().unwrap_or_default()))
+    let container = lines.next().filter(|container| !container.is_empty());
+    Ok(container.map(|container| (ip, container, lines.next().unwrap_or_default())))
 }
 
 #[cfg(test)]
@@ -186,5 +232,28 @@ mod tests {
             spoilt.what.ends_with("spoilt") && spoilt.why.contains("not a ledger of this release"),
             "{spoilt:?}"
         );
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_told_and_not_passed_over() {
+        let directory = std::env::temp_dir().join(format!("weft-doctor-unread-{}", std::process::id()));
+        let (networks, pools) = (directory.join("networks"), directory.join("ipam"));
+        for path in [&networks, &pools.join("10.0.0.0-24/owners")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        // A link to itself: nobody can read it, not even root.
+        let itself = |path: &Path| std::os::unix::fs::symlink(path, path).unwrap();
+        itself(&networks.join("lan"));
+        itself(&directory.join("loop"));
+        fs::write(pools.join("10.0.0.0-24/ledger"), ipam::Ledger::new("b").image()).unwrap();
+        let of = |found: Vec<Finding>| found.into_iter().map(|found| found.what).collect::<Vec<_>>();
+        let nobody = |_: &str, _: &str, _: &str| false;
+        assert_eq!(of(findings(&networks, nobody)), ["addresses of network lan"]);
+        assert_eq!(of(findings(&directory.join("loop"), nobody)), ["addresses of networks"]);
+        assert_eq!(of(of_ledgers(&pools, nobody)), ["addresses of ledger 10.0.0.0-24"]);
+        assert_eq!(of(of_ledgers(&directory.join("loop"), nobody)), ["addresses of ledgers"]);
+        assert_eq!(of(findings(&directory.join("none"), nobody)), [""; 0]);
+        assert_eq!(of(of_ledgers(&directory.join("none"), nobody)), [""; 0]);
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

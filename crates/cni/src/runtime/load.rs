@@ -91,6 +91,23 @@ impl Directory {
         let by_name = |(path, _): &&(PathBuf, Network)| path.clone();
         self.networks.iter().min_by_key(by_name).map(|(path, network)| (path.as_path(), network))
     }
+
+    /// The first file by name that is there and cannot be read: nobody knows what it configures.
+    pub fn unread(&self) -> Option<(&Path, &Error)> {
+        let unread = self.faults.iter().filter(|(_, error)| error.code == code::IO_FAILURE);
+        unread.min_by_key(|(path, _)| path).map(|(path, error)| (path.as_path(), error))
+    }
+
+    /// Is it certain that no file before this one, or none at all, could be meant?
+    ///
+    /// # Errors
+    /// That of the first one that cannot be read.
+    pub fn is_first(&self, file: Option<&Path>) -> Result<(), Error> {
+        match self.unread() {
+            Some((unread, error)) if file.is_none_or(|file| unread < file) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The network `name` in the directory `path`.
@@ -203,9 +220,15 @@ fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     for entry in entries {
         let path = entry.map_err(failed)?.path();
         let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+        if !extensions.contains(&extension) {
+            continue;
+        }
         // Metadata follows links: an administrator may link a file here, and a fifo would hang us.
-        if extensions.contains(&extension) && fs::metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
-            files.push(path);
+        match fs::metadata(&path) {
+            Ok(metadata) if !metadata.is_file() => {}
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {}
+            // What cannot be looked at is not gone: to read it says why.
+            Ok(_) | Err(_) => files.push(path),
         }
     }
     files.sort();

@@ -118,13 +118,15 @@ impl Configuration {
 }
 
 fn first(conf_dir: &Path) -> Result<(PathBuf, Network), Failure> {
-    let mut networks = Directory::read(conf_dir)?.networks;
-    networks.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let is_multus = |network: &Network| {
+    let directory = Directory::read(conf_dir)?;
+    let is_multus = |(_, network): &&(PathBuf, Network)| {
         let name = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
         name.is_some_and(|name| TYPES.contains(&name.as_str()))
     };
-    networks.into_iter().find(|(_, network)| is_multus(network)).ok_or_else(|| {
+    let found = directory.networks.iter().filter(is_multus).min_by(|(a, _), (b, _)| a.cmp(b));
+    // One that cannot be read may be meant, if it comes before.
+    directory.is_first(found.map(|(path, _)| path.as_path()))?;
+    found.cloned().ok_or_else(|| {
         Failure::new(format!("no configuration of Multus is in {}", conf_dir.display()))
             .next("name it with --config")
     })

@@ -176,3 +176,25 @@ fn a_place_is_a_directory_or_one_file_or_nothing_yet() -> Result<(), Error> {
     assert!(Directory::at(&rig.directory().join("nowhere"))?.networks.is_empty());
     Ok(())
 }
+
+#[test]
+fn what_cannot_be_read_is_a_fault_and_what_comes_after_it_is_not_certain_to_be_the_first() -> Result<(), Error>
+{
+    let rig = Rig::new();
+    write(&rig, "00-broken.conflist", "{");
+    write(&rig, "20-good.conflist", &list("net", "good"));
+    // A link to itself: nobody can read it, not even root.
+    let unreadable = rig.directory().join("10-loop.conflist");
+    std::os::unix::fs::symlink(&unreadable, &unreadable).unwrap();
+    let directory = Directory::read(rig.directory())?;
+    assert_eq!(directory.unread().map(|(file, error)| (file, error.code)), Some((unreadable.as_path(), 5)));
+    let place = |name: &str| rig.directory().join(name);
+    assert_eq!(directory.is_first(Some(&place("20-good.conflist"))).unwrap_err().code, 5);
+    assert_eq!(directory.is_first(None).unwrap_err().code, 5);
+    assert_eq!(directory.is_first(Some(&place("05-good.conflist"))), Ok(()));
+    // A link to nothing is nothing.
+    fs::remove_file(&unreadable).unwrap();
+    std::os::unix::fs::symlink("nowhere", &unreadable).unwrap();
+    assert_eq!(Directory::read(rig.directory())?.is_first(None), Ok(()));
+    Ok(())
+}
