@@ -144,7 +144,12 @@ impl Supplier {
     /// Looks, when the agent begins, whether somebody has asked for addresses before: the node has a ledger, or, as a ledger may be
     /// where nobody sees it, something of its own in the cluster. A cluster without such objects is asked once.
     pub(crate) async fn remember(&self) {
-        if std::fs::read_dir(&self.ledgers).is_ok_and(|mut entries| entries.next().is_some()) {
+        let has_none = match std::fs::read_dir(&self.ledgers) {
+            Ok(mut entries) => entries.next().is_none(),
+            // What cannot be looked at may hold some.
+            Err(cause) => cause.kind() == std::io::ErrorKind::NotFound,
+        };
+        if !has_none {
             self.asked.send_replace(true);
             return;
         }
