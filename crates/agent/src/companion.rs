@@ -26,6 +26,7 @@ use crate::configuration::MetaPlugin;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, OnHost};
 use crate::interrupt::Interrupt;
+use crate::output::{Format, Progress};
 use crate::privilege;
 
 /// How long the agent may take to have orders, or to say that there are none.
@@ -64,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let config = arguments.config.clone();
     // Waiting for the agent cannot be interrupted, so somebody else waits.
     thread::spawn(move || while sender.send(errand(config.as_deref())).is_ok() {});
-    let mut away = false;
+    let (log, mut away) = (Progress::beside(Format::Json), false);
     while !interrupt.has_come() {
         match receiver.recv_timeout(TICK) {
             Ok(Ok(errand)) => {
@@ -72,12 +73,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 if !errand.orders.is_empty()
                     && let Err(failure) = hands.obey(&errand)
                 {
-                    eprintln!("weft: orders: {failure}");
+                    log.line(format!("weft: orders: {failure}"));
                 }
             }
             Ok(Err(failure)) => {
                 if !std::mem::replace(&mut away, true) {
-                    eprintln!("weft: {failure}; asked again every {} s", PAUSE.as_secs());
+                    log.line(format!("weft: {failure}; asked again every {} s", PAUSE.as_secs()));
                 }
                 thread::sleep(PAUSE);
             }

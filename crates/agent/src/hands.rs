@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
+use crate::output::{Format, Progress, plain};
 use crate::privilege;
 
 /// Name of the program.
@@ -224,7 +225,7 @@ impl Hands {
         let stdin = meta_plugin.object.to_json();
         let (output, failure) = Exec::new(DEADLINE).complete(command, &environment, stdin.as_bytes())?;
         for line in String::from_utf8_lossy(&output.stderr).lines() {
-            eprintln!("{}", crate::output::plain(line));
+            Progress::beside(Format::Json).line(plain(line));
         }
         failure.map_or(Ok(()), Err)
     }
@@ -285,7 +286,7 @@ impl Hands {
             Some(0) => Ok(GivenUp::Hole),
             Some(HELD) => {
                 let by = String::from_utf8_lossy(&output.stdout);
-                Ok(GivenUp::Held(crate::output::plain(by.trim()).chars().take(HOLDER_MAX).collect()))
+                Ok(GivenUp::Held(plain(by.trim()).chars().take(HOLDER_MAX).collect()))
             }
             Some(UNKNOWN) => Ok(GivenUp::Unknown),
             _ => Err(self.failure(&output)),

@@ -45,6 +45,8 @@ mod work;
 
 use std::process::ExitCode;
 
+use output::{Format, Progress};
+
 fn main() -> ExitCode {
     let call = match cli::read(std::env::args_os()) {
         Ok(call) => call,
@@ -54,7 +56,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_quiet() {
-                eprintln!("{}{failure}", call.prefix());
+                Progress::beside(Format::Json).line(format!("{}{failure}", call.prefix()));
             }
             failure.code()
         }

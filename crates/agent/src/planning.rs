@@ -12,7 +12,7 @@ use npwg::plan::{Plan, PodIdentity, Sandbox};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
-use crate::output::plain;
+use crate::output::{Format, Progress, plain};
 use crate::pod::PodName;
 use crate::sources::{self, File, Kind};
 
@@ -78,7 +78,7 @@ impl Material {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
         let manifests = collect(self.manifests());
         for problem in manifests.problems.iter().take(NAMED_MAX) {
-            eprintln!("weft: passed over: {}", plain(problem));
+            Progress::beside(Format::Json).line(format!("weft: passed over: {}", plain(problem)));
         }
         let known = |known: &npwg::metadata::Pod| known.namespace == pod.namespace && known.name == pod.name;
         if !manifests.pods.iter().any(known) {
