@@ -129,7 +129,6 @@ fn whatever_else_is_asked_makes_another_attachment_however_it_is_written() {
         r#","portMappings":[{"hostPort":80,"containerPort":80}]"#,
         r#","bandwidth":{"ingressRate":1000}"#,
         r#","ipam-claim-reference":"mine""#,
-        r#","deviceID":"d1""#,
     ] {
         let change = between(&entry, &replanned(&entry, &asks(keys))).unwrap();
         assert!(change.is_some_and(|change| change.removed() == [2]), "{keys}");

@@ -2,13 +2,14 @@
 //!
 //! There is one ledger a pod, for both annotations and the node's own networks (M15). A network whose
 //! definition names a resource takes the next device of that resource in the order of the networks; an element
-//! that names one itself takes that one (C10). Nothing left is an error here, not a plugin's riddle. In a sandbox
+//! that names one itself takes that one (C10), and none where the definition names no resource. Nothing left is an error here, not a plugin's riddle. In a sandbox
 //! that is attached already a network keeps its device, and nobody else takes it.
 //!
 //! Source: Multus `GetResourceMap`; reference `k8s.v1.cni.cncf.io/resourceName`.
 
-use super::networks::Draft;
+use super::networks::{Asked, Draft};
 use crate::device::{Device, Devices};
+use crate::metadata::RESOURCE_NAME;
 use crate::refusal::{Fault, Refusal, quote};
 
 /// What is left of the devices.
@@ -21,8 +22,8 @@ pub(super) struct Ledger<'a> {
 pub(super) struct Taken {
     /// Its id.
     pub(super) id: String,
-    /// The resource it was given for; an element may name a device of none.
-    pub(super) resource: Option<String>,
+    /// The resource it was given for.
+    pub(super) resource: String,
     /// Why this one.
     pub(super) why: String,
 }
@@ -50,9 +51,11 @@ impl<'a> Ledger<'a> {
     pub(super) fn take(&mut self, draft: &Draft, held: Option<&str>) -> Result<Option<Taken>, Refusal> {
         let asked = draft.element().and_then(|element| element.device_id.as_deref());
         let Some(resource) = &draft.resource else {
-            let chosen =
-                asked.map(|id| Taken { id: id.to_owned(), resource: None, why: "asked for".to_owned() });
-            return Ok(chosen);
+            // What nobody gave the pod is the node's, or another pod's: its author cannot take it by naming it.
+            return match (asked, &draft.asked) {
+                (Some(id), Some(asked)) => Err(Refusal::failed(ungiven(draft, id, asked))),
+                _ => Ok(None),
+            };
         };
         let all = self.devices.get_key_value(resource.as_str());
         let (known, all) = all.map_or(("", &[][..]), |(known, all)| (known.as_str(), all.as_slice()));
@@ -70,10 +73,17 @@ impl<'a> Ledger<'a> {
         let owner = if device.container.is_empty() { "the pod" } else { device.container.as_str() };
         Ok(Some(Taken {
             id: device.id.clone(),
-            resource: Some(resource.clone()),
+            resource: resource.clone(),
             why: format!("{resource}, given to {owner}"),
         }))
     }
+}
+
+fn ungiven(draft: &Draft, id: &str, asked: &Asked) -> Fault {
+    let reason =
+        format!("{} names no resource, of which the pod could have been given a device", draft.subject);
+    let cure = format!("leave it out, or annotate the definition with {RESOURCE_NAME}");
+    asked.fault("C10", "deviceID", reason).showing(&quote(id)).cure(cure)
 }
 
 fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> Fault {

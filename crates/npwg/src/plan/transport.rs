@@ -78,7 +78,7 @@ impl Channels {
             self.because.push(Decision::new("device", id, why.clone()));
             self.declare(capability::DEVICE_ID, id);
         }
-        let from = device.and_then(|taken| device::plugin_file(taken.resource.as_deref()?, &taken.id));
+        let from = device.and_then(|taken| device::plugin_file(&taken.resource, &taken.id));
         if from.is_none() && !self.declared.contains(capability::DEVICE_INFO_FILE) {
             return None;
         }

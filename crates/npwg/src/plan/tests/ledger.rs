@@ -69,6 +69,21 @@ fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
     assert_eq!((id(1).as_deref(), id(2).as_deref()), (Some("0000:01:00.2"), Some("0000:01:00.1")));
     let fault = sriov(r#"[{"name":"device","deviceID":"0000:09:00.9"}]"#).fails();
     assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C10", "[0].deviceID"));
-    let free = World::new().networks(r#"[{"name":"device","deviceID":"any"}]"#).plan();
-    assert_eq!(free.delegates[1].runtime_config.text("deviceID").unwrap().as_deref(), Some("any"));
+}
+
+#[test]
+fn conflict_c10_a_device_that_nobody_gave_the_pod_is_not_taken_by_naming_it() {
+    for world in [
+        World::new().networks(r#"[{"name":"device","deviceID":"0000:00:1f.6"}]"#),
+        World::new().default_network(r#"[{"name":"device","namespace":"home","deviceID":"0000:00:1f.6"}]"#),
+    ] {
+        let fault = world.fails();
+        assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C10", "[0].deviceID"));
+        assert!(fault.reason.contains("home/device names no resource"), "{fault}");
+    }
+    // What is no id at all is none that is asked for.
+    assert_eq!(
+        World::new().networks(r#"[{"name":"device","deviceID":""}]"#).plan().delegates[1].device(),
+        None
+    );
 }
