@@ -139,3 +139,49 @@ fn a_plugin_that_is_nowhere_is_named_with_the_places_that_were_searched() {
     assert_refused("a misspelt type", &refused, 7, &["brigde", "blue/typo", "/opt/cni/bin"]);
     assert!(links(&pod).is_empty() && !links(&host).contains(&"br1".to_owned()), "nothing was begun");
 }
+
+/// The attack: a definition has a plugin call the meta-plugin, with the `binDir` and `delegates` that stand in the definition.
+#[test]
+fn no_plugin_of_a_definition_calls_the_meta_plugin_with_what_the_definition_says() {
+    let host = host!(Feature::Bridge, Feature::Macvlan);
+    let cluster = world(&host);
+    for directory in ["/run/outside", "/run/cni/foreign"] {
+        host.run(["mkdir", "-p", directory]);
+    }
+    let script = |path: &str, text: &str| {
+        host.write(path, text);
+        host.run(["chmod", "755", path]);
+    };
+    script("/run/outside/program", "#!/bin/sh\ntouch /run/outside/was-run\nexit 1\n");
+    host.write(
+        "/run/outside/manifests/pod.yaml",
+        "{ apiVersion: v1, kind: Pod, metadata: { name: web, namespace: blue } }",
+    );
+    let weft = testkit::binary("weft-cni").display().to_string();
+    script("/run/cni/foreign/caller", &format!("#!/bin/sh\nexec {weft} weft\n"));
+    let smuggled = json!({
+        "cniVersion": "1.0.0", "binDir": "/run/outside", "cniDir": "/run/outside/state", "manifestDir": "/run/outside/manifests",
+        "delegates": [{ "cniVersion": "1.0.0", "name": "inner", "type": "program" }],
+    });
+    let keys = |keys: Value| with(&smuggled, &keys);
+    cluster.definition("itself", &keys(json!({ "type": "weft" })));
+    cluster.definition(
+        "manager",
+        &keys(json!({ "type": "macvlan", "master": "up0", "ipam": { "type": "multus" } })),
+    );
+    cluster.definition("other", &keys(json!({ "type": "caller" })));
+    let pod = host.pod("web");
+    for (network, builtin) in
+        [("itself", "auto"), ("manager", "auto"), ("manager", "never"), ("other", "auto")]
+    {
+        cluster.pod("web", network);
+        let own = json!({ "builtin": builtin, "binDir": "/opt/cni/bin:/run/cni/foreign" });
+        let refused = cluster.attachment(&pod).add(&with(&configuration(&bridge("default", 1)), &own));
+        let again = "attach the pod's networks again";
+        assert_refused(&format!("{network}, {builtin}"), &refused, 7, &[again]);
+        assert!(links(&pod).is_empty());
+        for path in ["/run/outside/was-run", "/run/outside/state"] {
+            assert_ne!(host.attempt(["test", "-e", path]).code, Some(0), "{network}, {builtin}: {path}");
+        }
+    }
+}

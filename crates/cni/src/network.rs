@@ -165,12 +165,7 @@ impl Network {
     pub fn needs(&self) -> Result<Vec<PluginType>, Error> {
         let mut needs = Vec::new();
         for plugin in &self.plugins {
-            let ipam = plugin.read::<Ipam>("ipam")?.unwrap_or_default().r#type;
-            let ipam = match ipam.as_str() {
-                "" => None,
-                name => Some(PluginType::new(name).context("ipam.type")?),
-            };
-            for name in std::iter::once(plugin_type(plugin)?).chain(ipam) {
+            for name in std::iter::once(plugin_type(plugin)?).chain(ipam_type(plugin)?) {
                 if !needs.contains(&name) {
                     needs.push(name);
                 }
@@ -189,6 +184,14 @@ struct Ipam {
 /// The `type` of one plugin's configuration.
 pub fn plugin_type(plugin: &Object) -> Result<PluginType, Error> {
     PluginType::new(&plugin.text("type")?.unwrap_or_default()).context("type")
+}
+
+/// The `ipam.type` of one plugin's configuration, if it has any.
+pub fn ipam_type(plugin: &Object) -> Result<Option<PluginType>, Error> {
+    match plugin.read::<Ipam>("ipam")?.unwrap_or_default().r#type.as_str() {
+        "" => Ok(None),
+        name => PluginType::new(name).context("ipam.type").map(Some),
+    }
 }
 
 /// The capabilities that one plugin's configuration declares with `true`.

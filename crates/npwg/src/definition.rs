@@ -12,7 +12,7 @@
 //! Source: the standard, 3.2, 3.4.1, 3.4.2.
 
 use cni::error::Error;
-use cni::network::{Network, plugin_type};
+use cni::network::{Network, ipam_type, plugin_type};
 use cni::object::Object;
 use cni::runtime::load;
 
@@ -193,12 +193,18 @@ fn on_disk(
 /// The plugins that attach a pod's networks all over again.
 pub const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
 
-/// Refuses a network whose plugin is a meta-plugin: it would attach the same pod again, without end.
+/// Refuses a network one of whose plugins, or their address management, is a meta-plugin: it would attach the same pod again,
+/// without end, and with what a definition says in place of the node's own configuration.
 pub(crate) fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {
     for (index, plugin) in network.plugins.iter().enumerate() {
-        let Ok(name) = plugin_type(plugin) else { continue };
-        if META_PLUGINS.contains(&name.as_str()) {
-            let path = KeyPath::root().key("plugins").index(index).key("type");
+        let path = KeyPath::root().key("plugins").index(index);
+        // What cannot be read is refused by who reads it.
+        let names = [
+            (plugin_type(plugin).ok(), path.key("type")),
+            (ipam_type(plugin).ok().flatten(), path.key("ipam").key("type")),
+        ];
+        for (name, path) in names {
+            let Some(name) = name.filter(|name| META_PLUGINS.contains(&name.as_str())) else { continue };
             let fault =
                 Fault::new("recursion", subject, "would attach the pod's networks again, without end")
                     .at(path)

@@ -2,6 +2,7 @@
 //!
 //! Which of the two is decided by what CNI_PATH comes to first: this binary (or nothing) means in process, a
 //! foreign program of the name in an earlier directory is run, and ends with us. The bytes are the same either way.
+//! A meta-plugin is nobody's delegate.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
@@ -18,6 +19,7 @@ use cni::name::PluginType;
 use cni::plugin::respond;
 use cni::runtime::exec::Exec;
 use npwg::configuration::Builtin;
+use npwg::definition::META_PLUGINS;
 
 use crate::builtins;
 use crate::install::BINARY;
@@ -116,6 +118,9 @@ impl Invoke for Delegates {
 
 impl Delegates {
     fn run(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        if META_PLUGINS.contains(&plugin.as_str()) {
+            return Err(leash::again().context(plugin));
+        }
         match builtins::find(plugin.as_str()) {
             Some(builtin) if self.in_process(plugin, &environment.path) => {
                 respond(builtin, environment, &mut &*stdin, self).into_result()

@@ -10,7 +10,8 @@
 //!
 //! Rules: the process that is started is the one that becomes the delegate: number, group, pipes and environment are
 //! the same; a program that is being written is waited for as the caller would; one that cannot be run is told as a
-//! plugin tells an error. Programs of iptables are held so, too. What a delegate has started itself is not on the leash.
+//! plugin tells an error. Programs of iptables are held so, too. What a delegate has started itself is not on the leash,
+//! but it can be told from what a runtime calls: [`DELEGATE`] is in its environment.
 //!
 //! Source: PR_SET_PDEATHSIG(2const); execve(2).
 
@@ -29,16 +30,32 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 const WORD: &str = "leash";
 /// How often it is tried meanwhile.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The environment variable that every delegate has, and what it starts: the meta-plugin serves none of them.
+const DELEGATE: &str = "WEFT_DELEGATE";
 
 /// The command that runs `program` on the leash; without a way to this program's own file, the program itself.
 pub(crate) fn command(program: &Path) -> Command {
     let own = Path::new("/proc/self/exe");
-    if !own.exists() {
-        return Command::new(program);
+    let mut command = Command::new(if own.exists() { own } else { program });
+    if own.exists() {
+        command.arg0("weft-cni").arg(WORD).arg(std::process::id().to_string()).arg(program);
     }
-    let mut command = Command::new(own);
-    command.arg0("weft-cni").arg(WORD).arg(std::process::id().to_string()).arg(program);
+    command.env(DELEGATE, "1");
     command
+}
+
+/// Refuses to be the meta-plugin of a delegate: what a definition makes its plugin say is not what the node's
+/// configuration says.
+pub(crate) fn refuse_delegate() -> Result<(), Error> {
+    match std::env::var_os(DELEGATE) {
+        None => Ok(()),
+        Some(_) => Err(again()),
+    }
+}
+
+/// Why the meta-plugin is not called by a delegate.
+pub(crate) fn again() -> Error {
+    Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
 }
 
 /// Is this such a call? Then it becomes the delegate, or says why not.

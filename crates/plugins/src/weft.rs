@@ -45,6 +45,7 @@ use npwg::journal::{self as record, Entry};
 use npwg::plan::{Delegate, Sandbox};
 
 use crate::delegates::{Delegates, Run};
+use crate::leash;
 use agent::Advice;
 use journal::Journal;
 use lock::Lock;
@@ -117,6 +118,7 @@ impl Weft {
     }
 
     fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
+        leash::refuse_delegate()?;
         for warning in &configuration.warnings {
             eprintln!("weft: {}", warning.fault);
         }

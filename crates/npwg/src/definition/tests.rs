@@ -170,6 +170,15 @@ fn a_definition_cannot_call_the_meta_plugin_again() {
             (fault.requirement.as_str(), fault.path.to_string().as_str()),
             ("recursion", "plugins[1].type")
         );
+        // As its address management it would read `binDir`, `cniDir` and the rest from the definition.
+        for written in [
+            format!(r#"{{"name":"a","type":"x","binDir":"/tmp","ipam":{{"type":"{name}"}}}}"#),
+            format!(r#"{{"name":"a","plugins":[{{"type":"x","IPAM":{{"Type":"{name}"}}}}]}}"#),
+        ] {
+            let fault = refused(text(&written));
+            let path = fault.path.to_string();
+            assert_eq!((fault.requirement.as_str(), path.as_str()), ("recursion", "plugins[0].ipam.type"));
+        }
     }
 }
 
