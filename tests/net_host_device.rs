@@ -248,6 +248,35 @@ fn an_interface_that_is_not_ours_stays_where_it_is() {
     assert_pod_unchanged("DEL after a failed ADD", &pod, &inside);
 }
 
+/// The attack: a wire to the container, under a name that the host trusts.
+#[test]
+fn what_was_made_in_the_container_does_not_come_to_the_host_whatever_it_is_called() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    let pod = host.pod("a");
+    let net1 = host.attachment("host-device", &pod, "net1");
+    let former = format!("weft/host-device/net/{}/net1 uplink up", pod.container_id());
+    for (name, alias) in [("net1", "uplink"), ("other", former.as_str()), ("net1", former.as_str())] {
+        pod.run(["ip", "link", "add", name, "type", "veth", "peer", "name", "net2"]);
+        pod.run(["ip", "link", "set", name, "alias", alias]);
+        let (before, inside) = (host.snapshot(), pod.snapshot());
+        net1.del(&config(&json!({}))).success();
+        assert_returned(alias, &host, &before);
+        assert_pod_unchanged(alias, &pod, &inside);
+        pod.run(["ip", "link", "delete", name]);
+    }
+    // In the place of the device, with all its looks.
+    net1.add(&config(&json!({}))).success();
+    pod.run(["sh", "-c", "ip link set net1 down && ip link set net1 name away alias gone"]);
+    let wire = format!(
+        "ip link add net1 address {MAC} type veth peer name net2 && ip link set net1 alias dev0 && ip link set net2 up"
+    );
+    pod.run(["sh", "-c", &wire]);
+    net1.del(&config(&json!({}))).success();
+    assert_eq!(rig::link(&host, "dev0"), None);
+    assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0", "it is where it was");
+}
+
 #[test]
 fn a_name_that_the_host_has_given_away_is_waited_for() {
     let host = host!(Feature::Veth);

@@ -2,7 +2,9 @@
 //!
 //! Rules:
 //! - each way is one request: there is no moment at which it is neither here nor there;
-//! - on the way back its name must be free on the host, else it stays where it is, and the error says why.
+//! - on the way back its name must be free on the host, else it stays where it is, and the error says why;
+//! - names and aliases in a container are written by whoever is in it: what was made there does not come to the host, where
+//!   it would be a wire to the container under a name that the host trusts.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
 //! (`do_setlink`: first the namespace, then name, alias, and up).
@@ -41,9 +43,11 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
     if let Some(netns) = &container {
         let mut inside = netns.rtnl().or_refused()?;
         for link in inside.links().or_refused()? {
-            if let Some(was) = what_it_was(&link, mark, &records) {
-                found = true;
-                errors.extend(home(&mut inside, &link, &mut host, &was).err());
+            if let Some((was, record)) = what_it_was(&link, mark, &records) {
+                match home((&mut inside, netns), &link, &mut host, (&was, record)) {
+                    Ok(ours) => found |= ours,
+                    Err(error) => errors.push(error),
+                }
             }
         }
     }
@@ -67,22 +71,31 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
     collected(errors)
 }
 
-/// What a device in the container was on the host, if it was there, and came for this attachment.
-fn what_it_was(link: &Link, mark: &Mark, records: &[Kept]) -> Option<Was> {
+/// What a device in the container was on the host, if it was there, and came for this attachment; and its record.
+fn what_it_was<'a>(link: &Link, mark: &Mark, records: &'a [Kept]) -> Option<(Was, Option<&'a Record>)> {
     let named = link.name == mark.ifname;
     let is_of = |record: &Record| {
-        record.is_away(link) || record.is_as_it_was(link) || named && link.alias == record.was.name
+        record.is_away(link) || record.is_as_it_was(link) || named && record.is_renamed(link)
     };
-    let own = || records.iter().find(|kept| is_of(&kept.record)).map(|kept| kept.record.was.clone());
+    if let Some(Kept { record, .. }) = records.iter().find(|kept| is_of(&kept.record)) {
+        return Some((record.was.clone(), Some(record)));
+    }
     let former = || Former::read(&link.alias).filter(|former| former.is_for(mark)).map(|former| former.was);
-    own().or_else(former).or_else(|| Was::of_alias(&link.alias).filter(|_| named))
+    let was = former().or_else(|| Was::of_alias(&link.alias).filter(|_| named));
+    was.filter(|_| !may_be_made_inside(link)).map(|was| (was, None))
+}
+
+/// May somebody in the container have made it? Nobody there makes hardware, nor what has its other end elsewhere; a dummy leads
+/// nowhere.
+fn may_be_made_inside(link: &Link) -> bool {
+    !link.kind.is_empty() && link.kind != "dummy" && link.link_netns_id.is_none()
 }
 
 /// Gives the device of a record, if the kernel returned it to the host, its name back; true if it is on the host now.
 ///
 /// Whom somebody else brought home is there already; what became of it since is not ours to change.
 pub(super) fn settle(host: &mut Rtnl, links: &[Link], record: &Record) -> Result<bool, Error> {
-    match links.iter().find(|link| record.is_away(link)) {
+    match links.iter().find(|link| record.is_away(link) && record.leads_where_it_led(link)) {
         Some(link) => rename(host, link, &record.was).map(|()| true),
         None => Ok(links.iter().any(|link| record.is_home(link))),
     }
@@ -121,12 +134,31 @@ pub(super) fn formerly(host: &mut Rtnl, name: &str) -> Result<Option<Link>, Erro
     Ok(host.links().or_refused()?.into_iter().find(was))
 }
 
-/// From the container to the host, as it was.
-fn home(inside: &mut Rtnl, link: &Link, host: &mut Rtnl, was: &Was) -> Result<(), Error> {
+/// From the container to the host, as it was; false of what has the looks of the device and is another one: it stays.
+///
+/// Only from the host can be seen what a virtual link leads to: until then it is there as the kernel returns hardware, with
+/// the alias of what is away, and down.
+fn home(
+    (inside, container): (&mut Rtnl, &Netns),
+    link: &Link,
+    host: &mut Rtnl,
+    (was, record): (&Was, Option<&Record>),
+) -> Result<bool, Error> {
     expect_free(host, &was.name, &link.name)?;
     let Was { name, up, alias } = was;
-    let change = Change { name: Some(name), alias: Some(alias), up: Some(*up), ..Change::default() };
-    inside.move_link(link.index, &link.name, &Netns::own().or_refused()?, &change).or_refused()
+    let own = Netns::own().or_refused()?;
+    let Some(record) = record.filter(|_| !link.kind.is_empty()) else {
+        let change = Change { name: Some(name), alias: Some(alias), up: Some(*up), ..Change::default() };
+        return inside.move_link(link.index, &link.name, &own, &change).or_refused().map(|()| true);
+    };
+    let change = Change { name: Some(name), alias: Some(name), up: Some(false), ..Change::default() };
+    inside.move_link(link.index, &link.name, &own, &change).or_refused()?;
+    let there = host.link(name).or_refused()?;
+    if record.leads_where_it_led(&there) {
+        return rename(host, &there, was).map(|()| true);
+    }
+    let back = Change { name: Some(&link.name), alias: Some(&link.alias), ..Change::default() };
+    host.move_link(there.index, name, container, &back).or_refused().map(|()| false)
 }
 
 /// On the host: from how the kernel returned it to how it was.
@@ -184,7 +216,7 @@ impl Departure {
             // As it was it is if its new name was refused.
             let moved = |link: &Link| record.is_away(link) || record.is_as_it_was(link);
             if let Some(link) = inside.links().unwrap_or_default().into_iter().find(moved) {
-                let _ = home(&mut inside, &link, &mut host, &record.was);
+                let _ = home((&mut inside, container), &link, &mut host, (&record.was, None));
             }
         }
         if let Ok(link) = host.link(&record.was.name) {

@@ -46,6 +46,10 @@ pub(super) struct Record {
     kind: String,
     mac: String,
     index: u32,
+    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it. Records of older
+    /// releases do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<(Option<u32>, Option<i32>)>,
 }
 
 impl Was {
@@ -73,6 +77,7 @@ impl Record {
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
+            end: Some(end(link)),
         }
     }
 
@@ -104,6 +109,16 @@ impl Record {
         same && link.kind == self.kind && mac_text(&link.mac) == self.mac
     }
 
+    /// Is this the device, by its alias and kind alone? Its address may have been changed, and its index.
+    pub(super) fn is_renamed(&self, link: &Link) -> bool {
+        link.alias == self.was.name && link.kind == self.kind
+    }
+
+    /// Is this, on the host, a link to where the device led? One that was made in the container leads into it.
+    pub(super) fn leads_where_it_led(&self, link: &Link) -> bool {
+        self.end.is_none_or(|known| known == end(link))
+    }
+
     /// Is this the device, on the host under its name, whoever brought it there?
     pub(super) fn is_home(&self, link: &Link) -> bool {
         link.name == self.was.name && self.is_alike(link)
@@ -121,6 +136,10 @@ impl Record {
     fn is_alike(&self, link: &Link) -> bool {
         link.kind == self.kind && (mac_text(&link.mac) == self.mac || link.index == self.index)
     }
+}
+
+fn end(link: &Link) -> (Option<u32>, Option<i32>) {
+    (link.link, link.link_netns_id)
 }
 
 #[cfg(test)]
