@@ -4,8 +4,8 @@
 //! - who may ask, and how an agent is replaced, is [`Listener`]'s;
 //! - who comes for work is sent away when the agent ends: nobody waits for him;
 //! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
-//! - a plan needs nothing but what the agent knows: it waits for nobody who waits for the API server, and neither does who needs
-//!   addresses for who gives some back;
+//! - a plan needs nothing but what the agent knows: it waits for nobody who waits for the API server or for a port, of whom there
+//!   may be many (a pod can ask for what never comes), and neither does who needs addresses for who gives some back;
 //! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
 
 use std::io;
@@ -21,8 +21,8 @@ use npwg::plan::Plan;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 use tokio::sync::watch::Sender;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
@@ -40,6 +40,8 @@ const COURTESIES: usize = 8;
 const COURTESY_MAX: Duration = Duration::from_secs(2);
 /// Questions that may wait.
 const WAITING_MAX: usize = 512;
+/// How long an answer has a turn; what takes longer waits for somebody else.
+const TURN_MAX: Duration = Duration::from_secs(1);
 /// Connections at a time: also those whose report is still awaited.
 const CONNECTIONS_MAX: usize = 2048;
 /// How long a question may take to arrive, and a reply to leave.
@@ -108,7 +110,8 @@ impl Socket {
         let [turns, supplies] = [PARALLEL; 2].map(Semaphore::new);
         let (courtesies, waiting, ending) =
             (Semaphore::new(COURTESIES), AtomicUsize::new(0), Sender::new(false));
-        let desk = Arc::new(Desk { oracle, turns, supplies, courtesies, waiting, ending });
+        let patient = Semaphore::new(WAITING_MAX);
+        let desk = Arc::new(Desk { oracle, turns, patient, supplies, courtesies, waiting, ending });
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut end = std::pin::pin!(end);
         let mut ending = false;
@@ -148,6 +151,8 @@ type Began = (Instant, SystemTime);
 struct Desk<O> {
     oracle: Arc<O>,
     turns: Semaphore,
+    /// Places of those who had a turn and wait for somebody else.
+    patient: Semaphore,
     /// Those of demands that somebody needs.
     supplies: Semaphore,
     /// Those of the others.
@@ -182,8 +187,9 @@ impl<O: Oracle> Desk<O> {
                 }
                 // An order given to somebody who has gone would be lost.
                 let gone = async { stream.read_u8().await.is_err() };
+                let reply = self.reply(&question, (started, arrived), &mut trace);
                 tokio::select! {
-                    reply = self.reply(&question, (started, arrived), &mut trace) => reply,
+                    reply = self.within(turn, reply) => reply,
                     true = gone, if question.purpose == Purpose::Orders => return Ok(()),
                 }
             }
@@ -230,7 +236,7 @@ impl<O: Oracle> Desk<O> {
     }
 
     /// Waits among the demands for addresses; nothing if it takes longer than whoever sent it waits.
-    async fn turn_of(&self, wish: Want) -> Option<tokio::sync::SemaphorePermit<'_>> {
+    async fn turn_of(&self, wish: Want) -> Option<SemaphorePermit<'_>> {
         match wish {
             Want::Return | Want::Nothing | Want::Ahead => {
                 timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
@@ -241,16 +247,19 @@ impl<O: Oracle> Desk<O> {
 
     /// Waits until nobody is being answered.
     async fn is_done(&self) {
-        for (turns, count) in
-            [(&self.turns, PARALLEL), (&self.supplies, PARALLEL), (&self.courtesies, COURTESIES)]
-        {
+        for (turns, count) in [
+            (&self.turns, PARALLEL),
+            (&self.patient, WAITING_MAX),
+            (&self.supplies, PARALLEL),
+            (&self.courtesies, COURTESIES),
+        ] {
             // No semaphore is ever closed.
             let _ = turns.acquire_many(u32::try_from(count).unwrap_or(u32::MAX)).await;
         }
     }
 
     /// Waits in the queue; nothing if it is full.
-    async fn turn(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -266,6 +275,23 @@ impl<O: Oracle> Desk<O> {
             metrics.waiting.dec();
         }
         turn
+    }
+
+    /// What comes of it, in a turn that is somebody else's after a while.
+    async fn within<T>(&self, turn: SemaphorePermit<'_>, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        if let Ok(done) = timeout(TURN_MAX, &mut work).await {
+            return done;
+        }
+        // Where there is no place for one more who waits, it keeps its turn.
+        let _held = match self.patient.try_acquire() {
+            Ok(place) => {
+                drop(turn);
+                place
+            }
+            Err(_) => turn,
+        };
+        work.await
     }
 
     async fn reply(&self, question: &Question, began: Began, trace: &mut Option<Trace>) -> Reply {
