@@ -221,7 +221,7 @@ impl NodeConfiguration {
     pub fn pod_of_runtime(&self, named: &PodIdentity) -> Result<Option<Pod>, Error> {
         let PodIdentity { namespace, name, uid } = named.clone();
         let told = self.runtime_config.read(POD_ANNOTATIONS)?;
-        Ok(told.map(|annotations| Pod { namespace, name, uid, annotations, ..Pod::default() }))
+        Ok(told.map(|annotations| Pod { namespace, name, uid, annotations, hearsay: true, ..Pod::default() }))
     }
 
     /// The directory of the files of `auxiliaryCNIChainName`: beside the default network's own file.

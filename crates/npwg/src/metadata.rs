@@ -36,6 +36,8 @@ pub struct Pod {
     pub resource_claims: Vec<String>,
     /// `status.podIPs` while it runs; empty before and after, and in manifest files.
     pub addresses: Vec<String>,
+    /// Is it known by the runtime's word alone, which has its annotations and nothing else?
+    pub hearsay: bool,
 }
 
 /// A NetworkAttachmentDefinition.

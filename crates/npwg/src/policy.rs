@@ -7,7 +7,8 @@
 //! A list of rules, or one. A rule fits a pod if everything it names does; a definition with the annotation may be
 //! used by pods that one rule fits, and by nobody else; one without it by everyone.
 //!
-//! Rules: a policy that cannot be read lets nobody in; it holds for both network annotations (M14).
+//! Rules: a policy that cannot be read lets nobody in; it holds for both network annotations (M14); of a pod of which the
+//! runtime alone tells, neither labels nor service account are known, so that rules about them do not fit.
 //!
 //! Source: none of the standard's versions has it; selectors as in `metav1.LabelSelector`.
 
@@ -23,6 +24,9 @@ use crate::plan::Access;
 pub const ACCESS: &str = "weft.dev/access";
 /// Longest policy read, in bytes.
 const POLICY_MAX: usize = 64 * 1024;
+
+/// What is to be said of a pod that the runtime alone tells of.
+const UNKNOWN: &str = "labels and service account are not, for the API server does not answer";
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -91,6 +95,11 @@ pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Acce
     for (reference, policy) in policies {
         let why = match policy {
             Ok(policy) if policy.admits(pod, namespace) => continue,
+            Ok(_) if pod.hearsay => {
+                format!(
+                    "annotation {ACCESS} of {reference} does not admit it as far as it is known: {UNKNOWN}"
+                )
+            }
             Ok(_) => format!("annotation {ACCESS} of {reference} does not admit it"),
             Err(why) => why,
         };
@@ -148,6 +157,10 @@ impl Rule {
             "" => format!("{}/default", pod.namespace),
             name => format!("{}/{name}", pod.namespace),
         };
+        // Without its labels and account whatever excludes a pod, or names the usual account, would let it in.
+        if pod.hearsay && (pod_selector.is_some() || service_accounts.is_some()) {
+            return false;
+        }
         namespaces.as_ref().is_none_or(|known| known.contains(&pod.namespace))
             && namespace_selector
                 .as_ref()
@@ -226,6 +239,24 @@ mod tests {
     fn a_pod_without_a_service_account_has_the_default_one() {
         let plain = Pod { service_account_name: String::new(), ..pod() };
         assert!(Policy::read(r#"{"serviceAccounts":["prod/default"]}"#).unwrap().admits(&plain, None));
+    }
+
+    #[test]
+    fn a_pod_known_by_the_runtimes_word_alone_fits_no_rule_about_labels_and_accounts() {
+        let told = Pod { namespace: "prod".into(), name: "db-0".into(), hearsay: true, ..Pod::default() };
+        for (text, expected) in [
+            (r#"{"serviceAccounts":["prod/default"]}"#, false),
+            (r#"{"podSelector":{"matchExpressions":[{"key":"app","operator":"DoesNotExist"}]}}"#, false),
+            (
+                r#"{"podSelector":{"matchExpressions":[{"key":"app","operator":"NotIn","values":["db"]}]}}"#,
+                false,
+            ),
+            (r#"{"podSelector":{}}"#, false),
+            (r#"{"namespaces":["prod"]}"#, true),
+            (r#"{"namespaces":["test"]}"#, false),
+        ] {
+            assert_eq!(Policy::read(text).unwrap().admits(&told, None), expected, "{text}");
+        }
     }
 
     #[test]

@@ -240,6 +240,7 @@ impl Object<'_> {
             // What there is when it runs.
             resource_claims: Vec::new(),
             addresses: Vec::new(),
+            hearsay: false,
         };
         let value = PodObject { pod, kind: self.kind.to_owned() };
         let located = Located { value, node: self.node.clone(), base: self.base.clone() };
