@@ -53,6 +53,7 @@ use tracing_subscriber::EnvFilter;
 use crate::addresses::LEDGERS;
 use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
+use crate::lasting::{Lasting, aside};
 use brain::{Brain, Care};
 use metrics::Metrics;
 use publisher::Publisher;
@@ -196,12 +197,9 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let page = health::bind(*listen).await?;
     let (checked, socket) = (socket.with_file_name(CHECKED), Socket::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
-    let (runtime, orphan_grace) = (Arc::new(RuntimeSandboxes::default()), Duration::from_secs(*orphan_grace));
-    if let Some(endpoint) = runtime_endpoint {
-        // A kubelet is told it as an address.
-        let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
-        tokio::spawn(runtime_sandboxes::follow(endpoint, orphan_grace, Arc::clone(&runtime)));
-    }
+    let lasting = Lasting::default();
+    let orphan_grace = Duration::from_secs(*orphan_grace);
+    let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &lasting);
     let care = Care {
         sandboxes: Arc::clone(&sandboxes),
         checked,
@@ -215,36 +213,55 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     };
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
-    tokio::spawn(health::serve(page, Arc::clone(&brain)));
-    follow_addresses(&client, node_name, ledgers, &brain);
-    tokio::spawn(unattached::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
-    let publisher = tokio::spawn(Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+    lasting.begin("the pages", health::serve(page, Arc::clone(&brain)));
+    follow_addresses(&client, node_name, ledgers, &brain, &lasting);
+    lasting.begin("pods without networks", unattached::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
+    let publisher =
+        lasting.begin("network-status", Publisher::new(client, Arc::clone(&brain), sandboxes).run());
     if let Some(socket) = sync_networks {
-        tokio::spawn(sync::follow(Arc::clone(&brain), socket.clone()));
+        lasting.begin("the runtime's networks", sync::follow(Arc::clone(&brain), socket.clone()));
     }
     info!(node = node_name, listen = %listen, "started");
     let events = brain.events.clone();
-    socket.serve(brain, ended()?).await;
+    socket.serve(brain, lasting.clone().until(ended()?)).await;
     // What it has not begun is the next agent's, with its Events.
     publisher.abort();
     events.end().await;
     if let Some(traces) = traces {
         // The runtime carries what is sent.
-        let _ = tokio::task::spawn_blocking(move || traces.end()).await;
+        let _ = aside(move || traces.end()).await;
     }
     info!("ended");
-    Ok(())
+    lasting.outcome()
+}
+
+/// What the runtime knows, if it is asked.
+fn follow_runtime(endpoint: Option<&str>, grace: Duration, lasting: &Lasting) -> Arc<RuntimeSandboxes> {
+    let runtime = Arc::new(RuntimeSandboxes::default());
+    if let Some(endpoint) = endpoint {
+        // A kubelet is told it as an address.
+        let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+        let followed = runtime_sandboxes::follow(endpoint, grace, Arc::clone(&runtime));
+        lasting.begin("the runtime's sandboxes", followed);
+    }
+    runtime
 }
 
 /// Looks after what the node has of the cluster's addresses, if it has any.
-fn follow_addresses(client: &kube::Client, node: &str, ledgers: &Path, brain: &Arc<Brain>) {
+fn follow_addresses(
+    client: &kube::Client,
+    node: &str,
+    ledgers: &Path,
+    brain: &Arc<Brain>,
+    lasting: &Lasting,
+) {
     let all = || (client.clone(), node.to_owned(), ledgers.to_owned(), Arc::clone(brain));
     let (client, node, ledgers, own) = all();
-    tokio::spawn(giver::follow(client, node, ledgers, own));
+    lasting.begin("giving addresses up", giver::follow(client, node, ledgers, own));
     let (client, node, ledgers, own) = all();
-    tokio::spawn(leases::follow(client, node, ledgers, own));
+    lasting.begin("leases of addresses", leases::follow(client, node, ledgers, own));
     let brain = Arc::clone(brain);
-    tokio::spawn(async move { brain.supplier.remember().await });
+    lasting.begin("ledgers of addresses", async move { brain.supplier.remember().await });
 }
 
 /// Comes with the first signal to end.

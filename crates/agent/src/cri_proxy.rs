@@ -52,6 +52,7 @@ use crate::agent::socket::Socket;
 use crate::agent::{self, Log};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::Journal;
+use crate::lasting::Lasting;
 use crate::listener::Listener;
 use crate::network_api::Name;
 pub(crate) use backend::with_sources;
@@ -143,14 +144,16 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
     let sandboxes = Arc::new(Sandboxes::of(&entries));
-    tokio::spawn(follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
+    let lasting = Lasting::default();
+    lasting.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
     let questions = Socket::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());
     if let Owner::Ours(directory) = &owner {
-        tokio::spawn(runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known)));
-        tokio::spawn(runtime_network::follow(runtime.clone(), directory.clone()));
+        let followed = runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known));
+        lasting.begin("the runtime's sandboxes", followed);
+        lasting.begin("the runtime's list", runtime_network::follow(runtime.clone(), directory.clone()));
     }
     let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
     let planner = Arc::new(Planner {
@@ -167,11 +170,11 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         // The sender goes when the door is shut.
         let _ = ended.changed().await;
     }));
-    door::serve(listener, runtime.clone(), calls, agent::ended()?).await;
+    door::serve(listener, runtime.clone(), calls, lasting.clone().until(agent::ended()?)).await;
     drop(end);
     let _ = asked.await;
     info!("ended");
-    Ok(())
+    lasting.outcome()
 }
 
 /// Refuses to take a socket from a process that answers there: its clients would be ours, and its sandboxes would not.

@@ -27,6 +27,7 @@ mod import;
 mod install;
 mod interrupt;
 mod journal;
+mod lasting;
 mod lint;
 mod list;
 mod listener;

@@ -60,7 +60,10 @@ impl Work {
     pub(crate) fn attach(&self) -> Result<Entry, Failure> {
         let mut told = 0;
         let outcome = thread::scope(|scope| {
-            let call = scope.spawn(|| self.call(Verb::Add));
+            let Ok(call) = thread::Builder::new().spawn_scoped(scope, || self.call(Verb::Add)) else {
+                // Where the kernel gives no thread, all is told in the end.
+                return self.call(Verb::Add);
+            };
             while !call.is_finished() {
                 told = self.tell(told);
                 thread::sleep(PAUSE);

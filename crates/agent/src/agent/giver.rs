@@ -27,6 +27,7 @@ use crate::addresses::objects::{BlockObject, PoolObject};
 use crate::addresses::registry::{Cluster, asked_of};
 use crate::addresses::{elsewhere, now};
 use crate::hands::Hands;
+use crate::lasting::aside;
 
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -105,11 +106,11 @@ impl Giver {
             let told = handover::tell(&registry, object, block, GivenUp::Held(by)).await;
             return told.map_err(|fault| fault.to_string());
         }
-        let given = tokio::task::spawn_blocking(move || {
+        let given = aside(move || {
             let hands = Hands::find().map_err(|failure| failure.to_string())?;
             hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
-        let given = given.await.map_err(|error| error.to_string())??;
+        let given = given.await??;
         handover::tell(&registry, object, block, given).await.map_err(|fault| fault.to_string())
     }
 }

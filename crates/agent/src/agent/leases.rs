@@ -41,6 +41,7 @@ use crate::addresses::now;
 use crate::addresses::objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
 use crate::addresses::registry::{Cluster, of_node};
 use crate::hands::Hands;
+use crate::lasting::aside;
 
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(500);
@@ -164,10 +165,8 @@ impl Leases {
     /// Has nothing new given of a lease.
     async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), String> {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
-        let doubted = tokio::task::spawn_blocking(move || {
-            Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease))
-        });
-        let doubted = doubted.await.map_err(|error| error.to_string())?;
+        let doubted = aside(move || Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease)));
+        let doubted = doubted.await?;
         if doubted.map_err(|failure| failure.to_string())? {
             warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
         }

@@ -238,14 +238,17 @@ impl Look<'_> {
 /// Does it for each, a few at a time.
 fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..PARALLEL.min(all.len()) {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    work(one);
-                }
-            });
+    let some = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(one);
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..PARALLEL.min(all.len()) {
+            // Where the kernel gives no thread, those that there are do more.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, some);
+        }
+        some();
     });
 }
 

@@ -25,6 +25,7 @@ use super::plugins::Plugins;
 use super::store::{Store, Stored};
 use crate::failure::Failure;
 use crate::journal::{Journal, Row};
+use crate::lasting::aside;
 use crate::network_api::validation::{self, Checked, fault};
 use crate::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 
@@ -431,7 +432,7 @@ async fn finished<T: Send + 'static>(
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|cause| Status::internal(cause.to_string()))
+    aside(work).await.map_err(Status::internal)
 }
 
 #[cfg(test)]
