@@ -208,6 +208,7 @@ async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
     sandboxes.read_all();
     let mut watch = sandboxes.watch();
     loop {
+        networks.recover().await;
         networks.finish_draining().await;
         tokio::select! {
             () = sandboxes.changed(&mut watch) => {}

@@ -8,6 +8,7 @@
 //! - a generation orders writers of one object; another uid is another object.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cni::name::PluginType;
@@ -22,7 +23,7 @@ use tracing::{info, warn};
 use super::fallback::{Fallback, OnDisk};
 use super::note;
 use super::plugins::Plugins;
-use super::store::{Store, Stored};
+use super::store::{Found, Store, Stored};
 use crate::failure::Failure;
 use crate::journal::{Journal, Row};
 use crate::lasting::aside;
@@ -46,6 +47,8 @@ pub(crate) struct Networks {
     default: Option<Name>,
     journal: Journal,
     known: Mutex<BTreeMap<Name, Arc<Stored>>>,
+    /// Could some not be read that another look may find?
+    lacks: AtomicBool,
     /// Sandboxes that are being attached, by network.
     running: Mutex<BTreeMap<Name, usize>>,
     writing: Arc<Turn<()>>,
@@ -78,8 +81,9 @@ impl Networks {
         default: Option<Name>,
         journal: Journal,
     ) -> Result<Networks, Failure> {
-        let read = store.read_all()?;
-        let known = read.into_iter().map(|stored| (stored.checked.name.clone(), Arc::new(stored))).collect();
+        let Found { networks, lacks } = store.read_all()?;
+        let known =
+            networks.into_iter().map(|stored| (stored.checked.name.clone(), Arc::new(stored))).collect();
         Ok(Networks {
             store,
             plugins,
@@ -87,6 +91,7 @@ impl Networks {
             default,
             journal,
             known: Mutex::new(known),
+            lacks: AtomicBool::new(lacks),
             running: Mutex::default(),
             writing: Arc::default(),
         })
@@ -123,6 +128,9 @@ impl Networks {
 
     /// Stores what was checked, where it is another than before.
     async fn replace(self: &Arc<Networks>, mut checked: Checked) -> Result<Arc<Stored>, Status> {
+        if self.lacks.load(Ordering::Relaxed) {
+            self.look_again().await;
+        }
         let before = self.known().get(&checked.name).cloned();
         if before.is_none() && self.known().len() >= NETWORKS_MAX {
             return Err(Status::resource_exhausted(format!("there are {NETWORKS_MAX} networks already")));
@@ -242,6 +250,30 @@ impl Networks {
         self.known().remove(name);
         info!(network = %name, "removed");
         Ok(())
+    }
+
+    /// Reads what could not be read before; nobody else may be writing.
+    async fn look_again(self: &Arc<Networks>) {
+        let store = self.store.clone();
+        match blocking(move || store.read_all()).await {
+            Ok(Ok(Found { networks, lacks })) => {
+                let mut known = self.known();
+                for stored in networks {
+                    known.entry(stored.checked.name.clone()).or_insert_with(|| Arc::new(stored));
+                }
+                self.lacks.store(lacks, Ordering::Relaxed);
+            }
+            Ok(Err(why)) => warn!(%why, "what is stored cannot be read"),
+            Err(status) => warn!(why = status.message(), "what is stored is not known"),
+        }
+    }
+
+    /// Finds those that could not be read before, if there are any.
+    pub(crate) async fn recover(self: &Arc<Networks>) {
+        if self.lacks.load(Ordering::Relaxed) {
+            let _turn = self.writing.lock().await;
+            self.look_again().await;
+        }
     }
 
     /// Removes what drains and has drained.

@@ -1,8 +1,9 @@
 //! The networks that were set, on disk: a file each, named by a hash of the network's name.
 //!
 //! Rules: a file is whole or not there (temporary name, fsync, rename, fsync of the directory), 0600; what cannot be read
-//! is told and left as it is.
+//! is told and left as it is, and read again where another time may do.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -38,6 +39,33 @@ pub(crate) struct Stored {
     pub(crate) draining: bool,
 }
 
+/// What was read.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The networks.
+    pub(crate) networks: Vec<Stored>,
+    /// Are there others, which another look may find?
+    pub(crate) lacks: bool,
+}
+
+/// Why a file was not read.
+#[derive(Debug)]
+enum Unread {
+    /// The file system said so.
+    Now(io::Error),
+    /// It makes no sense, and will not.
+    Ever(String),
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unread::Now(cause) => write!(f, "{cause}"),
+            Unread::Ever(why) => f.write_str(why),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Document {
     version: u32,
@@ -54,9 +82,9 @@ impl Store {
     }
 
     /// Everything that can be read. What a process left that died while it wrote, nobody was told of: it is removed.
-    pub(crate) fn read_all(&self) -> Result<Vec<Stored>, Failure> {
+    pub(crate) fn read_all(&self) -> Result<Found, Failure> {
         let failed = |cause| privilege::refused(&format!("networks: read {}", self.0.display()), &cause);
-        let mut found = Vec::new();
+        let mut found = Found { networks: Vec::new(), lacks: false };
         for file in fs::read_dir(&self.0).map_err(failed)? {
             let path = file.map_err(failed)?.path();
             if path.extension().is_some_and(|extension| extension == TEMPORARY) {
@@ -66,8 +94,12 @@ impl Store {
                 continue;
             }
             match read(&path) {
-                Ok(stored) => found.push(stored),
-                Err(why) => error!(file = %path.display(), why, "a network cannot be read: set it again"),
+                Ok(stored) => found.networks.push(stored),
+                Err(why @ Unread::Now(_)) => {
+                    found.lacks = true;
+                    error!(file = %path.display(), %why, "a network cannot be read now: it is tried again");
+                }
+                Err(why) => error!(file = %path.display(), %why, "a network cannot be read: set it again"),
             }
         }
         Ok(found)
@@ -130,14 +162,17 @@ impl Store {
     }
 }
 
-fn read(path: &Path) -> Result<Stored, String> {
+fn read(path: &Path) -> Result<Stored, Unread> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(|cause| cause.to_string())?;
-    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(|cause| cause.to_string())?;
-    let document: Document = serde_json::from_slice(&bytes).map_err(|cause| cause.to_string())?;
+    let file = File::open(path).map_err(Unread::Now)?;
+    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(Unread::Now)?;
+    let document: Document =
+        serde_json::from_slice(&bytes).map_err(|cause| Unread::Ever(cause.to_string()))?;
     if document.version != VERSION {
-        return Err(format!("version {}: this release reads version {VERSION}", document.version));
+        let why = format!("version {}: this release reads version {VERSION}", document.version);
+        return Err(Unread::Ever(why));
     }
-    let checked = validation::check(Some(document.config)).map_err(|status| status.message().to_owned())?;
+    let checked = validation::check(Some(document.config))
+        .map_err(|status| Unread::Ever(status.message().to_owned()))?;
     Ok(Stored { checked, draining: document.draining })
 }

@@ -89,7 +89,7 @@ fn metadata(name: &str) -> Option<NetworkMetadata> {
 
 /// Those that are known and those that are on the disk, with their generations: they must be the same.
 fn assert_as_stored(networks: &Networks, store: &Store, when: &str) {
-    let stored = store.read_all().unwrap();
+    let stored = store.read_all().unwrap().networks;
     let on_disk: BTreeMap<Name, NetworkConfig> =
         stored.into_iter().map(|stored| (stored.checked.name.clone(), stored.checked.config)).collect();
     let in_memory: BTreeMap<Name, NetworkConfig> = networks
@@ -171,6 +171,35 @@ async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not
     networks.remove(metadata("red"), false).await.unwrap();
     assert!(!file.exists());
     networks.remove(metadata("red"), false).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_network_whose_file_could_not_be_read_once_is_found_by_another_look_and_by_its_writer() {
+    let place = Place::new("unread");
+    place.networks().set(Some(noted("red", 1))).await.unwrap();
+    let second = place.networks().set(Some(noted("red", 2))).await.unwrap();
+    let file = std::fs::read_dir(place.0.join("store")).unwrap().next().unwrap().unwrap().path();
+    let kept = place.0.join("kept");
+    for by_its_writer in [false, true] {
+        // A link to itself: nobody can read it, not even root.
+        std::fs::rename(&file, &kept).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let networks = place.networks();
+        networks.recover().await;
+        assert!(networks.all().is_empty());
+        std::fs::rename(&kept, &file).unwrap();
+        if by_its_writer {
+            let found = networks.set(Some(noted("red", 2))).await.unwrap();
+            assert_eq!(
+                found.checked.config.metadata, second.checked.config.metadata,
+                "it is what it was, and not the first"
+            );
+        } else {
+            networks.recover().await;
+        }
+        assert_as_stored(&networks, &place.store(), "found again");
+        assert_eq!(networks.all().len(), 1);
+    }
 }
 
 #[tokio::test]
