@@ -190,7 +190,8 @@ impl Namespace {
         }
         let path = namespace_path(container);
         // One of this name with no sandbox in it is what an attach that was killed has left.
-        match Path::new(&path).exists() {
+        let is_there = Path::new(&path).try_exists();
+        match is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
             true => progress.line(format!("  found {path}, left by an earlier attempt")),
             false => {
                 hands.create(&path)?;

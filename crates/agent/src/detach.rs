@@ -81,7 +81,8 @@ fn remains(target: &Target, hands: &Hands, progress: Progress) -> Result<(), Fai
         // An attach that is still alive has a use for it.
         let _turn = turn(&container)?;
         let path = namespace_path(&container);
-        if Path::new(&path).exists() {
+        let is_there = Path::new(&path).try_exists();
+        if is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
             hands.delete(&path)?;
             progress.line(format!("removed {path}, left by an attach that was ended early"));
         }

@@ -24,7 +24,16 @@ const PARENT: &str = "/run";
 #[derive(Debug)]
 pub(crate) struct Scratch {
     path: PathBuf,
+    end: End,
     _lock: File,
+}
+
+/// What becomes of it with the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Removed,
+    /// For the next command of its kind, as if this one had been killed.
+    Kept,
 }
 
 impl Scratch {
@@ -55,11 +64,11 @@ impl Scratch {
         }
         // A living one has nothing in it yet, for a moment: a plain rename would replace it.
         rustix::fs::renameat_with(CWD, hidden, CWD, path, RenameFlags::NOREPLACE)?;
-        Ok(Scratch { path: path.to_owned(), _lock: lock })
+        Ok(Scratch { path: path.to_owned(), end: End::Removed, _lock: lock })
     }
 
     fn take_over(path: &Path) -> io::Result<Scratch> {
-        Ok(Scratch { path: path.to_owned(), _lock: lock(path)? })
+        Ok(Scratch { path: path.to_owned(), end: End::Removed, _lock: lock(path)? })
     }
 
     /// Those whose name begins with `prefix` and whose owners are gone.
@@ -105,6 +114,11 @@ impl Scratch {
         Ok(directory)
     }
 
+    /// Leaves it to the next command of its kind: there is something yet that is found by it.
+    pub(crate) fn keep(mut self) {
+        self.end = End::Kept;
+    }
+
     /// Removes it; what is gone is success.
     pub(crate) fn remove(&self) -> Result<(), Failure> {
         match fs::remove_dir_all(&self.path) {
@@ -134,7 +148,9 @@ fn lock(path: &Path) -> io::Result<File> {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // Who wants to know calls `remove`.
-        let _ = self.remove();
+        if self.end == End::Removed {
+            let _ = self.remove();
+        }
     }
 }
 
@@ -159,6 +175,21 @@ mod tests {
             assert_eq!(made, 1);
             assert!(!path.exists());
         }
+    }
+
+    #[test]
+    fn one_that_is_kept_is_the_next_ones_to_remove() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let name = format!("weft-test-kept-{}", std::process::id());
+        let path = Path::new(PARENT).join(&name);
+        Scratch::new(&name, "busy").unwrap().keep();
+        assert!(path.exists());
+        let found = Scratch::abandoned(&name);
+        assert_eq!(found.iter().map(Scratch::name).collect::<Vec<_>>(), [name]);
+        drop(found);
+        assert!(!path.exists());
     }
 
     /// Several takers, each as its own process would be; how many of them got it.

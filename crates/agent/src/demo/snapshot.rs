@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -43,13 +44,16 @@ impl Snapshot {
     pub(super) fn take(hands: &Hands, tag: &Tag) -> Result<Snapshot, Failure> {
         let (mut files, mut crowded) = (BTreeSet::new(), false);
         let mut waiting: Vec<PathBuf> = DIRECTORIES.iter().map(PathBuf::from).collect();
-        waiting.extend(entries(Path::new(RUN)).into_iter().filter(|path| name(path).starts_with("weft")));
+        waiting.extend(entries(Path::new(RUN))?.into_iter().filter(|path| name(path).starts_with("weft")));
         while let Some(path) = waiting.pop() {
             let of_another_run = name(&path).starts_with(PREFIX) && !name(&path).starts_with(&tag.prefix());
-            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+            let metadata = match fs::symlink_metadata(&path) {
+                Err(cause) if cause.kind() == ErrorKind::NotFound => continue,
+                looked => looked.map_err(|cause| unread(&path, &cause))?,
+            };
             match metadata.is_dir() {
                 _ if of_another_run => crowded = true,
-                true => waiting.extend(entries(&path)),
+                true => waiting.extend(entries(&path)?),
                 false => {
                     let modified = format!("{}.{:09}", metadata.mtime(), metadata.mtime_nsec());
                     files.insert(format!("{} {} {modified}", path.display(), metadata.len()));
@@ -99,9 +103,17 @@ impl Snapshot {
     }
 }
 
-fn entries(directory: &Path) -> Vec<PathBuf> {
-    let found = fs::read_dir(directory).into_iter().flatten().flatten();
-    found.map(|entry| entry.path()).collect()
+/// What is in a directory, which need not be there.
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let found = match fs::read_dir(directory) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.and_then(|found| found.map(|entry| Ok(entry?.path())).collect()),
+    };
+    found.map_err(|cause| unread(directory, &cause))
+}
+
+fn unread(path: &Path, cause: &io::Error) -> Failure {
+    Failure::new(format!("look at {}: {cause}", path.display()))
 }
 
 fn name(path: &Path) -> String {

@@ -9,13 +9,13 @@
 //! Rules: what is about to be made is noted first, so that a failure half-way is cleared away too; removal goes on
 //! after failures and returns them all.
 
-use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::name::{ContainerId, IfName};
 use npwg::journal::{self, Entry};
 
+use super::snapshot;
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
 use crate::hands::{Contents, Hands, Subject};
@@ -134,13 +134,22 @@ impl Stage {
     pub(super) fn clear(&self) -> Result<(), Failure> {
         for left in Scratch::abandoned(PREFIX) {
             self.progress.line(format!("removing what an earlier run, {}, has left", left.name()));
-            self.detach_abandoned(&left)?;
-            let own = format!("{}-", left.name());
-            let found = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
-            for entry in found.filter(|entry| entry.file_name().to_string_lossy().starts_with(&own)) {
-                self.hands.delete(&entry.path().display().to_string())?;
+            if let Err(failure) = self.clear_one(&left) {
+                left.keep();
+                return Err(failure);
             }
             left.remove()?;
+        }
+        Ok(())
+    }
+
+    fn clear_one(&self, left: &Scratch) -> Result<(), Failure> {
+        self.detach_abandoned(left)?;
+        let own = format!("{}-", left.name());
+        for path in snapshot::entries(Path::new(NAMESPACES))? {
+            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&own)) {
+                self.hands.delete(&path.display().to_string())?;
+            }
         }
         Ok(())
     }
@@ -265,14 +274,18 @@ impl Stage {
         while let Some(work) = self.begun.pop() {
             failures.extend(self.detach(&work).err());
         }
+        let before = failures.len();
         while let Some(path) = self.namespaces.pop() {
             // Of a namespace that could not be made there may be nothing.
-            if Path::new(&path).exists() {
+            if Path::new(&path).try_exists().unwrap_or(true) {
                 failures.extend(self.hands.delete(&path).err());
             }
         }
-        if let Some(scratch) = self.scratch.take() {
-            failures.extend(scratch.remove().err());
+        match self.scratch.take() {
+            // The next demo finds by it what is left.
+            Some(scratch) if failures.len() > before => scratch.keep(),
+            Some(scratch) => failures.extend(scratch.remove().err()),
+            None => {}
         }
         let mut failures = failures.into_iter();
         let first = failures.next();
