@@ -541,6 +541,25 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
 }
 
 #[test]
+fn what_a_pod_asks_to_keep_is_refused_where_it_is_no_name_or_the_network_keeps_nothing() {
+    let (host, pod) = world();
+    let asked = |kept: Value, asks: Value| {
+        let mut conf = config(&json!({ "range": "10.1.2.0/29", "store": "cluster", "sticky": kept }));
+        conf["ipam"]["store"] = json!("cluster");
+        conf["args"] = json!({ "cni": asks });
+        container(&host, &pod, "c1").add(&conf)
+    };
+    let refused = asked(json!(false), json!({ "sticky": true }));
+    assert_refused("a network that keeps nothing", &refused, 7, &["args.cni.sticky", "ipam.sticky is false"]);
+    // By `cni-args` it comes as a pod wrote it; the agent looks it up by a path of the API.
+    for claim in ["..", "a/../../other/ipamclaims/b", "a?b", "A"] {
+        let refused = asked(json!(false), json!({ "ipam-claim-reference": claim }));
+        assert_refused(claim, &refused, 7, &["args.cni.ipam-claim-reference", claim]);
+    }
+    assert_ne!(host.attempt(["ls", "/var/lib/weft/ipam"]).code, Some(0));
+}
+
+#[test]
 fn ranges_gateways_and_exclusions_that_serve_nobody_are_refused() {
     require!(Feature::Root);
     let (host, pod) = world();

@@ -19,6 +19,7 @@ use cni::invocation::{Attachment, Call};
 use cni::result::{Dns, IpConfig, Route};
 use ipam::{Filter, Part, Range};
 use ipnet::IpNet;
+use npwg::metadata::definition_name_fault;
 use npwg::plan::PodIdentity;
 use serde::Deserialize;
 
@@ -94,7 +95,8 @@ struct Keys {
     #[serde(rename = "agentSocket")]
     agent_socket: String,
     quarantine: Option<u64>,
-    sticky: bool,
+    /// Whether every pod keeps its address; where nothing is said, those that ask for it.
+    sticky: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -519,7 +521,20 @@ fn claim(
     who: Option<&Attachment>,
 ) -> Result<Claim, Error> {
     let PodIdentity { namespace, name, .. } = pod;
-    let sticky = wish.sticky || keys.sticky;
+    if wish.sticky && keys.sticky == Some(false) {
+        return Err(Error::key(
+            "args.cni.sticky",
+            "true",
+            "this network keeps no addresses: ipam.sticky is false",
+        ));
+    }
+    // It comes from a pod and becomes part of a path.
+    if let Some(why) =
+        Some(&wish.claim).filter(|claim| !claim.is_empty()).and_then(|claim| definition_name_fault(claim))
+    {
+        return Err(Error::key("args.cni.ipam-claim-reference", format!("{:?}", wish.claim), why));
+    }
+    let sticky = wish.sticky || keys.sticky == Some(true);
     if who.is_none() || (wish.claim.is_empty() && !sticky) {
         return Ok(Claim::default());
     }
