@@ -18,6 +18,9 @@ use testkit::{Feature, host};
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
+/// Since then a token says of which node its pod is.
+const NODE_IN_TOKEN_MINOR: u32 = 30;
+
 /// A node with an agent and two definitions.
 macro_rules! node {
     () => {{
@@ -392,4 +395,97 @@ fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     ] {
         assert!(!may(account, words), "{account}: {words}");
     }
+}
+
+/// A token of an agent's pod on this node, and the kubeconfig of who took it.
+fn taken_from(kube: &rig::Kube, node: &str) -> String {
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node } }).to_string());
+    let name = format!("weft-agent-{node}");
+    let uid = bound_pod(kube, "kube-system", &name, node);
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": { "boundObjectRef": { "kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid } },
+    });
+    let path = "/api/v1/namespaces/kube-system/serviceaccounts/weft-agent/token";
+    let answer = kube.attempt(["create", "--raw", path, "-f", "-"], &request.to_string()).success().json();
+    kube.configuration(&name, &json!({ "token": answer["status"]["token"] }))
+}
+
+/// Makes a pod of a node, with labels and annotations; its uid.
+fn bound_pod(kube: &rig::Kube, namespace: &str, name: &str, node: &str) -> Value {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": namespace, "labels": { "app": "db" }, "annotations": { "a": "b" },
+        },
+        "spec": {
+            "nodeName": node, "serviceAccountName": "weft-agent", "automountServiceAccountToken": false,
+            "containers": [{ "name": "c", "image": "i" }],
+        },
+    });
+    kube.apply(&pod.to_string());
+    kube.json(["pod", "-n", namespace, name])["metadata"]["uid"].clone()
+}
+
+/// A change of one annotation.
+fn annotation(key: &str, value: Option<&str>) -> Value {
+    json!({ "metadata": { "annotations": { key: value } } })
+}
+
+/// A cluster with the agent's rights and its policy; nothing, and the test is skipped, where tokens do not say their node.
+fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
+    let kube = rig::Kube::new(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
+    if kube.minor() < NODE_IN_TOKEN_MINOR {
+        let why = format!("Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
+        testkit::record_skip(&testkit::test_name(), &why);
+        return None;
+    }
+    kube.service_account("kube-system", "weft-agent");
+    for file in ["rbac.yaml", "policy.yaml"] {
+        let path = testkit::workspace().join("deploy/base").join(file);
+        kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
+    }
+    // kubectl reads what it patches.
+    for words in [
+        "create clusterrole reader --verb get --resource pods/status",
+        "create clusterrolebinding reader --clusterrole reader --serviceaccount kube-system:weft-agent",
+    ] {
+        kube.kubectl(words.split(' '));
+    }
+    Some(kube)
+}
+
+/// The attack: a token that was taken on one node changes pods of all.
+#[test]
+fn by_the_policy_the_token_of_an_agent_writes_network_status_of_pods_of_its_node_alone() {
+    let Some(kube) = with_policy(host!()) else { return };
+    let token = taken_from(&kube, "one");
+    for (name, node) in [("near", "one"), ("far", "two")] {
+        bound_pod(&kube, "kube-system", name, node);
+    }
+    let patch = |pod: &str, patch: &Value| {
+        let words = "patch -n kube-system pod POD --subresource status --type merge -p".replace("POD", pod);
+        let patch = patch.to_string();
+        kube.attempt_as(&token, words.split(' ').chain([patch.as_str()]), "")
+    };
+    until("the policy holds", || {
+        let refused = patch("far", &annotation(STATUS, Some("[1]")));
+        refused.stderr.contains("of pods of its own node alone").then_some(())
+    });
+    for value in [Some("[]"), Some("[{}]"), None] {
+        patch("near", &annotation(STATUS, value)).success();
+    }
+    for (what, word) in [
+        (annotation(NETWORKS, Some("net-a")), "alone"),
+        (annotation("a", Some("c")), "alone"),
+        (annotation("a", None), "alone"),
+        (json!({ "metadata": { "labels": { "app": "web" } } }), "nothing of a pod but"),
+        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "nothing of a pod but"),
+        (json!({ "status": { "podIP": "10.0.0.1" } }), "nothing of a pod but"),
+    ] {
+        let refused = patch("near", &what);
+        assert!(refused.code != Some(0) && refused.stderr.contains(word), "{what}: {}", refused.stderr);
+    }
+    // It is the agent's policy, and nobody else's.
+    kube.kubectl(["annotate", "-n", "kube-system", "pod", "near", "example.org/own=1"]);
 }

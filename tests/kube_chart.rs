@@ -87,6 +87,7 @@ fn others() -> Vec<(&'static str, Value)> {
         ("install.configuration", json!("{}")),
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),
+        ("agent.policy", json!(true)),
         ("agent.logFormat", json!("json")),
         ("agent.listen.address", json!("0.0.0.0")),
         ("agent.listen.port", json!(9999)),
@@ -219,7 +220,7 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     let mut values = all();
     let is_left_out = |path: &str| {
         path.ends_with("enabled")
-            || ["install.thin", "install.configuration", "neutron.policy"].contains(&path)
+            || ["install.thin", "install.configuration", "agent.policy", "neutron.policy"].contains(&path)
     };
     for (path, value) in others().iter().filter(|(path, _)| !is_left_out(path)) {
         values = with(&values, path, value);
@@ -291,16 +292,23 @@ fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place()
 
 /// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
 #[test]
-fn the_policy_of_the_chart_is_the_one_beside_the_kustomization() {
+fn the_policies_of_the_chart_are_those_beside_the_kustomizations() {
     let Some(helm) = Helm::new(host!()) else { return };
-    let path = workspace().join("deploy/neutron/policy.yaml");
-    let policy = std::fs::read_to_string(path).expect("the policy");
-    let policy = &policy[policy.find("apiVersion").expect("an object")..];
+    let policy = |part: &str| {
+        let path = workspace().join("deploy").join(part).join("policy.yaml");
+        let policy = std::fs::read_to_string(path).expect("the policy");
+        policy[policy.find("apiVersion").expect("an object")..].to_owned()
+    };
     let made =
         ["auto", "always", "never"].map(|word| json!({ "neutron": { "enabled": true, "policy": word } }));
-    let made = helm.template(&made).into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
-    assert!(made[1].contains(policy), "{}", made[1]);
-    assert!(!made[0].contains("ValidatingAdmissionPolicy") && !made[2].contains("ValidatingAdmissionPolicy"));
+    let agents = [false, true].map(|is_wanted| json!({ "agent": { "policy": is_wanted } }));
+    let made = helm.template(&made.into_iter().chain(agents).collect::<Vec<_>>());
+    let made = made.into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
+    assert!(made[1].contains(&policy("neutron")), "{}", made[1]);
+    assert!(made[4].contains(&policy("base")), "{}", made[4]);
+    for without in [&made[0], &made[2], &made[3]] {
+        assert!(!without.contains("ValidatingAdmissionPolicy"));
+    }
 }
 
 #[test]
