@@ -92,6 +92,39 @@ fn said(host: &Host, word: &str) -> usize {
 }
 
 #[test]
+fn what_cannot_be_written_down_is_not_given_and_what_nobody_hears_ends_nobody() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    // Its log takes no line: it is on a disk that is full.
+    let script = "exec /opt/cni/bin/dhcp daemon -timeout 1s -resendtimeout 8s 2>/dev/full";
+    let (_server, _daemon) = (serve(&host, 50, &[]), host.command("sh").args(["-c", script]).start());
+    wait("the daemon listens", || {
+        host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")).is_ok()
+    });
+    let (web, db) = (host.pod("web"), host.pod("db"));
+    let [eth0, other] = [&web, &db].map(|pod| attachment(&host, pod, "eth0"));
+    let result = eth0.add(&config()).success().json();
+    assert_eq!(given(&host).len(), 1);
+    let kept = host.read(STATE).expect("leases are written down");
+    // Its file takes nothing: something else is in its place.
+    host.run(["sh", "-c", &format!("mv {STATE} /run/kept; mkdir {STATE}")]);
+    let refused = other.add(&config());
+    assert_ne!(refused.code, Some(0));
+    assert!(refused.stdout.contains(STATE), "{refused}");
+    let known = with(&config(), &json!({ "prevResult": result }));
+    for _ in 0..2 {
+        assert_ne!(eth0.del(&known).code, Some(0), "the next daemon would take it over");
+    }
+    host.run(["sh", "-c", &format!("rmdir {STATE}; mv /run/kept {STATE}")]);
+    assert_eq!(host.read(STATE), Some(kept));
+    eth0.del(&known).success();
+    let left: Value = serde_json::from_str(&host.read(STATE).unwrap()).unwrap();
+    // The other one is nobody's either: the server hears of it, or waits until it ends.
+    assert_eq!(left["leases"], json!([]));
+    assert!(given(&host).iter().all(|(_, name, _)| name != "web"));
+}
+
+#[test]
 fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq, Feature::Ping);
     world(&host);

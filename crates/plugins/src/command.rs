@@ -78,7 +78,7 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         _ => return None,
     };
     Some(outcome.unwrap_or_else(|error| {
-        eprintln!("weft-cni: {error}");
+        crate::told!("weft-cni: {error}");
         if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
     }))
 }
@@ -96,7 +96,7 @@ pub fn run_daemon(arguments: &[OsString]) -> Option<ExitCode> {
     Some(match dhcp::daemon::run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("weft-cni: {error}");
+            crate::told!("weft-cni: {error}");
             ExitCode::FAILURE
         }
     })
@@ -166,7 +166,7 @@ fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
         Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
         None => {
-            eprintln!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
+            crate::told!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
             Ok(ExitCode::from(3))
         }
     }

@@ -28,10 +28,13 @@ pub mod ipam;
 pub mod iptables;
 mod leash;
 pub mod ovsdb;
+mod told;
 pub mod weft;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+
+pub use told::tell;
 
 use cni::plugin::process;
 

@@ -76,7 +76,7 @@ impl Weft {
         }
         let Advice { plan, orders, .. } = advice;
         for warning in &plan.warnings {
-            eprintln!("weft: {}", warning.fault);
+            crate::told!("weft: {}", warning.fault);
         }
         let mut entry = Entry {
             version: record::VERSION,
@@ -111,7 +111,7 @@ impl Weft {
     /// from ending.
     fn node_of_journal(&self, call: &Call) -> Result<Node, Error> {
         let configuration = NodeConfiguration::read(call.config.bytes(), self.0).or_else(|error| {
-            eprintln!("weft: {error}: what the journal says counts");
+            crate::told!("weft: {error}: what the journal says counts");
             NodeConfiguration::of_journal(call.config.bytes(), self.0).map_err(|_| error)
         })?;
         self.node_of(configuration, call)
@@ -120,7 +120,7 @@ impl Weft {
     fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
         leash::refuse_delegate()?;
         for warning in &configuration.warnings {
-            eprintln!("weft: {}", warning.fault);
+            crate::told!("weft: {}", warning.fault);
         }
         let directory = configuration.cni_dir.as_deref().unwrap_or(record::DIRECTORY);
         let journal = Journal::open(Path::new(directory))?;

@@ -70,7 +70,7 @@ impl Plugin for Tuning {
             let Left { refused, lacking } =
                 netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
             for error in refused {
-                eprintln!("tuning: {error}");
+                crate::told!("tuning: {error}");
             }
             collected(lacking)?;
         }

@@ -93,7 +93,7 @@ impl Plugin for WeftIpam {
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
-            eprintln!("{}: {error}", self.0);
+            crate::told!("{}: {error}", self.0);
         }
         Ok(())
     }
@@ -468,7 +468,10 @@ impl Gone {
         }
         match released::remember(directory, &self.network, &self.who) {
             Ok(()) => {
-                eprintln!("{}: given back when the ledger can be read again: {error}", directory.display());
+                crate::told!(
+                    "{}: given back when the ledger can be read again: {error}",
+                    directory.display()
+                );
                 Ok(())
             }
             Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),

@@ -73,9 +73,10 @@ pub(super) fn detach_one(
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
     let last = entry.last_result(index, &network).unwrap_or_else(|error| {
-        eprintln!(
+        crate::told!(
             "weft: {}: the result of {} is not passed on: {error}",
-            entry.container_id, delegate.ifname
+            entry.container_id,
+            delegate.ifname
         );
         None
     });

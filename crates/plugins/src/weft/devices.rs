@@ -35,7 +35,7 @@ pub(super) fn collect(file: &DeviceInfoFile) -> Option<DeviceInfo> {
     match DeviceInfo::read(&bytes) {
         Ok(info) => Some(info),
         Err(error) => {
-            eprintln!("weft: device information {}: {error}", file.path);
+            crate::told!("weft: device information {}: {error}", file.path);
             None
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn identify(path: &str) -> Result<String, Error> {
 /// Which namespace it is cannot be told now: it may be another one.
 pub(super) fn forget_another(entry: &mut Entry) -> Result<(), Error> {
     if is_another(entry, &identify(&entry.netns)?)? {
-        eprintln!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
+        crate::told!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
         entry.netns.clear();
     }
     Ok(())

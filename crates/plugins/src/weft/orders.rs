@@ -37,7 +37,7 @@ pub const ON_HOST: &str = "--on-host";
 /// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
 pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
     if let Err(error) = hand_over(call.config.value(), flavour, orders) {
-        eprintln!("weft: orders: {error}");
+        crate::told!("weft: orders: {error}");
     }
 }
 

@@ -108,7 +108,7 @@ fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &S
     if plan.delegates.iter().any(takes_port) {
         return None;
     }
-    eprintln!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
+    crate::told!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
     Some(plan)
 }
 

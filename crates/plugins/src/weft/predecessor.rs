@@ -72,10 +72,10 @@ fn detach(
     let hands = if are_there { &own } else { &node.hands };
     let errors = chain::del_all(hands, network, parameters, last.unwrap_or_default().as_ref());
     crate::interface::collected(errors).context(step())?;
-    eprintln!("weft: sandbox {container}: {}", step());
+    crate::told!("weft: sandbox {container}: {}", step());
     cache.remove(&network.name, &parameters.who)
 }
 
 fn say(error: &Error) {
-    eprintln!("weft: the runtime's cache: {error}");
+    crate::told!("weft: the runtime's cache: {error}");
 }

@@ -42,7 +42,9 @@ pub(super) fn wait(node: &NodeConfiguration) -> Result<(), Error> {
 /// Says so if the default network is not ready, and goes on: what is recorded can be taken down without it.
 pub(super) fn look(node: &NodeConfiguration) {
     if let Some(file) = node.readiness_file.as_ref().filter(|file| !Path::new(file).exists()) {
-        eprintln!("weft: the default network is not ready: {file} is not there; detaching from the journal");
+        crate::told!(
+            "weft: the default network is not ready: {file} is not there; detaching from the journal"
+        );
     }
 }
 

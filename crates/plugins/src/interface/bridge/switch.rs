@@ -52,7 +52,7 @@ pub(super) fn ensure(
     expect_bridge(&link)?;
     if !network.vlans.is_none() && link.detail == (Detail::Bridge { vlan_filtering: Some(false) }) {
         // As upstream, nobody else's bridge is changed; but traffic would silently not be separated.
-        eprintln!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
+        crate::told!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
     }
     let promiscuous = network.reflection == Reflection::Promiscuous;
     if created || !link.up || (promiscuous && !link.promiscuous) {

@@ -81,8 +81,8 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         keeper.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
     }
     match own {
-        true => eprintln!("dhcp: listening on {}", socket.display()),
-        false => eprintln!("dhcp: listening on the socket that was handed over"),
+        true => crate::told!("dhcp: listening on {}", socket.display()),
+        false => crate::told!("dhcp: listening on the socket that was handed over"),
     }
     serve(&listener, &keeper, &ended)?;
     if own {
@@ -157,7 +157,7 @@ fn serve(listener: &UnixListener, keeper: &Arc<Keeper>, ended: &AtomicBool) -> R
         let (keeper, count) = (Arc::clone(keeper), Arc::clone(&connections));
         let answer = std::thread::Builder::new().spawn(move || {
             if let Err(error) = converse(stream, &keeper) {
-                eprintln!("dhcp: {error}");
+                crate::told!("dhcp: {error}");
             }
             count.fetch_sub(1, Ordering::Relaxed);
         });

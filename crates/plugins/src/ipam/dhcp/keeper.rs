@@ -63,8 +63,8 @@ pub struct Keeper {
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
     /// Those of the Go plugin's daemon that are being taken over, or could not be.
     orphans: Mutex<BTreeMap<Owner, Arc<Adoption>>>,
-    /// Writers of the file take turns.
-    writing: Mutex<()>,
+    /// Writers of the file take turns. Does it lack what was to be written last?
+    writing: Mutex<bool>,
 }
 
 /// One lease, and the way to wake its thread.
@@ -180,7 +180,7 @@ impl Keeper {
             writing: Mutex::default(),
         });
         for record in records {
-            eprintln!("dhcp: {}: taken over", describe(&record.owner));
+            crate::told!("dhcp: {}: taken over", describe(&record.owner));
             keeper.keep(Held::new(record))?;
         }
         Ok(keeper)
@@ -229,8 +229,18 @@ impl Keeper {
             self.give_back(&record, &place);
             return Err(error);
         }
-        eprintln!("dhcp: {}: {} from {}", describe(&record.owner), record.lease.address, record.lease.server);
-        self.save()?;
+        crate::told!(
+            "dhcp: {}: {} from {}",
+            describe(&record.owner),
+            record.lease.address,
+            record.lease.server
+        );
+        if let Err(error) = self.save() {
+            // Nobody would know of it once this daemon has ended: it is not given.
+            self.give_back(&record, &place);
+            let _ = self.forget(&record.owner);
+            return Err(error);
+        }
         Ok(result)
     }
 
@@ -272,7 +282,10 @@ impl Keeper {
             unwanted.store(true, Ordering::Relaxed);
         }
         self.abandon(owner);
-        let Some(held) = self.find(owner) else { return Ok(()) };
+        // One that the file still has would be taken over by the next daemon.
+        let Some(held) = self.find(owner) else {
+            return if *lock(&self.writing) { self.save() } else { Ok(()) };
+        };
         let record = held.record();
         held.stop();
         if let Ok(Some(place)) = self.seek(&record.netns, &owner.ifname, Some(record.inode)) {
@@ -340,14 +353,14 @@ impl Keeper {
         let place = match self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
             Ok(Some(place)) => place,
             Ok(None) => {
-                eprintln!("dhcp: {name}: forgotten: its namespace or interface is gone");
+                crate::told!("dhcp: {name}: forgotten: its namespace or interface is gone");
                 held.stop();
                 let _ = self.forget(&record.owner);
                 return Attempt::Gone;
             }
             // It may be there all the same.
             Err(error) => {
-                eprintln!("dhcp: {name}: {error}");
+                crate::told!("dhcp: {name}: {error}");
                 return Attempt::Failed;
             }
         };
@@ -365,7 +378,7 @@ impl Keeper {
                 drop(record);
                 // Not written down it is only older than it is: it would be extended again.
                 if let Err(error) = self.save() {
-                    eprintln!("dhcp: {name}: {error}");
+                    crate::told!("dhcp: {name}: {error}");
                 }
                 Attempt::Settled
             }
@@ -376,7 +389,7 @@ impl Keeper {
             Ok(Extension::Silence) => Attempt::Silence,
             // Its link may be down for long.
             Err(error) => {
-                eprintln!("dhcp: {name}: {error}");
+                crate::told!("dhcp: {name}: {error}");
                 Attempt::Silence
             }
         }
@@ -385,7 +398,7 @@ impl Keeper {
     /// The address is not the container's any more.
     fn lose(&self, held: &Held, why: &str) {
         let record = held.record();
-        eprintln!(
+        crate::told!(
             "dhcp: {}: {} is lost: {why}; the link goes down",
             describe(&record.owner),
             record.lease.address
@@ -394,7 +407,7 @@ impl Keeper {
         if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode))
             && let Err(error) = set_up(&place.netns, &place.link, false)
         {
-            eprintln!("dhcp: {}: {error}", describe(&record.owner));
+            crate::told!("dhcp: {}: {error}", describe(&record.owner));
         }
         let _ = self.save();
     }
@@ -412,9 +425,11 @@ impl Keeper {
     }
 
     fn save(&self) -> Result<(), Error> {
-        let _turn = lock(&self.writing);
+        let mut lacks = lock(&self.writing);
         let all: Vec<Arc<Held>> = lock(&self.leases).values().cloned().collect();
-        state::save(&self.settings.state, all.iter().map(|held| held.record()).collect())
+        let saved = state::save(&self.settings.state, all.iter().map(|held| held.record()).collect());
+        *lacks = saved.is_err();
+        saved
     }
 
     /// Best effort: a server that does not hear of it waits until the lease ends.
@@ -423,7 +438,7 @@ impl Keeper {
         let given =
             self.client(place, &identity, &record.options).and_then(|client| client.release(&record.lease));
         if let Err(error) = given {
-            eprintln!("dhcp: {}: {error}", describe(&record.owner));
+            crate::told!("dhcp: {}: {error}", describe(&record.owner));
         }
     }
 

@@ -60,7 +60,7 @@ pub fn orphans(
     for directory in directories {
         let cache = Cache::new(Path::new(&format!("{prefix}{}", directory.display())));
         let entries = cache.attachments(None).unwrap_or_else(|error| {
-            eprintln!("dhcp: nothing is taken over: {error}");
+            crate::told!("dhcp: nothing is taken over: {error}");
             Vec::new()
         });
         for entry in entries {
@@ -74,16 +74,18 @@ pub fn orphans(
                 Ok(None) => {}
                 Err(error) => {
                     let who = &entry.parameters.who;
-                    eprintln!(
+                    crate::told!(
                         "dhcp: {}/{}/{}: not taken over: {error}",
-                        who.container, entry.network, who.ifname
+                        who.container,
+                        entry.network,
+                        who.ifname
                     );
                 }
             }
         }
     }
     if found.len() > ATTACHMENTS_MAX {
-        eprintln!("dhcp: of {} attachments {ATTACHMENTS_MAX} are taken over", found.len());
+        crate::told!("dhcp: of {} attachments {ATTACHMENTS_MAX} are taken over", found.len());
         found.truncate(ATTACHMENTS_MAX);
     }
     found

@@ -264,7 +264,7 @@ impl Store {
         let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
         if let Some((Reservation { name, .. }, _)) = unreadable {
             let directory = self.place.directory.display();
-            eprintln!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            crate::told!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
             self.index = None;
             return;
         }

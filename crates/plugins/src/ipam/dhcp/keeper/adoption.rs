@@ -82,14 +82,14 @@ impl Keeper {
                         self.begin(orphan, inode, APART * begun);
                         begun += 1;
                     }
-                    Err(error) => eprintln!("dhcp: {name}: not taken over: {error}"),
+                    Err(error) => crate::told!("dhcp: {name}: not taken over: {error}"),
                 },
                 Ok(None) => gone += 1,
-                Err(error) => eprintln!("dhcp: {name}: not taken over: {error}"),
+                Err(error) => crate::told!("dhcp: {name}: not taken over: {error}"),
             }
         }
         if begun + gone > 0 {
-            eprintln!(
+            crate::told!(
                 "dhcp: {begun} leases of another daemon to take over, {gone} of containers that are gone"
             );
         }
@@ -129,7 +129,7 @@ impl Keeper {
         };
         if let Err(cause) = std::thread::Builder::new().stack_size(STACK).spawn(run) {
             lock(&self.orphans).remove(&owner);
-            eprintln!("dhcp: {}: not taken over: start a thread: {cause}", describe(&owner));
+            crate::told!("dhcp: {}: not taken over: start a thread: {cause}", describe(&owner));
         }
     }
 
@@ -145,7 +145,7 @@ impl Keeper {
                 Err(Error { code: code::IO_FAILURE | code::TRY_AGAIN_LATER, msg, .. })
                     if Instant::now() < end =>
                 {
-                    eprintln!("dhcp: {name}: {msg}");
+                    crate::told!("dhcp: {name}: {msg}");
                     if adoption.sleep(pause) {
                         return;
                     }
@@ -155,7 +155,7 @@ impl Keeper {
                 ended => {
                     let why =
                         ended.err().map_or("its container is gone".to_owned(), |error| error.to_string());
-                    eprintln!("dhcp: {name}: {address} is not taken over: {why}");
+                    crate::told!("dhcp: {name}: {address} is not taken over: {why}");
                     self.abandon(&orphan.owner);
                     return;
                 }
@@ -173,21 +173,21 @@ impl Keeper {
                 }
                 Ok(Extension::Refused) => {
                     adoption.say("a DHCP server refused to let it keep its address");
-                    eprintln!(
+                    crate::told!(
                         "dhcp: {name}: {address} is not taken over: a DHCP server refused it (DHCPNAK); the interface stays as it \
                          is, nobody extends its lease: make the container anew"
                     );
                     return;
                 }
                 Ok(Extension::Silence) if pause == PAUSE => {
-                    eprintln!("dhcp: {name}: {address}: no DHCP server answered; asking on");
+                    crate::told!("dhcp: {name}: {address}: no DHCP server answered; asking on");
                 }
                 Ok(Extension::Silence) => {}
-                Err(error) => eprintln!("dhcp: {name}: {error}"),
+                Err(error) => crate::told!("dhcp: {name}: {error}"),
             }
             if Instant::now() >= end {
                 adoption.say("no DHCP server answered for a day");
-                eprintln!("dhcp: {name}: {address} is not taken over: no DHCP server answered for a day");
+                crate::told!("dhcp: {name}: {address} is not taken over: no DHCP server answered for a day");
                 return;
             }
             if adoption.sleep(pause) {
@@ -224,8 +224,8 @@ impl Keeper {
         orphans.remove(&orphan.owner);
         drop(orphans);
         match kept.and_then(|()| self.save()) {
-            Ok(()) => eprintln!("dhcp: {name}: {told}"),
-            Err(error) => eprintln!("dhcp: {name}: {error}"),
+            Ok(()) => crate::told!("dhcp: {name}: {told}"),
+            Err(error) => crate::told!("dhcp: {name}: {error}"),
         }
     }
 
