@@ -135,7 +135,7 @@ pub(crate) fn annotation(entry: &Entry) -> Result<String, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(crate) const ENTRY: &str = r#"{"version":1,"network":"weft-example","containerId":"ns_web","netns":"/run/netns/weft-ns_web","ifname":"eth0",

@@ -1,7 +1,8 @@
 //! The sandboxes of this node as the journal has them, followed as it changes.
 //!
 //! Rules: the journal is only read; what inotify tells of is read again, and everything from time to time, because
-//! a queue may overflow and a directory may come late.
+//! a queue may overflow and a directory may come late; of what cannot be read now what was last read counts, so that
+//! nobody takes it for gone and forgets what is known of it.
 //!
 //! Source: inotify(7).
 
@@ -81,9 +82,10 @@ impl Sandboxes {
     /// How many are whole, partly there, and unreadable.
     pub(crate) fn counts(&self) -> [(&'static str, usize); 3] {
         let known = self.known();
-        let whole = known.values().filter(|sandbox| sandbox.entry.complete).count();
-        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner).len();
-        [("attached", whole), ("partly attached", known.len() - whole), ("unreadable", broken)]
+        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let readable = known.iter().filter(|(container, _)| !broken.contains(container.as_str()));
+        let (whole, partly): (Vec<_>, Vec<_>) = readable.partition(|(_, sandbox)| sandbox.entry.complete);
+        [("attached", whole.len()), ("partly attached", partly.len()), ("unreadable", broken.len())]
     }
 
     /// Reads everything.
@@ -103,6 +105,8 @@ impl Sandboxes {
                 }
                 Row::Broken { container, error } => {
                     warn!(container, %error, "an entry of the journal cannot be read");
+                    let id = ContainerId::new(&container).ok();
+                    known.extend(id.and_then(|id| Some((id.clone(), self.find(&id)?))));
                     broken.insert(container);
                 }
             }
@@ -214,5 +218,33 @@ fn next(reader: &mut inotify::Reader<'_, &OwnedFd>) -> Option<BTreeSet<Container
         if reader.is_buffer_empty() && !changed.is_empty() {
             return Some(changed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_gone_and_what_is_gone_is() {
+        let directory = std::env::temp_dir().join(format!("weft-sandboxes-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (file, container) = (directory.join("ns_web.json"), ContainerId::new("ns_web").unwrap());
+        std::fs::write(&file, crate::attachments::tests::ENTRY).unwrap();
+        let sandboxes = Sandboxes::of(&directory);
+        let counted = || {
+            sandboxes.read_all();
+            (sandboxes.find(&container).is_some(), sandboxes.counts().map(|(_, count)| count))
+        };
+        assert_eq!(counted(), (true, [0, 1, 0]));
+        std::fs::remove_file(&file).unwrap();
+        // A link to itself: nobody can read it, not even root.
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        assert_eq!(counted(), (true, [0, 0, 1]));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(counted(), (false, [0, 0, 0]));
+        std::fs::write(&file, "{").unwrap();
+        assert_eq!(counted(), (false, [0, 0, 1]), "it was never read");
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }
