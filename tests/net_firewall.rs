@@ -53,16 +53,21 @@ fn bridge(number: u8) -> Value {
 impl<'a> Chain<'a> {
     /// A new pod, not let through yet.
     fn new(host: &'a Host, name: &str, number: u8) -> Chain<'a> {
+        Chain::called(host, name, number, "eth0")
+    }
+
+    /// The same of an interface of this name.
+    fn called(host: &'a Host, name: &str, number: u8, ifname: &str) -> Chain<'a> {
         let pod = host.pod(name);
         let bridge = bridge(number);
-        let first = host.attachment("bridge", &pod, "eth0");
+        let first = host.attachment("bridge", &pod, ifname);
         let result = first.add(&bridge).success().json();
         // Without its own link-local address, whose duplicate the kernel looks for, the host asks for no neighbour.
         while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
             std::thread::sleep(Duration::from_millis(20));
         }
         let firewall = json!({ "cniVersion": "1.1.0", "name": bridge["name"], "type": "firewall", "prevResult": result });
-        let plugin = host.attachment("firewall", &pod, "eth0");
+        let plugin = host.attachment("firewall", &pod, ifname);
         Chain { pod, firewall, plugin, first, bridge }
     }
 
@@ -365,6 +370,30 @@ fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
             }
             assert_eq!(plugin.del(&last).success().stdout, "");
             assert_nothing_left(&format!("{backend}: DEL with {what}"), &host, &before);
+        }
+    }
+}
+
+/// The attack: names of interfaces, which pods choose, by which rules are not found again and pile up.
+#[test]
+fn a_del_finds_the_rules_of_interfaces_whatever_they_are_called() {
+    for backend in BACKENDS {
+        let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
+        rig::install(&host);
+        let keys = json!({ "backend": backend });
+        let other = Chain::new(&host, "other", 1);
+        let prime = other.add(&keys);
+        other.plugin.del(&prime).success();
+        for (number, ifname) in (2..).zip(["a\"b", "a'b", "a\\b", "-j", "ä\"\"\\"]) {
+            let chain = Chain::called(&host, &format!("p{number}"), number, ifname);
+            let before = host.snapshot();
+            let config = chain.add(&keys);
+            // Once more is the same rules.
+            chain.add(&keys);
+            chain.plugin.check(&config).success();
+            let without = json!({ "cniVersion": "1.1.0", "name": config["name"], "type": "firewall", "backend": backend });
+            chain.plugin.del(&without).success();
+            assert_nothing_left(&format!("{backend}: {ifname:?}"), &host, &before);
         }
     }
 }

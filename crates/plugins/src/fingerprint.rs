@@ -5,10 +5,13 @@
 //! the question, and orphans can be found.
 //!
 //! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`: none of the four can contain a `/`. A network's name that has no
-//! room ends with `~` and a hash of all of it: no name can contain a `~`, either, and no two are cut alike.
+//! room ends with `~` and a hash of all of it: no name can contain a `~`, either, and no two are cut alike. The name of an
+//! interface is chosen by a pod, and may hold what a comment cannot hold or iptables says otherwise (quotes, backslashes,
+//! control characters): a hash stands for it then, or what bears it would not be found again.
 
 use cni::config::Config;
 use cni::invocation::{Attachment, ValidAttachment};
+use cni::name::IFNAME_MAX;
 use sha2::{Digest, Sha512};
 
 /// The first word of every mark.
@@ -74,6 +77,11 @@ impl Mark {
     /// by a hash of it: two attachments never have the same text.
     pub fn text(&self, limit: usize) -> String {
         let Mark { plugin, network, container, ifname } = self;
+        let is_plain = |character: char| !character.is_control() && !"\"'\\".contains(character);
+        let ifname = match ifname.chars().all(is_plain) {
+            true => ifname.clone(),
+            false => hashed("~", IFNAME_MAX, &[ifname]),
+        };
         let room = |container: &str| {
             limit.saturating_sub(MAKER.len() + plugin.len() + container.len() + ifname.len() + 4)
         };
@@ -151,6 +159,25 @@ mod tests {
         assert_eq!(Mark::read(&mark.text(COMMENT_MAX)), Some(mark));
         for foreign in ["", "weft", "weft/a/b/c", "weft/a/b/c/d/e", "other/a/b/c/d"] {
             assert_eq!(Mark::read(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_a_comment_cannot_hold_is_a_hash_and_each_its_own() {
+        let mark = |ifname: &str| Mark {
+            plugin: "bridge".into(),
+            network: "net-a".into(),
+            container: "0123abcd".into(),
+            ifname: ifname.into(),
+        };
+        let names = ["a\"b", "a'b", "a\\b", "a\u{1}b", "a_b"];
+        let texts: std::collections::BTreeSet<String> =
+            names.iter().map(|name| mark(name).text(COMMENT_MAX)).collect();
+        assert_eq!(texts.len(), names.len());
+        for text in texts {
+            assert!(!text.contains(['"', '\'', '\\', '\u{1}']), "{text}");
+            // What was read is written the same.
+            assert_eq!(Mark::read(&text).unwrap().text(COMMENT_MAX), text);
         }
     }
 
