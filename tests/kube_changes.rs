@@ -296,3 +296,29 @@ fn an_interface_that_vanished_is_seen_and_told() {
     agent.wait_until_ready();
     until("the figure of the next", || drifted().filter(|count| *count == 1.0));
 }
+
+/// The attack: a pod selects, while it runs, as many networks as it may whose plugin never answers.
+#[test]
+fn a_pod_with_many_slow_networks_keeps_no_other_from_its_change() {
+    let agent = node!("--hot-plug");
+    let own = rig::with(&node_configuration(), &json!({ "delegateTimeout": 1 }));
+    agent.machine.write(CONFIGURATION, own.to_string());
+    let program = testkit::binary("weft-test-plugin").display().to_string();
+    agent.machine.run(["ln", "-s", &program, "/opt/cni/bin/slow"]);
+    agent.definition(
+        "slow",
+        &json!({}),
+        &rig::cluster::recording("slow", "slow", &json!({ "ADD": [{ "do": "hang" }] })),
+    );
+    // Its container comes first.
+    let (_greedy, _) = attached(&agent, "a-greedy", "net-a");
+    let (other, _) = attached(&agent, "other", "net-a");
+    select(&agent, "a-greedy", &["slow"; 60].join(","));
+    select(&agent, "other", "net-a,net-b");
+    let began = std::time::Instant::now();
+    start_hands(&agent);
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
+    assert!(began.elapsed().as_secs() < 30, "{:?}", began.elapsed());
+    assert!(link(&other, "net2").is_some());
+    wait_for_event(&agent, "a-greedy", "NetworkChangeFailed ");
+}

@@ -5,15 +5,17 @@
 //!   same order given again goes on where this one was killed;
 //! - what stays is not touched;
 //! - each network is on its own: one that cannot be attached is taken back and holds up none of the others, one that
-//!   cannot be detached stays in the journal for the next order, or the DEL.
+//!   cannot be detached stays in the journal for the next order, or the DEL;
+//! - an order begins nothing more once it has taken as long as one delegate may: a pod with many slow networks does not keep
+//!   the others of the node from theirs. What is left is for the next order.
 //!
 //! Source: what is to be done is decided by [`npwg::change`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cni::network::Network;
 use cni::result::Success;
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use npwg::change::{self, Change};
 use npwg::exchange::Done;
 use npwg::journal::{Attachment, Entry, State};
@@ -32,7 +34,7 @@ pub(super) struct Changed {
     pub(super) errors: Vec<Error>,
 }
 
-/// Makes the sandbox of `entry` the one of `plan`; the sandbox is locked.
+/// Makes the sandbox of `entry` the one of `plan`, as far as it comes within `patience`; the sandbox is locked.
 ///
 /// # Errors
 /// A change that is not made at all. What fails of one that is, is in the answer.
@@ -41,7 +43,9 @@ pub(super) fn change(
     hands: &Delegates,
     entry: &Entry,
     plan: &Plan,
+    patience: Duration,
 ) -> Result<Changed, Error> {
+    let began = Instant::now();
     let mut changed = Changed::default();
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
@@ -50,7 +54,8 @@ pub(super) fn change(
     journal.begin(&entry)?;
     for place in removed {
         let delegate = entry.plan.delegates[place].clone();
-        match detach::detach_one(hands, &entry, place, &delegate) {
+        let in_time = within(began, patience);
+        match in_time.and_then(|()| detach::detach_one(hands, &entry, place, &delegate)) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
@@ -61,7 +66,7 @@ pub(super) fn change(
         journal.update(&entry)?;
     }
     for place in added {
-        add(hands, &mut entry, place, &mut changed);
+        add(hands, &mut entry, place, &mut changed, within(began, patience));
         journal.update(&entry)?;
     }
     changed.errors.extend(settle(&mut entry, wanted).err());
@@ -69,11 +74,29 @@ pub(super) fn change(
     Ok(changed)
 }
 
-/// Attaches one network; what an attempt leaves is taken back.
-fn add(hands: &Delegates, entry: &mut Entry, place: usize, changed: &mut Changed) {
+/// Is there time to begin one more?
+fn within(began: Instant, patience: Duration) -> Result<(), Error> {
+    match began.elapsed() < patience {
+        true => Ok(()),
+        false => {
+            let why = format!("put off: what came before it took {} s", began.elapsed().as_secs());
+            Err(Error::new(code::TRY_AGAIN_LATER, why))
+        }
+    }
+}
+
+/// Attaches one network, if there is time; what an attempt leaves is taken back.
+fn add(
+    hands: &Delegates,
+    entry: &mut Entry,
+    place: usize,
+    changed: &mut Changed,
+    in_time: Result<(), Error>,
+) {
     let delegate = entry.plan.delegates[place].clone();
     let started = Instant::now();
-    let attached = attach::names_are_free(entry, [&delegate])
+    let attached = in_time
+        .and_then(|()| attach::names_are_free(entry, [&delegate]))
         .map_err(|error| (error, false))
         .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
     match attached {

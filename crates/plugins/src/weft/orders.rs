@@ -11,6 +11,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use cni::Error;
 use cni::invocation::Call;
@@ -93,7 +94,9 @@ pub fn obey() -> Result<(), Error> {
             Order::Check { container, uid } => {
                 check(&journal, &hands, container, uid).map(|outcome| told = outcome)
             }
-            Order::Change { plan } => alter(&journal, &hands, plan).map(|outcome| told = outcome),
+            Order::Change { plan } => {
+                alter(&journal, &hands, (plan, node.delegate_timeout)).map(|outcome| told = outcome)
+            }
         };
         errors.extend(done.err());
         if let Some(outcome) = told {
@@ -143,11 +146,15 @@ fn check(
 }
 
 /// Makes a running sandbox the one of `plan`.
-fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Outcome>, Error> {
+fn alter(
+    journal: &Journal,
+    hands: &Delegates,
+    (plan, patience): (&Plan, Duration),
+) -> Result<Option<Outcome>, Error> {
     let (container, uid) = (&plan.container, &plan.pod.uid);
     // A GC would take what comes for what nobody holds.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, hands, plan, (container, uid));
+    let altered = alter_alone(journal, hands, (plan, patience), (container, uid));
     changes.retire();
     altered
 }
@@ -155,14 +162,14 @@ fn alter(journal: &Journal, hands: &Delegates, plan: &Plan) -> Result<Option<Out
 fn alter_alone(
     journal: &Journal,
     hands: &Delegates,
-    plan: &Plan,
+    (plan, patience): (&Plan, Duration),
     (container, uid): (&ContainerId, &String),
 ) -> Result<Option<Outcome>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let Changed { done, errors } = change::change(journal, hands, &entry, plan)
+    let Changed { done, errors } = change::change(journal, hands, &entry, plan, patience)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());
