@@ -650,8 +650,11 @@ fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
         inside(mend);
         assert_eq!(list(&host), attached);
     }
+    // As an attach leaves it that cannot remove it.
+    host.run(["mkdir", "-p", "/run/weft-attach-blue_web/manifests"]);
     run(&host, "detach --pod blue/web").success();
     assert_eq!(list(&host), json!([]));
+    assert_eq!(host.run(["find", "/run", "-name", "weft-attach-*"]), "");
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         hands.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
         progress.line(format!("  removed {}", plain(&entry.netns)));
     }
+    // What an attach could not remove of its own goes, too; one that is under way keeps it.
+    drop(turn(&entry.container_id));
     Ok(())
 }
 

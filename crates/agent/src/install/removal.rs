@@ -199,7 +199,8 @@ fn wait(
         refuse_if_written(written)?;
         let (held, broken) = look(journal)?;
         for (container, Held { network, ifname, .. }) in &known {
-            if !held.contains_key(container) {
+            // One that cannot be read now has not gone.
+            if !held.contains_key(container) && !broken.iter().any(|broken| broken == container.as_str()) {
                 forget(network, container, ifname)?;
             }
         }
