@@ -403,3 +403,42 @@ fn a_nodes_single_pod_does_not_take_the_blocks_of_others_and_its_last_block_goes
     nodes.attachment(&sandbox, "none").call("GC", sweep.to_string()).success();
     assert_eq!((nodes.blocks_of(0).len(), nodes.blocks_of(1).len()), (0, 1), "{:#?}", nodes.blocks());
 }
+
+/// The control group of a machine's own in which processes are counted; none where this kernel has no such groups.
+fn counted_group(nodes: &Nodes) -> Option<String> {
+    nodes.machine.make_group();
+    let group = nodes.machine.group();
+    let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(|root| format!("{root}{group}"));
+    places.into_iter().find(|place| nodes.machine.reach(&format!("{place}/pids.max")).exists())
+}
+
+#[test]
+fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_and_answers_for_the_rest() {
+    let nodes = nodes!(1);
+    let Some(group) = counted_group(&nodes) else {
+        return testkit::record_skip(nodes.machine.test(), "no control groups that count processes");
+    };
+    let sandbox = nodes.machine.pod("a");
+    let conf = |range: &str| network(0, &json!({ "range": range, "quarantine": 0 }));
+    for (container, range) in [("c1", "10.71.0.0/24"), ("c2", "10.72.0.0/24")] {
+        nodes.attachment(&sandbox, container).add(&conf(range)).success();
+    }
+    let name = |range: &str| {
+        let of_pool = nodes.blocks().into_iter().find(|block| block["spec"]["pool"] == range);
+        of_pool.expect("a block")["metadata"]["name"].as_str().expect("a name").to_owned()
+    };
+    let (lost, kept) = (name("10.71.0.0-24"), name("10.72.0.0-24"));
+    let inside = |script: &str| nodes.machine.run(["sh", "-e", "-c", &format!("cd {group}; {script}")]);
+    inside("cat /run/services/agent-0.pid >cgroup.procs; cat pids.current >pids.max");
+    nodes.kube.kubectl(["delete", "ipblock", &lost]);
+    nodes.machine.wait("agent-0", "gets no thread", || nodes.log(0).contains("start a thread").then_some(()));
+    inside("echo max >pids.max");
+    // Whoever is asked whether it is there answers, and what could not be done is done.
+    nodes.kube.kubectl(["annotate", "ipblock", &kept, "weft.dev/is-your-node-gone=asked"]);
+    nodes
+        .machine
+        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+    nodes.machine.wait("agent-0", "gives nothing of what it lost", || {
+        nodes.log(0).contains("not this node's any more").then_some(())
+    });
+}
