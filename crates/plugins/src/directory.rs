@@ -1,5 +1,6 @@
 //! Could a plugin keep its files in a directory? Asked by STATUS, so nothing is made.
 
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use cni::{Error, code};
@@ -9,14 +10,26 @@ use rustix::fs::{Access, access};
 ///
 /// `key` is what configures it.
 pub fn usable(key: &str, directory: &Path) -> Result<(), Error> {
-    let there = directory.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(directory);
     let refused = |why: String| Error {
         code: code::NOT_AVAILABLE,
         ..Error::key(key, format!("{:?}", directory.display().to_string()), why)
     };
+    let unseen = |path: &Path, error: &io::Error| {
+        refused(linux::Error::io(format!("look at {}", path.display()), error).to_string())
+    };
+    let mut there = directory;
+    for path in directory.ancestors() {
+        there = path;
+        match path.symlink_metadata() {
+            Ok(_) => break,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            // What cannot be looked at need not be missing.
+            Err(error) => return Err(unseen(path, &error)),
+        }
+    }
     let at = there.display();
     match there.metadata() {
-        Err(error) => Err(refused(linux::Error::io(format!("look at {at}"), &error).to_string())),
+        Err(error) => Err(unseen(there, &error)),
         Ok(meta) if !meta.is_dir() => Err(refused(format!("{at} is not a directory"))),
         Ok(_) => access(there, Access::WRITE_OK | Access::EXEC_OK)
             .map_err(|errno| refused(linux::Error::kernel(format!("write to {at}"), errno).to_string())),
@@ -37,5 +50,8 @@ mod tests {
         assert_eq!(error.code, 50);
         let start = format!("dataDir: {:?}: ", inside_a_file.display().to_string());
         assert!(error.msg.starts_with(&start) && error.msg.ends_with(" is not a directory"), "{error}");
+        // There is none of such a name, and it cannot be told so.
+        let error = usable("dataDir", &temporary.join("x".repeat(300))).unwrap_err();
+        assert!(error.code == 50 && error.msg.contains("look at "), "{error}");
     }
 }
