@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cni::capability::DEVICE_ID;
+use cni::capability::{DEVICE_ID, IP_RANGES};
 use cni::name::{IfName, ifname_fault};
 use npwg::metadata::{definition_name_fault, label_fault};
 use serde::{Deserialize, Serialize};
@@ -115,7 +115,7 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
             }
             let asked: Vec<Annotated> =
                 serde_json::from_str(text).map_err(|cause| fault(&at, text, cause))?;
-            refuse_devices(&at, &asked)?;
+            refuse_what_is_given(&at, &asked)?;
             let asked = asked.into_iter().map(|one| (one.interface_name, one.network_name, one.parameters));
             let asked: Vec<_> = asked.collect();
             if asked.is_empty() {
@@ -139,13 +139,19 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
     }
 }
 
-/// Refuses devices in an annotation. Whoever makes a pod writes that, and a kubelet hands it on: it would be any device of the
-/// node, another pod's too. Which one a pod was given, a client says in the field.
-fn refuse_devices(at: &str, asked: &[Annotated]) -> Result<(), Status> {
+/// Refuses devices and ranges in an annotation. Whoever makes a pod writes that, and a kubelet hands it on: it would be any device
+/// of the node, another pod's too, and addresses of whatever range. Which a pod was given, a client says in the field.
+fn refuse_what_is_given(at: &str, asked: &[Annotated]) -> Result<(), Status> {
     for (index, one) in asked.iter().enumerate() {
-        if let Some(device) = one.parameters.get(DEVICE_ID) {
-            let at = format!("{at}[{index}].parameters[{DEVICE_ID:?}]");
-            return Err(fault(&at, device.get(), "is not an annotation's to say: ask with config.networks"));
+        for key in [DEVICE_ID, IP_RANGES] {
+            if let Some(value) = one.parameters.get(key) {
+                let at = format!("{at}[{index}].parameters[{key:?}]");
+                return Err(fault(
+                    &at,
+                    value.get(),
+                    "is not an annotation's to say: ask with config.networks",
+                ));
+            }
         }
     }
     Ok(())
@@ -232,19 +238,23 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_named_by_a_client_and_by_no_annotation() {
-        let text =
-            r#"[{"network_name":"red"},{"network_name":"fast","parameters":{"deviceID":"0000:00:1f.6"}}]"#;
-        let annotations = [(NETWORKS.to_owned(), text.to_owned())].into_iter().collect();
-        let error = source(&PodSandboxConfig { annotations, ..PodSandboxConfig::default() }).err();
-        let error = error.expect("a refusal").message().to_owned();
-        assert!(
-            error.contains(r#"[1].parameters["deviceID"]: "\"0000:00:1f.6\"": is not an annotation's"#),
-            "{error}"
-        );
-        let parameters = [("deviceID".to_owned(), "\"0000:00:1f.6\"".to_owned())].into_iter().collect();
-        let network = SandboxNetwork { network_name: "fast".into(), parameters, ..SandboxNetwork::default() };
-        let networks = vec![network];
-        assert!(source(&PodSandboxConfig { networks, ..PodSandboxConfig::default() }).is_ok());
+    fn devices_and_ranges_are_named_by_a_client_and_by_no_annotation() {
+        for (key, value) in
+            [("deviceID", r#""0000:00:1f.6""#), ("ipRanges", r#"[[{"subnet":"10.0.0.0/8"}]]"#)]
+        {
+            let text = format!(
+                r#"[{{"network_name":"red"}},{{"network_name":"fast","parameters":{{"{key}":{value}}}}}]"#
+            );
+            let annotations = [(NETWORKS.to_owned(), text)].into_iter().collect();
+            let error = source(&PodSandboxConfig { annotations, ..PodSandboxConfig::default() }).err();
+            let error = error.expect("a refusal").message().to_owned();
+            assert!(error.contains(&format!("[1].parameters[{key:?}]: ")), "{error}");
+            assert!(error.ends_with("is not an annotation's to say: ask with config.networks"), "{error}");
+            let parameters = [(key.to_owned(), value.to_owned())].into_iter().collect();
+            let network =
+                SandboxNetwork { network_name: "fast".into(), parameters, ..SandboxNetwork::default() };
+            let networks = vec![network];
+            assert!(source(&PodSandboxConfig { networks, ..PodSandboxConfig::default() }).is_ok());
+        }
     }
 }
