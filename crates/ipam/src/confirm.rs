@@ -28,15 +28,17 @@ pub fn doubt(ledger: &mut Ledger, lease: &str) -> Option<Edit> {
     Some(ledger.set(block.page, State::Unconfirmed))
 }
 
-/// What of a network is held in pages of other leases of it.
+/// What of a block is held in pages of other leases: of it, or of single addresses in it.
 pub(crate) fn held_otherwise(ledger: &Ledger, lease: &Lease) -> Vec<IpAddr> {
-    let meets = |block: &Block| block.net == lease.net && block.uid != lease.uid && !lease.bound;
-    let held = |block: Block| {
-        let slots = ledger.slots_of(&block).enumerate();
-        let held = slots.filter(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown));
-        held.map(|(slot, _)| crate::grid::nth(block.net, slot as u128)).collect::<Vec<_>>()
-    };
-    ledger.blocks().filter(meets).flat_map(held).collect()
+    let meets = |block: &Block| lease.net.contains(&block.net) && block.uid != lease.uid && !lease.bound;
+    ledger.blocks().filter(meets).flat_map(|block| held_in(ledger, &block)).collect()
+}
+
+/// What of a block is held, or cannot be told not to be.
+pub(crate) fn held_in(ledger: &Ledger, block: &Block) -> Vec<IpAddr> {
+    let slots = ledger.slots_of(block).enumerate();
+    let held = slots.filter(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown));
+    held.map(|(slot, _)| crate::grid::nth(block.net, slot as u128)).collect()
 }
 
 /// Asks which of the blocks are still this node's.
@@ -60,8 +62,8 @@ pub(crate) async fn confirm<R: Registry>(
         let Some(object) = found else {
             supply.lost.push(lease.clone());
             let is_elsewhere = |other: &Known| other.net == *net && other.lease != *lease;
-            if known.held && !ask.known.iter().any(is_elsewhere) {
-                take_again(counter, known, supply).await?;
+            if !known.held.is_empty() && !ask.known.iter().any(is_elsewhere) {
+                take_again(counter, ask, known, supply).await?;
             }
             continue;
         };
@@ -76,6 +78,7 @@ pub(crate) async fn confirm<R: Registry>(
 /// Leases what is nobody's although something in it is held here.
 async fn take_again<R: Registry>(
     counter: &Counter<'_, R>,
+    ask: &Ask,
     known: &Known,
     supply: &mut Supply,
 ) -> Result<(), Refusal> {
@@ -88,7 +91,7 @@ async fn take_again<R: Registry>(
     let holder = Holder { node, ledger, ..Holder::default() };
     let Some(made) = take(counter.registry, known.net, &holder, &known.lease).await? else { return Ok(()) };
     if !made.is_single() {
-        supply.leases.push(counter.with_holes(made).await?);
+        supply.leases.push(counter.with_holes(made, &ask.known).await?);
     } else if counter.block_around(made.net.addr()).await?.is_some() || !counter.registry.stands().await? {
         give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
     } else {
@@ -159,6 +162,6 @@ pub async fn lease_again<R: Registry>(
 
 /// The networks in which something is held though the lease is in doubt.
 pub(crate) fn held_in_doubt(ask: &Ask) -> impl Iterator<Item = IpNet> {
-    let in_doubt = |known: &&Known| known.held && known.state == State::Unconfirmed;
+    let in_doubt = |known: &&Known| !known.held.is_empty() && known.state == State::Unconfirmed;
     ask.known.iter().filter(in_doubt).map(|known| known.net)
 }

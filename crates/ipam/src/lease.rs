@@ -63,6 +63,8 @@ pub enum Refusal {
         /// The block.
         net: IpNet,
     },
+    /// This address, which was to be given up to be kept, is somebody else's by now: another one does as well.
+    Taken(IpAddr),
     /// Others were always quicker.
     Contended,
     /// The pool is not the one any more of which it was leased.
@@ -124,7 +126,7 @@ impl<R: Registry> Counter<'_, R> {
             taken.insert(net);
             match self.registry.create(net, &holder).await {
                 Ok(object) => {
-                    let lease = self.with_holes(object).await?;
+                    let lease = self.with_holes(object, &[]).await?;
                     if self.filter.addresses(net).any(|ip| !lease.holes.contains(&ip)) {
                         return Ok(lease);
                     }
@@ -158,7 +160,8 @@ impl<R: Registry> Counter<'_, R> {
                 object.lease_id() == known.lease && object.holder.node == self.holder.node
             })
         };
-        let mut unconfirmed = known.iter().filter(|known| known.state == State::Unconfirmed && !known.held);
+        let mut unconfirmed =
+            known.iter().filter(|known| known.state == State::Unconfirmed && known.held.is_empty());
         if unconfirmed.any(|known| self.filter.meets(known.net) && is_ours(&known)) {
             return Ok(());
         }
@@ -170,12 +173,16 @@ impl<R: Registry> Counter<'_, R> {
         self.unwritten(&taken).map(drop).ok_or(Refusal::Exhausted)
     }
 
-    /// Finds the single addresses inside a block of ours and writes them down before it is used.
-    pub(crate) async fn with_holes(&self, mut object: Object) -> Result<Lease, Refusal> {
+    /// Finds the single addresses inside a block of ours and writes them down before it is used. What the ledger has for
+    /// somebody from before is no hole: who has the object of such an address may be about to ask for it.
+    pub(crate) async fn with_holes(&self, mut object: Object, known: &[Known]) -> Result<Lease, Refusal> {
         let inside = self.registry.inside(object.net).await?;
-        let known = object.holes.len();
+        let before = object.holes.len();
         for single in inside {
             let ip = single.net.addr();
+            if known.iter().any(|known| known.held.contains(&ip)) {
+                continue;
+            }
             // Nobody's, and rested: nothing needs to be known of it any more. If somebody is taking it, it is a hole.
             if single.is_nobodys() && single.rests_until(self.clock).is_none() {
                 match self.registry.delete(&single).await {
@@ -188,7 +195,7 @@ impl<R: Registry> Counter<'_, R> {
                 object.holes.push(ip);
             }
         }
-        if object.holes.len() > known {
+        if object.holes.len() > before {
             object = self.registry.replace(&object).await?;
         }
         Ok(Lease { net: object.net, uid: object.lease_id(), bound: false, holes: object.holes })
@@ -241,8 +248,19 @@ impl<R: Registry> Counter<'_, R> {
         reclaim(self.registry, object, self.clock.now).await
     }
 
-    /// Takes an address that is written down already, if it is ours to take.
+    /// Takes an address that is written down already, if it is ours to take. One that is changed meanwhile, by who
+    /// answers a notice perhaps, is looked at once more.
     async fn take_over(&self, object: Object, clock: Clock) -> Result<Object, Refusal> {
+        let net = object.net;
+        if let Some(taken) = self.take(object, clock).await? {
+            return Ok(taken);
+        }
+        let object = self.registry.read(net).await?.ok_or(Refusal::Contended)?;
+        self.take(object, clock).await?.ok_or(Refusal::Contended)
+    }
+
+    /// The same; nothing if it was changed meanwhile.
+    async fn take(&self, object: Object, clock: Clock) -> Result<Option<Object>, Refusal> {
         let Holder { node, ledger, owner, claim, turn, .. } = &object.holder;
         let (own, refused) = (&self.holder, Refusal::Held { net: object.net, node: node.clone() });
         let claimed = !claim.is_empty() && *claim == own.claim;
@@ -261,13 +279,15 @@ impl<R: Registry> Counter<'_, R> {
         }
         let holder = Holder { turn: turn + 1, freed: 0, ..own.clone() };
         match self.registry.replace(&Object { holder, ..object }).await {
-            Err(Fault::Conflict) => Err(refused),
-            other => other.map_err(Refusal::from),
+            Ok(object) => Ok(Some(object)),
+            Err(Fault::Conflict) => Ok(None),
+            Err(fault) => Err(fault.into()),
         }
     }
 
-    /// Leases an address of the registry's choice: the one that is kept for us, else one that nobody has.
-    pub async fn any_address(&self) -> Result<Lease, Refusal> {
+    /// Leases an address of the registry's choice: the one that is kept for us, else one that nobody has. If every block is
+    /// leased it is `spare`, which is free in a block of our own.
+    pub async fn any_address(&self, spare: Option<IpAddr>) -> Result<Lease, Refusal> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.claimed(&self.holder.claim).await?;
             if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
@@ -290,14 +310,20 @@ impl<R: Registry> Counter<'_, R> {
         for _ in 0..TRIES {
             let Some(ip) = self.unwritten(&taken) else { break };
             match self.address_at(ip, self.clock, Inside::GivesWay).await {
-                Err(Refusal::Held { net, .. }) => {
-                    taken.insert(net);
-                    taken.insert(IpNet::from(ip));
-                }
+                Err(Refusal::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
+                Err(Refusal::Contended) => taken.extend([IpNet::from(ip)]),
                 other => return other,
             }
         }
-        self.released(all).await
+        match (self.released(all).await, spare) {
+            (Err(Refusal::Exhausted | Refusal::Resting(_) | Refusal::Contended), Some(ip)) => {
+                match self.address(ip).await {
+                    Err(Refusal::Held { .. } | Refusal::Contended) => Err(Refusal::Taken(ip)),
+                    outcome => outcome,
+                }
+            }
+            (outcome, _) => outcome,
+        }
     }
 
     /// An address that no object is about.
@@ -311,20 +337,23 @@ impl<R: Registry> Counter<'_, R> {
 
     /// An address that was given back: the one that has rested longest.
     async fn released(&self, all: Vec<Object>) -> Result<Lease, Refusal> {
+        // Where one is asked for, somebody is about to have it.
         let nobodys = |object: &Object| {
-            object.is_single() && object.is_nobodys() && self.filter.admits(object.net.addr())
+            let is_free = object.is_nobodys() && object.holder.asks.is_empty();
+            object.is_single() && is_free && self.filter.admits(object.net.addr())
         };
         let mut free: Vec<Object> = all.into_iter().filter(nobodys).collect();
         free.sort_by_key(|object| object.holder.freed);
         let mut refusal = Refusal::Exhausted;
         for object in free.into_iter().take(TRIES) {
             match self.take_over(object, self.clock).await {
-                Ok(object) => return self.outside_blocks(object, Inside::GivesWay).await,
+                Ok(object) => match self.outside_blocks(object, Inside::GivesWay).await {
+                    // What is left of one that was asked for, in somebody's block.
+                    Err(Refusal::Held { .. }) => {}
+                    outcome => return outcome,
+                },
                 Err(resting @ Refusal::Resting(_)) => return Err(resting),
-                Err(held @ Refusal::Held { .. }) => {
-                    refusal = Refusal::Contended;
-                    drop(held);
-                }
+                Err(Refusal::Held { .. } | Refusal::Contended) => refusal = Refusal::Contended,
                 Err(other) => return Err(other),
             }
         }
@@ -346,7 +375,7 @@ impl<R: Registry> Counter<'_, R> {
     /// Takes into use what is ours and the node does not know: its answer was lost, or its disk.
     ///
     /// `seen` may be old; nothing is taken that is not still so. An address of another owner is given back.
-    pub async fn adopt(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Lease>, Refusal> {
+    pub async fn adopt(&self, seen: &[Object], known: &[Known]) -> Result<Vec<Lease>, Refusal> {
         let mut leases = Vec::new();
         for object in self.unknown(seen, known).await? {
             let is_block = !object.is_single() && !self.grid.is_single();
@@ -354,7 +383,7 @@ impl<R: Registry> Counter<'_, R> {
                 // Under a new lease: an older question, whose call is dead, may be about to give it back.
                 let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
                 let object = self.registry.replace(&Object { holder, ..object }).await?;
-                leases.push(self.with_holes(object).await?);
+                leases.push(self.with_holes(object, known).await?);
             } else if is_block || object.holder.owner != self.holder.owner {
                 // A block of another cut was made too late for who cut the pool to see it.
                 self.return_unknown(&object).await?;
@@ -364,7 +393,7 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// Gives back what is ours and the node does not know.
-    pub async fn give_back_unknown(&self, seen: &[Object], known: &HashSet<String>) -> Result<(), Refusal> {
+    pub async fn give_back_unknown(&self, seen: &[Object], known: &[Known]) -> Result<(), Refusal> {
         for object in self.unknown(seen, known).await? {
             self.return_unknown(&object).await?;
         }
@@ -375,9 +404,10 @@ impl<R: Registry> Counter<'_, R> {
         give_back(self.registry, object.net, &object.lease_id(), self.clock.now).await
     }
 
-    async fn unknown(&self, seen: &[Object], known: &HashSet<String>) -> Result<Vec<Object>, Fault> {
+    async fn unknown(&self, seen: &[Object], known: &[Known]) -> Result<Vec<Object>, Fault> {
+        let known: HashSet<&str> = known.iter().map(|known| known.lease.as_str()).collect();
         let mut unknown = Vec::new();
-        for old in seen.iter().filter(|object| !known.contains(&object.lease_id())) {
+        for old in seen.iter().filter(|object| !known.contains(object.lease_id().as_str())) {
             let Some(object) = self.registry.read(old.net).await? else { continue };
             let Holder { node, ledger, .. } = &object.holder;
             let ours = node == &self.holder.node && ledger == &self.holder.ledger;
@@ -436,6 +466,15 @@ pub async fn reclaim<R: Registry>(registry: &R, mut object: Object, now: u64) ->
     registry.delete(&object).await
 }
 
+/// Keeps an address for nobody any more, if it is as it was when `object` was read: it rests like others that were given back.
+///
+/// # Errors
+/// The registry's.
+pub async fn end_claim<R: Registry>(registry: &R, object: Object) -> Result<(), Fault> {
+    let holder = Holder { claim: String::new(), ..object.holder };
+    registry.replace(&Object { holder, ..object }).await.map(drop)
+}
+
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Refusal {
         match fault {
@@ -467,6 +506,9 @@ impl fmt::Display for Refusal {
                 )
             }
             Refusal::Anew => f.write_str("the pool was deleted, made anew or edited meanwhile: try again"),
+            Refusal::Taken(ip) => {
+                write!(f, "no address is free, and {ip} is somebody else's by now: try again")
+            }
             Refusal::Contended => f.write_str("other nodes are leasing, too: try again"),
             Refusal::Fault(why) => f.write_str(why),
         }

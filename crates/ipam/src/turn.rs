@@ -12,22 +12,24 @@
 //! Rules: whoever has the turn has the ledger to itself; every edit is written before anything else is done; after each
 //! of them the call may be killed.
 
-use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::confirm::{confirm, held_in_doubt, held_otherwise};
+use crate::confirm::{confirm, held_in, held_in_doubt, held_otherwise};
 use crate::filter::Filter;
 use crate::grid::addresses_of;
 use crate::lease::{Counter, Refusal, give_back};
 use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
+use crate::number::number;
 use crate::registry::{Object, Registry};
 
 /// A block that holds at most this part of its addresses may be emptied.
 const SPARSE: u64 = 4;
 /// This part of a block's addresses must be free in the others before it is.
 const SPARE: u64 = 4;
+/// Of those who want an address of their own at once, one in so many begins with the same.
+const APART: u128 = 16;
 
 /// What a call wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +38,13 @@ pub enum Wish {
     Nothing,
     /// Any address.
     Any,
-    /// An address of its own, which may be kept when its owner goes.
-    Kept,
+    /// An address of its own, which may be kept when its owner goes: the one that is kept, one outside of all blocks, or
+    /// this one, which is free in the ledger.
+    Kept(Option<IpAddr>),
     /// This very address.
     Address(IpAddr),
+    /// This very address, of its own.
+    KeptAddress(IpAddr),
 }
 
 /// How a turn went.
@@ -71,8 +76,8 @@ pub struct Known {
     pub lease: String,
     /// What it is to the node.
     pub state: State,
-    /// Is something in it held, though it must be asked whose it is?
-    pub held: bool,
+    /// What in it is held, though it must be asked whose it is.
+    pub held: Vec<IpAddr>,
 }
 
 /// The answer.
@@ -96,44 +101,69 @@ pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish:
         && let Some(ip) = ledger.address(place)
     {
         return match wish {
-            Wish::Address(wanted) if wanted != ip => Turn::Refused(Refusal::Held {
-                net: IpNet::from(ip),
-                node: "this one, for the same owner".into(),
-            }),
+            Wish::Address(wanted) | Wish::KeptAddress(wanted) if wanted != ip => {
+                Turn::Refused(Refusal::Held {
+                    net: IpNet::from(ip),
+                    node: "this one, for the same owner".into(),
+                })
+            }
             _ => Turn::Given(place, ip, Vec::new()),
         };
     }
     match wish {
         Wish::Address(ip) => give_this(ledger, clock, mark, ip),
-        Wish::Kept => Turn::Ask(wish, None),
+        Wish::Kept(_) => Turn::Ask(wish, None),
+        Wish::KeptAddress(ip) if held(ledger, ip).is_some() => Turn::Refused(here(ip)),
+        Wish::KeptAddress(_) => Turn::Ask(wish, None),
         Wish::Any | Wish::Nothing => give_any(ledger, clock, filter, mark),
     }
 }
 
-/// One of a block that is being emptied only if there is no other.
-fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Turn {
-    let accepts = |ip| filter.admits(ip);
-    let mut edits = Vec::new();
-    let mut choice = ledger.choose(clock, accepts);
-    let draining: Vec<usize> = match choice {
-        Choice::Free(..) => Vec::new(),
-        _ => ledger.draining().collect(),
-    };
-    for page in draining {
-        if matches!(choice, Choice::Free(..)) {
-            break;
+/// Where the ledger has this address for somebody, or cannot say.
+fn held(ledger: &Ledger, ip: IpAddr) -> Option<Place> {
+    let mut places = ledger.all_of(ip).map(|(_, place)| place);
+    places.find(|place| matches!(ledger.slot(*place), Slot::Held(..) | Slot::Unknown))
+}
+
+/// An address of the ledger's blocks that could be given up for somebody to keep: `named`, which is perhaps a hole by now, or one
+/// that is free and was not `tried`. Those who ask at once begin with different ones, if they can.
+pub fn spare(
+    ledger: &mut Ledger,
+    clock: Clock,
+    filter: &Filter,
+    mark: u64,
+    named: Option<IpAddr>,
+    tried: &[IpAddr],
+) -> Option<IpAddr> {
+    let named = named.filter(|ip| !tried.contains(ip) && held(ledger, *ip).is_none());
+    if named.is_some() {
+        return named;
+    }
+    let any = |ip| filter.admits(ip) && !tried.contains(&ip);
+    let own = |ip| any(ip) && number(ip) % APART == u128::from(mark) % APART;
+    for accepts in [&own as &dyn Fn(IpAddr) -> bool, &any] {
+        let (choice, undrained) = choose(ledger, clock, accepts);
+        if let Some((page, _)) = undrained {
+            // What is given up does not fill the block.
+            drop(ledger.drain(page, true));
         }
-        let edit = ledger.drain(page, false);
-        match ledger.choose(clock, accepts) {
-            free @ Choice::Free(..) => {
-                edits.push(edit);
-                choice = free;
-            }
-            _ => drop(ledger.drain(page, true)),
+        if let Choice::Free(_, ip) = choice {
+            return Some(ip);
         }
     }
+    None
+}
+
+/// What is said of an address that another container of the node has.
+fn here(ip: IpAddr) -> Refusal {
+    Refusal::Held { net: IpNet::from(ip), node: "this one".into() }
+}
+
+fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Turn {
+    let (choice, undrained) = choose(ledger, clock, &|ip| filter.admits(ip));
     match choice {
         Choice::Free(place, ip) => {
+            let mut edits: Vec<Edit> = undrained.map(|(_, edit)| edit).into_iter().collect();
             edits.extend(ledger.hold(place, clock.now, mark));
             Turn::Given(place, ip, edits)
         }
@@ -142,9 +172,30 @@ fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Tu
     }
 }
 
+/// One of a block that is being emptied only if there is no other; that block, which is not emptied any more.
+fn choose(
+    ledger: &mut Ledger,
+    clock: Clock,
+    accepts: &dyn Fn(IpAddr) -> bool,
+) -> (Choice, Option<(usize, Edit)>) {
+    let choice = ledger.choose(clock, accepts);
+    if matches!(choice, Choice::Free(..)) {
+        return (choice, None);
+    }
+    let draining: Vec<usize> = ledger.draining().collect();
+    for page in draining {
+        let edit = ledger.drain(page, false);
+        match ledger.choose(clock, accepts) {
+            free @ Choice::Free(..) => return (free, Some((page, edit))),
+            _ => drop(ledger.drain(page, true)),
+        }
+    }
+    (choice, None)
+}
+
 /// Whoever names an address does not wait until it has rested.
 fn give_this(ledger: &mut Ledger, clock: Clock, mark: u64, ip: IpAddr) -> Turn {
-    let refused = Refusal::Held { net: IpNet::from(ip), node: "this one".into() };
+    let refused = here(ip);
     let Some(place) = ledger.find(ip) else { return Turn::Ask(Wish::Address(ip), None) };
     let Some(block) = ledger.block(place.page) else { return Turn::Refused(refused) };
     match (block.state, ledger.slot(place)) {
@@ -189,12 +240,11 @@ pub enum GiveUp {
 ///
 /// Only when the edits are on the disk may the registry be told.
 pub fn give_up(ledger: &mut Ledger, lease: &str, ip: IpAddr) -> GiveUp {
-    let all: Vec<(Block, Place)> = ledger.all_of(ip).collect();
-    let is_held = |place: &Place| matches!(ledger.slot(*place), Slot::Held(..) | Slot::Unknown);
-    if let Some((_, place)) = all.iter().find(|(_, place)| is_held(place)) {
-        return GiveUp::Held(*place);
+    if let Some(place) = held(ledger, ip) {
+        return GiveUp::Held(place);
     }
-    match all.into_iter().find(|(block, _)| !block.bound && block.uid == lease) {
+    let found = ledger.all_of(ip).find(|(block, _)| !block.bound && block.uid == lease);
+    match found {
         Some((_, place)) if ledger.slot(place) == Slot::Hole => GiveUp::Hole(Vec::new()),
         Some((_, place)) => GiveUp::Hole(vec![ledger.give_up(place)]),
         None => GiveUp::Unknown,
@@ -266,7 +316,7 @@ pub fn is_held_in_doubt(ledger: &Ledger, block: &Block) -> bool {
 /// The question for the agent.
 pub fn ask(ledger: &Ledger, wish: Wish) -> Ask {
     let known = |block: Block| {
-        let held = is_held_in_doubt(ledger, &block);
+        let held = if is_held_in_doubt(ledger, &block) { held_in(ledger, &block) } else { Vec::new() };
         Known { net: block.net, lease: block.uid, state: block.state, held }
     };
     Ask { known: ledger.blocks().map(known).collect(), wish }
@@ -325,13 +375,12 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
     {
         supply.refusal = Some(refusal);
     }
-    let known: HashSet<String> = ask.known.iter().map(|known| known.lease.clone()).collect();
     let mut seen = seen.to_vec();
     // It was leased again, and nobody heard of it; a block is adopted, around what is held.
     let is_again = |object: &Object| held_in_doubt(ask).any(|net| net == object.net);
     seen.retain(|object| !is_again(object) || !object.is_single() && ask.wish != Wish::Nothing);
     if ask.wish == Wish::Nothing {
-        if let Err(refusal) = counter.give_back_unknown(&seen, &known).await {
+        if let Err(refusal) = counter.give_back_unknown(&seen, &ask.known).await {
             supply.refusal = Some(refusal);
         }
         return supply;
@@ -342,7 +391,7 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
         Wish::Address(ip) if is_confirmed(ask, &supply, ip) => return supply,
         _ => {}
     }
-    let leased = match counter.adopt(&seen, &known).await {
+    let leased = match counter.adopt(&seen, &ask.known).await {
         Ok(adopted) if !adopted.is_empty() => {
             supply.leases.extend(adopted);
             match ask.wish {
@@ -383,8 +432,9 @@ fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
 
 async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish) -> Result<Lease, Refusal> {
     match wish {
-        Wish::Address(ip) => counter.address(ip).await,
+        Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip).await,
         Wish::Any if !counter.grid.is_single() => counter.block().await,
-        Wish::Any | Wish::Kept | Wish::Nothing => counter.any_address().await,
+        Wish::Kept(spare) => counter.any_address(spare).await,
+        Wish::Any | Wish::Nothing => counter.any_address(None).await,
     }
 }

@@ -14,6 +14,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ipam::lease::end_claim;
 use ipam::registry::{Holder, Object, Registry};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as EventObject;
@@ -135,7 +136,7 @@ impl Keeper {
         }
     }
 
-    /// Removes addresses that are kept for nobody, and what is left of those that were asked for and have rested.
+    /// Ends what is kept for nobody, and removes what is left of addresses that are nobody's and have rested.
     async fn end_claims(&self, census: &Census) -> Result<u64, String> {
         let kept = |object: &Object| object.is_single() && object.holder.node.is_empty();
         let mut claims = None;
@@ -154,12 +155,17 @@ impl Keeper {
                 if !self.has_ended(census, &object, known) || self.is_there(&object).await {
                     continue;
                 }
-                match registry.delete(&object).await {
+                let net = object.net;
+                let done = match claim.is_empty() {
+                    true => registry.delete(&object).await,
+                    false => end_claim(&registry, object).await,
+                };
+                match done {
                     Ok(()) => {
-                        info!(pool = name, address = %object.net, claim, "kept for nobody any more");
+                        info!(pool = name, address = %net, claim, "kept for nobody any more");
                         ended += 1;
                     }
-                    Err(fault) => warn!(pool = name, address = %object.net, claim, %fault, "still kept"),
+                    Err(fault) => warn!(pool = name, address = %net, claim, %fault, "still kept"),
                 }
             }
         }

@@ -241,7 +241,9 @@ impl<O: Oracle> Desk<O> {
             Want::Return | Want::Nothing | Want::Ahead => {
                 timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
             }
-            Want::Any | Want::Kept | Want::Address(_) | Want::Room => self.supplies.acquire().await.ok(),
+            Want::Any | Want::Kept(_) | Want::Address(_) | Want::KeptAddress(_) | Want::Room => {
+                self.supplies.acquire().await.ok()
+            }
         }
     }
 

@@ -225,7 +225,9 @@ impl Supplier {
                 turn::give_back_returning(&counter, &ask, &mut supply).await;
                 Ok(supply)
             }
-            Want::Kept => self.serve_claim(&counter, &pool.name, demand, shelf).await,
+            Want::Kept(_) | Want::KeptAddress(_) => {
+                self.serve_claim(&counter, &pool.name, demand, shelf).await
+            }
             _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
         }?;
         if supply.refusal == Some(Refusal::Anew) {
@@ -240,7 +242,7 @@ impl Supplier {
         let may_be_old = match demand.wish {
             Want::Nothing | Want::Return | Want::Room | Want::Ahead => true,
             Want::Any => !shelf.ready.is_empty(),
-            Want::Kept | Want::Address(_) => false,
+            Want::Kept(_) | Want::Address(_) | Want::KeptAddress(_) => false,
         };
         if let Some((since, pool)) = &shelf.pool
             && may_be_old
@@ -306,21 +308,24 @@ impl Supplier {
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, demand, Wish::Kept, shelf).await;
+            return self.serve(counter, pool, demand, wish(demand.wish), shelf).await;
         };
         let range = demand.pool.range;
-        let wish = match claim.address(range)? {
-            Some(ip) if !counter.filter.admits(ip) => {
+        let wish = match (claim.address(range)?, demand.wish) {
+            (Some(ip), _) if !counter.filter.admits(ip) => {
                 return Err(format!("{}: status.ips: {ip}: the network may not give it", claim.name()));
             }
-            Some(ip) => Wish::Address(ip),
-            None => Wish::Kept,
+            (Some(ip), Want::KeptAddress(named)) if ip != named => {
+                return Err(format!("{}: status.ips: {ip}: the pod asks for {named}", claim.name()));
+            }
+            (Some(ip), _) => Wish::KeptAddress(ip),
+            (None, wanted) => wish(wanted),
         };
         let supply = self.serve(counter, pool, demand, wish, shelf).await?;
         let refusal = supply.refusal.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
             // It is asked again.
-            _ if matches!(supply.refusal, Some(Refusal::Own { .. })) => {}
+            _ if matches!(supply.refusal, Some(Refusal::Own { .. } | Refusal::Taken(_))) => {}
             (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
             (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
             // It is asked again.
@@ -351,9 +356,14 @@ impl Supplier {
         seen.retain(|object| !ahead.contains(object.lease_id().as_str()));
         let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
         let mut supply = turn::serve(counter, &ask, &seen).await;
+        let wanted = match (demand.wish, &supply.refusal) {
+            // One of a block may be kept, too, where there is nothing else.
+            (Want::Kept(None), Some(Refusal::Exhausted | Refusal::Resting(_))) => Want::Any,
+            (wanted, _) => wanted,
+        };
         if supply.leases.is_empty()
             && supply.confirmed.is_empty()
-            && let Some(lease) = ready(counter, demand.wish, shelf).await?
+            && let Some(lease) = ready(counter, wanted, shelf).await?
         {
             supply = Supply { leases: vec![lease], refusal: None, ..supply };
         }
@@ -449,15 +459,16 @@ fn known(known: &Known) -> turn::Known {
         KnownState::Returning => State::Returning,
         KnownState::Unconfirmed => State::Unconfirmed,
     };
-    turn::Known { net: known.net, lease: known.lease.clone(), state, held: known.held }
+    turn::Known { net: known.net, lease: known.lease.clone(), state, held: known.held.clone() }
 }
 
 fn wish(want: Want) -> Wish {
     match want {
         Want::Nothing | Want::Return | Want::Room | Want::Ahead => Wish::Nothing,
         Want::Any => Wish::Any,
-        Want::Kept => Wish::Kept,
+        Want::Kept(spare) => Wish::Kept(spare),
         Want::Address(ip) => Wish::Address(ip),
+        Want::KeptAddress(ip) => Wish::KeptAddress(ip),
     }
 }
 
@@ -465,10 +476,11 @@ fn delivery(supply: Supply) -> Delivery {
     let Supply { leases, gone, confirmed, lost, refusal } = supply;
     let leases =
         leases.into_iter().map(|Lease { net, uid, bound, holes }| Leased { net, lease: uid, bound, holes });
-    let own = match refusal {
-        Some(Refusal::Own { ip, .. }) => Some(ip),
-        _ => None,
+    let (own, taken) = match refusal {
+        Some(Refusal::Own { ip, .. }) => (Some(ip), None),
+        Some(Refusal::Taken(ip)) => (None, Some(ip)),
+        _ => (None, None),
     };
     let refusal = refusal.map(|refusal| refusal.to_string());
-    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own }
+    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken }
 }

@@ -39,8 +39,8 @@ pub(crate) struct Shape {
     pub(crate) bits: u8,
     pub(crate) nodes: usize,
     pub(crate) steps: u64,
-    /// Are addresses asked for and kept?
-    pub(crate) kept: bool,
+    /// How many claims keep addresses; none: no address is asked for by name either.
+    pub(crate) claims: u64,
 }
 
 pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -77,6 +77,8 @@ struct Call {
     /// How often the lock was let go of, for the agent to give up what is wanted.
     let_go: usize,
     begun_anew: usize,
+    /// What was to be given up and is somebody else's.
+    tried: Vec<IpAddr>,
     /// Blocks that were emptied and are given back with it.
     drained: u64,
     /// Was the ledger changed as far as it can be alone?
@@ -183,6 +185,7 @@ impl Call {
             asked: 0,
             let_go: 0,
             begun_anew: 0,
+            tried: Vec::new(),
             drained: 0,
             begun: false,
             outcome: None,
@@ -214,11 +217,17 @@ impl Call {
             self.drained += drained.count() as u64;
             self.unwritten = turn::receive(ledger, clock, mark(&owner), &supply);
         }
-        if let (Some(Refusal::Own { .. }), true) = (&supply.refusal, self.let_go < LET_GO) {
+        if let (Some(Refusal::Own { ip, .. }), true) = (&supply.refusal, self.let_go < LET_GO) {
+            if let Verb::Add(_, wish @ Wish::Kept(_)) = &mut self.verb {
+                *wish = Wish::Kept(Some(*ip));
+            }
             // It begins anew when it has the lock again.
             (self.ledger, self.asked) = (None, 0);
             self.let_go += 1;
             return;
+        }
+        if let Some(Refusal::Taken(ip)) = supply.refusal {
+            return self.tried.push(ip);
         }
         if let (Some(refusal), true) = (supply.refusal, supply.leases.is_empty()) {
             self.outcome = Some(Err(refusal));
@@ -261,13 +270,23 @@ impl Call {
                 self.outcome = match turn::give(ledger, clock, filter, mark, *wish) {
                     Turn::Given(place, ip, edits) => {
                         let drains = ledger.block(place.page).is_some_and(|block| block.draining);
-                        let named = matches!(wish, Wish::Address(_)) || edits.is_empty();
+                        let named = !matches!(wish, Wish::Any) || edits.is_empty();
                         assert!(named || !drains, "{ip} is given from a block that is being emptied");
                         self.unwritten.extend(edits);
                         Some(Ok(Some(ip)))
                     }
                     Turn::Refused(refusal) => Some(Err(refusal)),
                     Turn::Ask(..) if self.asked >= 3 => Some(Err(Refusal::Exhausted)),
+                    Turn::Ask(Wish::Kept(named), _) => {
+                        return Some(Wish::Kept(turn::spare(
+                            ledger,
+                            clock,
+                            filter,
+                            mark,
+                            named,
+                            &self.tried,
+                        )));
+                    }
                     Turn::Ask(wish, _) => return Some(wish),
                 };
                 None
@@ -449,16 +468,22 @@ impl Cluster {
                 self.next += 1;
                 let mut owner = Owner::of(format!("p{}/{index}", self.next));
                 let mut wish = Wish::Any;
-                if self.shape.kept {
+                if self.shape.claims > 0 {
+                    let size = ipam::grid::addresses_of(self.grid.subnet());
                     let host = self.random.below(60) + 1;
+                    let nth =
+                        |host: u64| ipam::grid::nth(self.grid.subnet(), u128::from(host) % (size - 2) + 1);
                     match self.random.below(4) {
-                        0 => wish = Wish::Address(ipam::grid::nth(self.grid.subnet(), u128::from(host))),
+                        0 => wish = Wish::Address(nth(host)),
                         1 => {
-                            let claim = self.random.below(6);
+                            let claim = self.random.below(self.shape.claims);
                             owner.claim = format!("c{claim}");
-                            let ip = ipam::grid::nth(self.grid.subnet(), u128::from(claim * 8 + 5));
-                            owner.restored = (claim % 2 == 1).then_some(ip);
-                            wish = Wish::Kept;
+                            owner.restored = (claim % 2 == 1).then(|| nth(claim * 8 + 5));
+                            wish = Wish::Kept(None);
+                        }
+                        2 if self.random.below(4) == 0 => {
+                            owner.claim = format!("n{host}");
+                            wish = Wish::KeptAddress(nth(host));
                         }
                         _ => {}
                     }
@@ -546,8 +571,8 @@ impl Cluster {
         let Some(wish) = call.turn(clock, &filter) else { return };
         let Some(mut question) = call.question(wish) else { return };
         let owner = call.owner();
-        if let (Wish::Kept, Some(ip)) = (wish, owner.restored) {
-            question.wish = Wish::Address(ip);
+        if let (Wish::Kept(_), Some(ip)) = (wish, owner.restored) {
+            question.wish = Wish::KeptAddress(ip);
         }
         let place = Answer::default();
         call.answer = Some(Arc::clone(&place));
@@ -569,8 +594,10 @@ impl Cluster {
             (Verb::Add(owner, wish), Ok(Some(ip))) => self.tell(index, owner, *wish, ip),
             (Verb::Add(_, wish), Err(refusal)) => {
                 self.refused += 1;
-                if let (Wish::Address(ip), Refusal::Held { net, .. } | Refusal::Asked { net, .. }) =
-                    (wish, refusal)
+                if let (
+                    Wish::Address(ip) | Wish::KeptAddress(ip),
+                    Refusal::Held { net, .. } | Refusal::Asked { net, .. },
+                ) = (wish, refusal)
                 {
                     // Whoever is refused an address is told what holds it.
                     assert!(net.contains(ip), "seed {}: {ip} is not in {net}", self.seed);
@@ -602,7 +629,7 @@ impl Cluster {
                 self.steps
             );
         }
-        if let Wish::Address(wanted) = wish {
+        if let Wish::Address(wanted) | Wish::KeptAddress(wanted) = wish {
             assert_eq!(ip, wanted, "seed {seed}");
         }
         assert!(owner.restored.is_none_or(|known| known == ip), "seed {seed}: {owner:?} is given {ip}");
@@ -688,14 +715,20 @@ impl Cluster {
             server.objects.values().filter(|object| object.holder.node == name).cloned().collect();
     }
 
-    /// The controller takes back what nodes have that are dead and fenced: it reads, makes sure, then takes.
+    /// The controller takes back what nodes have that are dead and fenced: it reads, makes sure, then takes. Of one claim it
+    /// hears that it has ended.
     fn reclaim(&self) -> Task<()> {
         let (api, now) = (self.api.clone(), self.now);
+        let ended = format!("c{}", now % self.shape.claims.max(1));
         Box::pin(async move {
             let Ok(all) = api.all().await else { return };
             let Ok(dead) = api.dead().await else { return };
-            for object in all.into_iter().filter(|object| dead.contains(&object.holder.node)) {
-                let _ = ipam::lease::reclaim(&api, object, now).await;
+            for object in all {
+                if dead.contains(&object.holder.node) {
+                    let _ = ipam::lease::reclaim(&api, object, now).await;
+                } else if object.holder.node.is_empty() && object.holder.claim == ended {
+                    let _ = ipam::lease::end_claim(&api, object).await;
+                }
             }
         })
     }

@@ -1,9 +1,11 @@
-//! Where nothing goes wrong: whether an address could be had, which STATUS is told, and what was lost and leased again.
+//! Where nothing goes wrong: whether an address could be had, which STATUS is told, what was lost and leased again, and what
+//! is kept where every block is leased.
 
 use std::net::IpAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use ipam::handover::{GivenUp, Outcome, tell, wanted};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, State};
 use ipam::registry::{Holder, Object, Registry};
@@ -65,7 +67,7 @@ impl World {
 }
 
 fn known(object: &Object, state: State) -> Known {
-    Known { net: object.net, lease: object.lease_id(), state, held: false }
+    Known { net: object.net, lease: object.lease_id(), state, held: Vec::new() }
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn what_was_leased_again_is_confirmed_once_whether_its_object_is_new_or_was_give
             wait(confirm::lease_again(&world.api, world.grid, (old.net, &lease), &holder, NOW)).unwrap()
         };
         assert!(again(), "{net}");
-        let known = Known { held: true, ..known(&old, State::Unconfirmed) };
+        let known = Known { held: vec![old.net.addr()], ..known(&old, State::Unconfirmed) };
         let ask = Ask { known: vec![known], wish: Wish::Nothing };
         let asked = || wait(serve(&world.counter(), &ask, &[]));
         // A second call asks before the first one has written down what it was told.
@@ -126,4 +128,35 @@ fn what_was_leased_again_is_confirmed_once_whether_its_object_is_new_or_was_give
         assert_eq!(first.confirmed, [(old.lease_id(), object.lease_id())], "{net}");
         assert_eq!((second.confirmed.as_slice(), object.holder.owner.as_str()), (&[][..], "o"), "{net}");
     }
+}
+
+#[test]
+fn what_is_kept_where_every_block_is_leased_is_given_up_by_a_block_of_the_node_itself() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let own = world.make("10.0.0.0/30", "n0", 0);
+    let _ = world.make("10.0.0.4/30", "n1", 0);
+    let mut counter = world.counter();
+    counter.holder = Holder { owner: "o".into(), claim: "c".into(), ..counter.holder };
+    let asked = |spare: Option<&str>| {
+        let wish = Wish::Kept(spare.map(|ip| ip.parse().unwrap()));
+        wait(serve(&counter, &Ask { known: vec![known(&own, State::Active)], wish }, &[]))
+    };
+    assert_eq!(asked(None).refusal, Some(Refusal::Exhausted), "nothing is free in the ledger");
+    let ip: IpAddr = "10.0.0.2".parse().unwrap();
+    let supply = asked(Some("10.0.0.2"));
+    assert_eq!((supply.refusal, supply.leases), (Some(Refusal::Own { ip, net: own.net }), Vec::new()));
+    // It is free in the ledger still, and nobody's; then it is a hole there, and in the block.
+    let single = || wait(world.api.read(ip.into())).unwrap().unwrap();
+    assert_eq!((single().holder.asks.as_str(), single().is_nobodys()), ("n0", true));
+    let block = wait(wanted(&world.api, world.grid, "n0", &single(), NOW)).unwrap().unwrap();
+    assert_eq!(wait(tell(&world.api, &single(), block, GivenUp::Hole)), Ok(Outcome::Given));
+    let leases = asked(Some("10.0.0.2")).leases;
+    assert!(matches!(leases.as_slice(), [lease] if lease.net == ip.into() && lease.bound), "{leases:?}");
+    assert_eq!(single().holder.claim, "c");
+    // Its successor has it, whatever is free by then.
+    counter.holder.owner = "successor".into();
+    counter.shares_claim = true;
+    let wish = Wish::Kept(Some("10.0.0.3".parse().unwrap()));
+    let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish }, &[]));
+    assert!(matches!(supply.leases.as_slice(), [lease] if lease.net == ip.into()), "{supply:?}");
 }

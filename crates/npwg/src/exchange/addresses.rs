@@ -85,9 +85,9 @@ pub struct Known {
     pub lease: String,
     /// What it is to the node.
     pub state: KnownState,
-    /// Is something in it held, though it is unconfirmed? Never after a boot.
+    /// What in it is held, though it is unconfirmed; nothing after a boot.
     #[serde(default)]
-    pub held: bool,
+    pub held: Vec<IpAddr>,
 }
 
 /// What a block is to its node.
@@ -112,10 +112,12 @@ pub enum Want {
     Return,
     /// Addresses.
     Any,
-    /// An address that a claim may keep.
-    Kept,
+    /// An address that a claim may keep; this one, free in the ledger, if every block is leased.
+    Kept(Option<IpAddr>),
     /// This very address.
     Address(IpAddr),
+    /// This very address, for a claim to keep.
+    KeptAddress(IpAddr),
     /// Addresses, soon: nobody waits for the answer.
     Ahead,
     /// To know whether addresses could be had.
@@ -138,6 +140,8 @@ pub struct Delivery {
     pub refusal: Option<String>,
     /// It is because this address lies in a block of the ledger itself: had soon, if nobody has the ledger locked meanwhile.
     pub own: Option<IpAddr>,
+    /// It is because this address, which the demand named as free in the ledger, is somebody else's by now.
+    pub taken: Option<IpAddr>,
 }
 
 /// A block that is leased.

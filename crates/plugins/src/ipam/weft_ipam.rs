@@ -214,19 +214,20 @@ fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig,
         {
             continue;
         }
-        let wish = match &set.request {
-            Some(request) => Wish::Address(request.ip),
-            None if settings.claim.name.is_empty() => Wish::Any,
-            None => Wish::Kept,
+        let wish = match (&set.request, settings.claim.name.is_empty()) {
+            (Some(request), true) => Wish::Address(request.ip),
+            (Some(request), false) => Wish::KeptAddress(request.ip),
+            (None, true) => Wish::Any,
+            (None, false) => Wish::Kept(None),
         };
         let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
-        let turn = move || {
+        let turn = move |wish: Wish| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
             Store::create(&settings.directory, &pool.name, move |store| {
                 give_from(&own, &from, wish, &whom, store)
             })
         };
-        match in_turns(turn) {
+        match in_turns(wish, turn) {
             Ok(ip) => {
                 let address = IpNet::new(ip, pool.range.prefix_len()).unwrap_or(IpNet::from(ip));
                 return Ok(IpConfig { interface: None, address, gateway: pool.gateway });
@@ -247,18 +248,23 @@ fn holds(settings: &Settings, pool: &Pool, mark: u64) -> bool {
 enum Ended {
     /// With this address.
     Given(IpAddr),
-    /// The agent needs the ledger for what is wanted; why it is not there yet.
-    LetGo(Error),
+    /// The agent needs the ledger for this address; why it is not there yet.
+    LetGo(IpAddr, Error),
 }
 
 /// As many turns as it takes until the agent has given up what is wanted, within a few seconds.
-fn in_turns(turn: impl Fn() -> Result<Ended, Error>) -> Result<IpAddr, Error> {
+fn in_turns(mut wish: Wish, turn: impl Fn(Wish) -> Result<Ended, Error>) -> Result<IpAddr, Error> {
     let mut pauses = PAUSES.iter();
     loop {
-        match (turn()?, pauses.next()) {
+        match (turn(wish)?, pauses.next()) {
             (Ended::Given(ip), _) => return Ok(ip),
-            (Ended::LetGo(_), Some(pause)) => std::thread::sleep(Duration::from_millis(*pause)),
-            (Ended::LetGo(error), None) => return Err(error),
+            (Ended::LetGo(ip, _), Some(pause)) => {
+                if matches!(wish, Wish::Kept(_)) {
+                    wish = Wish::Kept(Some(ip));
+                }
+                std::thread::sleep(Duration::from_millis(*pause));
+            }
+            (Ended::LetGo(_, error), None) => return Err(error),
         }
     }
 }
@@ -272,12 +278,12 @@ fn give_from(
 ) -> Result<Ended, Error> {
     let refused = |why: &dyn std::fmt::Display| {
         let why = match wish {
-            Wish::Address(ip) => format!("pool {}: {ip}: {why}", pool.name),
+            Wish::Address(ip) | Wish::KeptAddress(ip) => format!("pool {}: {ip}: {why}", pool.name),
             _ => format!("pool {}: {}: {why}", pool.name, pool.filter.range),
         };
         Error::new(code::TRY_AGAIN_LATER, why)
     };
-    let mut refusal = None;
+    let (mut refusal, mut tried) = (None, Vec::new());
     for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
         let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
@@ -302,20 +308,25 @@ fn give_from(
                 wanted
             }
         };
+        let wanted = match wanted {
+            Wish::Kept(named) => {
+                let ledger = &mut store.ledger;
+                Wish::Kept(turn::spare(ledger, clock, &pool.filter, who.mark, named, &tried))
+            }
+            wanted => wanted,
+        };
         let (supply, lack) = ask(settings, pool, &store, wanted, who)?;
-        let edits = turn::receive(&mut store.ledger, clock, who.mark, &supply);
-        // An address of our own is held as soon as it is written.
-        if let Some(place) = store.ledger.held_by(who.mark).next() {
-            who.given.store(true, Relaxed);
-            store.sign(place, &who.owner)?;
-        }
-        store.write(&edits)?;
+        receive(&mut store, clock, who, &supply)?;
         let said = match lack {
-            Some(Lack { why, own: Some(ip) }) => {
+            Some(Lack { why, own: Some(ip), .. }) => {
                 return match holder(&store, ip) {
                     Some(owner) => Err(refused(&format!("{owner} holds {ip}"))),
-                    None => Ok(Ended::LetGo(refused(&format!("{ip}: {why}")))),
+                    None => Ok(Ended::LetGo(ip, refused(&format!("{ip}: {why}")))),
                 };
+            }
+            Some(Lack { taken: Some(ip), .. }) if tried.len() < QUESTIONS => {
+                tried.push(ip);
+                continue;
             }
             lack => lack.map(|lack| lack.why),
         };
@@ -326,6 +337,16 @@ fn give_from(
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
+}
+
+/// Writes an answer down. An address of our own is held as soon as it is written.
+fn receive(store: &mut Store, clock: Clock, who: &Who, supply: &turn::Supply) -> Result<(), Error> {
+    let edits = turn::receive(&mut store.ledger, clock, who.mark, supply);
+    if let Some(place) = store.ledger.held_by(who.mark).next() {
+        who.given.store(true, Relaxed);
+        store.sign(place, &who.owner)?;
+    }
+    store.write(&edits)
 }
 
 /// How many free addresses are few.
@@ -372,8 +393,9 @@ fn want(wish: Wish) -> Want {
     match wish {
         Wish::Nothing => Want::Nothing,
         Wish::Any => Want::Any,
-        Wish::Kept => Want::Kept,
+        Wish::Kept(spare) => Want::Kept(spare),
         Wish::Address(ip) => Want::Address(ip),
+        Wish::KeptAddress(ip) => Want::KeptAddress(ip),
     }
 }
 

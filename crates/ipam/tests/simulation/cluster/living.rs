@@ -52,7 +52,13 @@ impl Cluster {
         let trouble = {
             let mut server = self.api.server.lock().unwrap();
             let is_it = server.objects.get(&block.net).is_some_and(|object| object.lease_id() == block.uid);
-            if server.down || !is_it {
+            // Somebody who is leasing the block around it has not looked yet: he may have the address before it is leased again.
+            let is_open = |object: &&ipam::registry::Object| {
+                object.net != block.net
+                    && object.net.contains(&block.net)
+                    && !object.holes.contains(&block.net.addr())
+            };
+            if server.down || !is_it || server.objects.values().find(is_open).is_some() {
                 return;
             }
             server.objects.remove(&block.net);

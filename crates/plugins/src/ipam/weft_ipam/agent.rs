@@ -25,11 +25,11 @@ const COURTESY: Duration = Duration::from_secs(2);
 
 /// The demand of a ledger.
 pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Want, owner: &str) -> Demand {
-    let known = ledger.blocks().map(|block| Known {
-        net: block.net,
-        held: turn::is_held_in_doubt(ledger, &block),
-        lease: block.uid,
-        state: match block.state {
+    let known = turn::ask(ledger, Wish::Nothing).known.into_iter().map(|known| Known {
+        net: known.net,
+        lease: known.lease,
+        held: known.held,
+        state: match known.state {
             State::Active => KnownState::Active,
             State::Returning => KnownState::Returning,
             State::Unconfirmed => KnownState::Unconfirmed,
@@ -69,6 +69,8 @@ pub(super) struct Lack {
     pub(super) why: String,
     /// This address lies in a block of the ledger that was asked for: it is given up when nobody has that locked.
     pub(super) own: Option<IpAddr>,
+    /// This address, which was named as free in the ledger, is somebody else's.
+    pub(super) taken: Option<IpAddr>,
 }
 
 /// Asks the agent and waits for its answer.
@@ -90,10 +92,10 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
     stream.set_read_timeout(Some(patience)).map_err(failed)?;
     send(&mut stream, demand)?;
-    let Delivery { leases, gone, confirmed, lost, refusal, own } = receive(&mut stream)?;
+    let Delivery { leases, gone, confirmed, lost, refusal, own, taken } = receive(&mut stream)?;
     let leases =
         leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
-    let lack = refusal.map(|why| Lack { why, own });
+    let lack = refusal.map(|why| Lack { why, own, taken });
     Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, lack))
 }
 
