@@ -426,3 +426,34 @@ fn k6_our_own_namespace_is_the_sandboxs_if_the_runtime_says_that_it_may_be() {
     pod.remove();
     assert_nothing_left("its own namespace", &host, &before);
 }
+
+/// The attack: plugins of a definition that say so much that nobody reads the entry again, and GC of the node ends with it.
+#[test]
+fn what_plugins_say_makes_no_entry_that_cannot_be_read() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    let script = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] || exit 0\n\
+                  printf '{\"cniVersion\":\"1.0.0\",\"dns\":{\"domain\":\"'\n\
+                  head -c 900000 /dev/zero | tr '\\0' x\nprintf '\"}}'\n";
+    host.write("/opt/cni/bin/talker", script);
+    host.run(["chmod", "755", "/opt/cni/bin/talker"]);
+    cluster.definition("loud", &json!({ "cniVersion": "1.0.0", "type": "talker" }));
+    let config = configuration(&bridge("default", 1));
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    cluster.pod("web", "");
+    weft.add(&config).success();
+    weft.del(&config).success();
+    let before = host.snapshot();
+    cluster.pod("web", ["loud"; 20].join(","));
+    assert_refused("20 networks", &weft.add(&config), 5, &["journal", "longer than"]);
+    assert_eq!(cluster.entry(&pod), None);
+    assert!(links(&pod).is_empty());
+    cluster.pod("web", ["loud"; 5].join(","));
+    weft.add(&config).success();
+    rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    weft.del(&config).success();
+    assert_eq!(cluster.entry(&pod), None);
+    cluster.pod("web", "");
+    assert_nothing_left("DEL", &host, &before);
+}

@@ -6,7 +6,8 @@
 //! Rules:
 //! - DEL, CHECK and GC read nothing else of a sandbox that is in it: no API server, no pod, no definition, no configuration
 //!   of today;
-//! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed;
+//! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed; none is written that is
+//!   longer than what is read, whatever plugins say: an ADD fails instead;
 //! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
 //!   replaces or the next DEL removes, or a last value without its end, which readers pass over.
 
@@ -72,7 +73,9 @@ impl Journal {
             .and_then(|()| self.publish(entry))
             .and_then(|()| File::open(&self.directory).and_then(|directory| directory.sync_all()));
         begun.map_err(|cause| self.failed("write", entry, &cause))?;
-        Ok(Record { file, path: self.file(&entry.container_id) })
+        let written = file.metadata().map_err(|cause| self.failed("write", entry, &cause))?.len();
+        let (path, room) = (self.file(&entry.container_id), ENTRY_MAX.saturating_sub(written));
+        Ok(Record { file, path, room })
     }
 
     /// Replaces an entry. A machine that loses power has lost its namespaces too, so this one does not wait
@@ -111,6 +114,9 @@ impl Journal {
     /// Writes the temporary file; its name is fixed, so a crash leaves at most one.
     fn replacement(&self, entry: &Entry) -> Result<File, Error> {
         let bytes = entry.value().context("journal")?;
+        if bytes.len() as u64 > ENTRY_MAX {
+            return Err(too_long(&self.file(&entry.container_id)));
+        }
         let mut options = OpenOptions::new();
         let opened = options
             .write(true)
@@ -146,6 +152,8 @@ impl Journal {
 pub(super) struct Record {
     file: File,
     path: PathBuf,
+    /// How many bytes there is room for.
+    room: u64,
 }
 
 impl Record {
@@ -153,9 +161,16 @@ impl Record {
     ///
     /// After a failure the entry has to be replaced: the last value may lack its end.
     pub(super) fn add(&mut self, values: &[u8]) -> Result<(), Error> {
+        self.room = self.room.checked_sub(values.len() as u64).ok_or_else(|| too_long(&self.path))?;
         let written = self.file.write_all(values);
         written.map_err(|cause| Error::io(format_args!("journal: write {}", self.path.display()), cause))
     }
+}
+
+fn too_long(path: &Path) -> Error {
+    let why = format!("journal: {}: longer than {ENTRY_MAX} bytes", path.display());
+    Error::new(code::IO_FAILURE, why)
+        .details("the plugins of this pod's networks say too much, or they are too many")
 }
 
 fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
