@@ -257,15 +257,17 @@ impl Client<'_> {
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
         // A packet that still waits for the neighbour's hardware address would go with the interface, which is removed
-        // next. What answers, or whether anything does, is no matter: the neighbour is known then.
-        let _ = self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR));
+        // next. What answers, or whether anything does, is no matter: the neighbour is known then. Where it cannot be sent
+        // the interface has not got the address yet.
+        let pinged = self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR));
+        let has_address = matches!(pinged, Ok(Ok(_)));
         match self.netns.run(|| udp_on(self.ifname, from, to)).or_refused()? {
-            Ok(socket) => match socket.send(&message.encode()) {
+            Ok(socket) if has_address => match socket.send(&message.encode()) {
                 Ok(_) => Ok(()),
                 Err(cause) => Err(Error::io(format_args!("release {} to {to}", lease.address), cause)),
             },
             // Without the address the only way is the one by which it came.
-            Err(_) => {
+            _ => {
                 let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
                 self.broadcast(&socket, lease.address.addr(), &message)
             }
