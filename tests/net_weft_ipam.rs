@@ -253,7 +253,7 @@ fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
             "held",
             &asking("other", ip, channel),
             11,
-            &["pool 10.1.2.0-29", ip, "leased by node this one"],
+            &["pool 10.1.2.0-29", ip, &format!("c{channel}, eth0 of net, holds it")],
         );
         assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip], "the same once more");
     }

@@ -47,6 +47,10 @@ pub enum Refusal {
         /// The node that has it; empty where a claim keeps it.
         node: String,
     },
+    /// This address is in the very ledger that asks, and another container's.
+    Here(IpAddr),
+    /// Whoever asks for another address has this one.
+    Already(IpAddr),
     /// This address lies in somebody else's block, who was asked to give it up.
     Asked {
         /// The block.
@@ -491,6 +495,8 @@ impl fmt::Display for Refusal {
             Refusal::Resting(_) => f.write_str("no address is free; some were freed just now and still rest"),
             Refusal::Held { net, node } if node.is_empty() => write!(f, "{net} is kept by a claim"),
             Refusal::Held { net, node } => write!(f, "{net} is leased by node {node}"),
+            Refusal::Here(ip) => write!(f, "another container of this node has {ip}, or had it just now"),
+            Refusal::Already(ip) => write!(f, "the same interface has {ip}"),
             Refusal::Asked { net, node, by } if by.is_empty() => write!(
                 f,
                 "{net}, in which it lies, is leased by node {node}, which is asked for it and has not given it up yet: \

@@ -102,10 +102,7 @@ pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish:
     {
         return match wish {
             Wish::Address(wanted) | Wish::KeptAddress(wanted) if wanted != ip => {
-                Turn::Refused(Refusal::Held {
-                    net: IpNet::from(ip),
-                    node: "this one, for the same owner".into(),
-                })
+                Turn::Refused(Refusal::Already(ip))
             }
             _ => Turn::Given(place, ip, Vec::new()),
         };
@@ -113,7 +110,7 @@ pub fn give(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64, wish:
     match wish {
         Wish::Address(ip) => give_this(ledger, clock, mark, ip),
         Wish::Kept(_) => Turn::Ask(wish, None),
-        Wish::KeptAddress(ip) if held(ledger, ip).is_some() => Turn::Refused(here(ip)),
+        Wish::KeptAddress(ip) if held(ledger, ip).is_some() => Turn::Refused(Refusal::Here(ip)),
         Wish::KeptAddress(_) => Turn::Ask(wish, None),
         Wish::Any | Wish::Nothing => give_any(ledger, clock, filter, mark),
     }
@@ -154,11 +151,6 @@ pub fn spare(
     None
 }
 
-/// What is said of an address that another container of the node has.
-fn here(ip: IpAddr) -> Refusal {
-    Refusal::Held { net: IpNet::from(ip), node: "this one".into() }
-}
-
 fn give_any(ledger: &mut Ledger, clock: Clock, filter: &Filter, mark: u64) -> Turn {
     let (choice, undrained) = choose(ledger, clock, &|ip| filter.admits(ip));
     match choice {
@@ -195,7 +187,7 @@ fn choose(
 
 /// Whoever names an address does not wait until it has rested.
 fn give_this(ledger: &mut Ledger, clock: Clock, mark: u64, ip: IpAddr) -> Turn {
-    let refused = here(ip);
+    let refused = Refusal::Here(ip);
     let Some(place) = ledger.find(ip) else { return Turn::Ask(Wish::Address(ip), None) };
     let Some(block) = ledger.block(place.page) else { return Turn::Refused(refused) };
     match (block.state, ledger.slot(place)) {

@@ -256,7 +256,7 @@ impl Call {
                         self.unwritten.extend(edits);
                         Ok(Some(*ip))
                     }
-                    GiveUp::Held(_) => Err(Refusal::Held { net: (*ip).into(), node: "this one".into() }),
+                    GiveUp::Held(_) => Err(Refusal::Here(*ip)),
                     GiveUp::Unknown => Err(Refusal::Exhausted),
                 });
                 None

@@ -34,7 +34,7 @@ impl Said {
     pub(crate) fn say(&self, outcome: &Result<Option<IpAddr>, Refusal>) {
         let given = match outcome {
             Ok(_) => GivenUp::Hole,
-            Err(Refusal::Held { .. }) => GivenUp::Held("somebody".into()),
+            Err(Refusal::Here(_)) => GivenUp::Held("somebody".into()),
             Err(_) => GivenUp::Unknown,
         };
         *self.0.lock().unwrap() = Some(given);

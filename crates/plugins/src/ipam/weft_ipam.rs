@@ -21,6 +21,7 @@ pub mod settings;
 pub mod store;
 
 use std::collections::HashSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
 use ipam::grid::addresses_of;
+use ipam::lease::Refusal;
 use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
@@ -276,13 +278,7 @@ fn give_from(
     who: &Who,
     mut store: Store,
 ) -> Result<Ended, Error> {
-    let refused = |why: &dyn std::fmt::Display| {
-        let why = match wish {
-            Wish::Address(ip) | Wish::KeptAddress(ip) => format!("pool {}: {ip}: {why}", pool.name),
-            _ => format!("pool {}: {}: {why}", pool.name, pool.filter.range),
-        };
-        Error::new(code::TRY_AGAIN_LATER, why)
-    };
+    let refused = |why: &dyn fmt::Display| refusal(pool, wish, why);
     let (mut refusal, mut tried) = (None, Vec::new());
     for _ in 0..=QUESTIONS {
         let clock = Clock { now: now(), rest: settings.rest };
@@ -299,7 +295,12 @@ fn give_from(
                 store.write(&edits)?;
                 return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
             }
-            Turn::Refused(why) => return Err(refused(&why)),
+            Turn::Refused(why) => {
+                let owner = if let Refusal::Here(ip) = why { holder(&store, ip) } else { None };
+                return Err(
+                    owner.map_or_else(|| refused(&why), |owner| refused(&format!("{owner} holds it")))
+                );
+            }
             Turn::Ask(wanted, why) => {
                 if let Some(why) = refusal {
                     return Err(refused(&why));
@@ -337,6 +338,15 @@ fn give_from(
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
+}
+
+/// Says of what it is that there is no address.
+fn refusal(pool: &Pool, wish: Wish, why: &dyn fmt::Display) -> Error {
+    let why = match wish {
+        Wish::Address(ip) | Wish::KeptAddress(ip) => format!("pool {}: {ip}: {why}", pool.name),
+        _ => format!("pool {}: {}: {why}", pool.name, pool.filter.range),
+    };
+    Error::new(code::TRY_AGAIN_LATER, why)
 }
 
 /// Writes an answer down. An address of our own is held as soon as it is written.
