@@ -85,6 +85,22 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
 }
 
 #[test]
+fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-new"));
+    let known = "weft_cache_objects{what=\"pods\"}";
+    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    let web = agent.machine.pod("web");
+    let add = || agent.attachment(&web, "web", &uid).add(&node_configuration());
+    assert_refused("missing", &add(), 7, &["net-new"]);
+    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
+    agent.machine.run(["kill", "-s", "STOP", id.trim()]);
+    let refused = add();
+    agent.machine.run(["kill", "-s", "CONT", id.trim()]);
+    assert_refused("not known", &refused, 11, &["net-new", "not known: blue/net-new: "]);
+}
+
+#[test]
 fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_nor_a_plan() {
     let agent = node!();
     for name in ["ippools.weft.dev", "ipblocks.weft.dev"] {

@@ -32,7 +32,7 @@ use tracing::{debug, info, warn};
 use super::busy::{Busy, Call};
 use super::cache::{Cache, follow};
 use super::changes::Changes;
-use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, ask};
+use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, Reduced, ask};
 use super::drift::{Drift, Heard};
 use super::events::Events;
 use super::facts;
@@ -45,6 +45,7 @@ use super::sandboxes::Sandboxes;
 use super::socket::Oracle;
 use super::supplier::Supplier;
 use super::traces::Traces;
+use super::unanswered;
 use super::vifs;
 use crate::controller::store::{self, Place};
 
@@ -168,7 +169,7 @@ impl Brain {
         if !wanted.is_empty() {
             self.seen(&self.definitions, latest).await?;
         }
-        let mut definitions = self.definitions(&wanted).await;
+        let (mut definitions, unheard) = self.definitions(&wanted).await;
         let neutron = vifs::complete(&mut definitions);
         let devices =
             facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions).await?;
@@ -190,8 +191,10 @@ impl Brain {
             plan::plan(&request)
         };
         let mut plan = planned.map_err(|refusal| {
-            self.events.refused(&pod, &refusal);
-            self.explained(refusal)
+            if unheard.is_empty() {
+                self.events.refused(&pod, &refusal);
+            }
+            self.explained(refusal, &unheard)
         })?;
         let wanted = vifs::wanted(&plan, &neutron, held)?;
         self.ports(&pod, &mut plan, &wanted).await?;
@@ -230,9 +233,13 @@ impl Brain {
         }
     }
 
-    /// A refusal may be due to what we have not heard of.
-    fn explained(&self, refusal: Refusal) -> Error {
-        let error = Error::from(refusal);
+    /// A refusal may be due to what we have not heard of, or could not ask for: then it is to be tried again.
+    fn explained(&self, refusal: Refusal, unheard: &[String]) -> Error {
+        let mut error = Error::from(refusal);
+        if !unheard.is_empty() {
+            let details = format!("{}; not known: {}", error.details, unheard.join("; "));
+            error = Error { code: code::TRY_AGAIN_LATER, ..error }.details(details);
+        }
         let age = self.definitions.age().max(self.pods.age());
         match age.is_zero() {
             true => error,
@@ -308,12 +315,12 @@ impl Brain {
         }
     }
 
-    /// The definitions that are there, of those wanted.
+    /// The definitions that are there, of those wanted; of which it could not be asked whether they are, and why.
     async fn definitions(
         &self,
         wanted: &BTreeSet<NetworkReference>,
-    ) -> BTreeMap<NetworkReference, Definition> {
-        let mut found = BTreeMap::new();
+    ) -> (BTreeMap<NetworkReference, Definition>, Vec<String>) {
+        let (mut found, mut unheard) = (BTreeMap::new(), Vec::new());
         for reference in wanted {
             let place: Key = (reference.namespace.clone(), reference.name.clone());
             if let Some(known) = self.definitions.find(&place) {
@@ -321,13 +328,18 @@ impl Brain {
             } else if self.definitions.age().is_zero() {
                 // It may be newer than what we have heard of.
                 let api = Api::<DefinitionObject>::namespaced(self.client.clone(), &reference.namespace);
-                match ask(api, &reference.name).await {
-                    Ok(asked) => found.extend(asked.map(|asked| (reference.clone(), asked))),
-                    Err(why) => debug!(%reference, %why, "could not be asked for"),
+                match timeout(ASK_MAX, api.get_opt(&reference.name)).await {
+                    Ok(Ok(asked)) => found.extend(asked.map(|asked| (reference.clone(), asked.reduce()))),
+                    // Where nobody may ask nothing is found, however often it is tried.
+                    Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
+                        debug!(%reference, why = status.message, "may not be asked for");
+                    }
+                    Ok(Err(error)) => unheard.push(format!("{reference}: {}", unanswered::said(&error))),
+                    Err(_) => unheard.push(format!("{reference}: the API server does not answer")),
                 }
             }
         }
-        found
+        (found, unheard)
     }
 
     /// What the policies of the definitions say about the pod.
