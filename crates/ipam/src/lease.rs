@@ -108,6 +108,14 @@ enum Inside {
 }
 
 impl<R: Registry> Counter<'_, R> {
+    /// Leases a block; if every one is leased, an address that one of them has given up and nobody has any more.
+    pub async fn block_or_address(&self) -> Result<Lease, Refusal> {
+        match self.block().await {
+            Err(Refusal::Exhausted) => self.any_address(None).await,
+            outcome => outcome,
+        }
+    }
+
     /// Leases a block.
     pub async fn block(&self) -> Result<Lease, Refusal> {
         let mut taken: HashSet<IpNet> = HashSet::new();
@@ -174,7 +182,7 @@ impl<R: Registry> Counter<'_, R> {
             object.is_single() && object.is_nobodys() && object.rests_until(self.clock).is_none()
         };
         let taken = all.iter().filter(|object| !rested(object)).map(|object| object.net).collect();
-        self.unwritten(&taken).map(drop).ok_or(Refusal::Exhausted)
+        self.unwritten(&taken).or_else(|| self.hole(&all, &taken)).map(drop).ok_or(Refusal::Exhausted)
     }
 
     /// Finds the single addresses inside a block of ours and writes them down before it is used. What the ledger has for
@@ -312,7 +320,7 @@ impl<R: Registry> Counter<'_, R> {
         }
         let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
         for _ in 0..TRIES {
-            let Some(ip) = self.unwritten(&taken) else { break };
+            let Some(ip) = self.unwritten(&taken).or_else(|| self.hole(&all, &taken)) else { break };
             match self.address_at(ip, self.clock, Inside::GivesWay).await {
                 Err(Refusal::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
                 Err(Refusal::Contended) => taken.extend([IpNet::from(ip)]),
@@ -337,6 +345,12 @@ impl<R: Registry> Counter<'_, R> {
         let blocks = self.filter.blocks(&self.grid, !self.seed);
         let mut blocks = blocks.filter(|block| self.grid.is_single() || !taken.contains(block));
         blocks.find_map(|block| self.filter.addresses(block).find(free))
+    }
+
+    /// An address that a block has given up and no object is about: who had it, or only asked for it, has gone long since.
+    fn hole(&self, all: &[Object], taken: &HashSet<IpNet>) -> Option<IpAddr> {
+        let free = |ip: &IpAddr| self.filter.admits(*ip) && !taken.contains(&IpNet::from(*ip));
+        all.iter().flat_map(|object| &object.holes).copied().find(free)
     }
 
     /// An address that was given back: the one that has rested longest.

@@ -425,7 +425,7 @@ fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
 async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish) -> Result<Lease, Refusal> {
     match wish {
         Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip).await,
-        Wish::Any if !counter.grid.is_single() => counter.block().await,
+        Wish::Any if !counter.grid.is_single() => counter.block_or_address().await,
         Wish::Kept(spare) => counter.any_address(spare).await,
         Wish::Any | Wish::Nothing => counter.any_address(None).await,
     }

@@ -160,3 +160,27 @@ fn what_is_kept_where_every_block_is_leased_is_given_up_by_a_block_of_the_node_i
     let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish }, &[]));
     assert!(matches!(supply.leases.as_slice(), [lease] if lease.net == ip.into()), "{supply:?}");
 }
+
+#[test]
+fn what_a_block_has_given_up_is_anybodys_where_every_block_is_leased() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let _ = world.make("10.0.0.0/30", "n0", 0);
+    let other = world.make("10.0.0.4/30", "n1", 0);
+    let holes = vec!["10.0.0.5".parse().unwrap(), "10.0.0.6".parse().unwrap()];
+    wait(world.api.replace(&Object { holes, ..other })).unwrap();
+    // Of one nothing is known any more, the other one was freed just now.
+    let _ = world.make("10.0.0.6/32", "", NOW - 5);
+    let asked = |owner: &str, now: u64| {
+        let mut counter = world.counter();
+        (counter.holder.owner, counter.clock.now) = (owner.into(), now);
+        let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish: Wish::Any }, &[]));
+        (supply.leases.first().map(|lease| (lease.net, lease.bound)), supply.refusal)
+    };
+    let single = |ip: &str| (Some((ip.parse::<IpNet>().unwrap(), true)), None);
+    assert_eq!(world.room(&[]), Ok(()));
+    assert_eq!(asked("a", NOW), single("10.0.0.5/32"));
+    assert_eq!(world.room(&[]), Err(Refusal::Exhausted));
+    assert_eq!(asked("b", NOW), (None, Some(Refusal::Resting(NOW + 5))));
+    assert_eq!(asked("b", NOW + 5), single("10.0.0.6/32"));
+    assert_eq!(asked("c", NOW + 5), (None, Some(Refusal::Exhausted)));
+}
