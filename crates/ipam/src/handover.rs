@@ -126,7 +126,7 @@ pub async fn wanted<R: Registry>(
     };
     let block = block.filter(|block| block.holder.node == node && !block.holes.contains(&ip));
     if block.is_none() {
-        answer(registry, object, String::new()).await?;
+        answer(registry, object, String::new(), now).await?;
     }
     Ok(block)
 }
@@ -137,25 +137,28 @@ pub async fn tell<R: Registry>(
     object: &Object,
     mut block: Object,
     given: GivenUp,
+    now: u64,
 ) -> Result<Outcome, Fault> {
     match given {
         GivenUp::Hole => {
             block.holes.push(object.net.addr());
             registry.replace(&block).await?;
-            answer(registry, object, String::new()).await?;
+            answer(registry, object, String::new(), now).await?;
             Ok(Outcome::Given)
         }
         GivenUp::Held(by) => {
-            answer(registry, object, by).await?;
+            answer(registry, object, by, now).await?;
             Ok(Outcome::Refused)
         }
         GivenUp::Unknown => Ok(Outcome::Later),
     }
 }
 
-/// Takes the notice away. Whoever has changed the object since asks anew, if at all.
-async fn answer<R: Registry>(registry: &R, object: &Object, refused: String) -> Result<(), Fault> {
-    let holder = Holder { asks: String::new(), refused, ..object.holder.clone() };
+/// Takes the notice away. Whoever has changed the object since asks anew, if at all. Where nobody waits any more the address
+/// rests from now on: it may have been freed in the ledger a moment ago, which nobody knows after this.
+async fn answer<R: Registry>(registry: &R, object: &Object, refused: String, now: u64) -> Result<(), Fault> {
+    let freed = if object.holder.node.is_empty() { now } else { object.holder.freed };
+    let holder = Holder { asks: String::new(), refused, freed, ..object.holder.clone() };
     match registry.replace(&Object { holder, ..object.clone() }).await {
         Ok(_) | Err(Fault::Conflict) => Ok(()),
         Err(fault) => Err(fault),

@@ -185,6 +185,9 @@ pub struct Count {
     pub free: u64,
 }
 
+/// How long a question may take, in milliseconds.
+const QUESTION_MAX: u64 = 60_000;
+
 /// When is it, and how long does a freed address rest: milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
@@ -199,10 +202,12 @@ pub struct Clock {
 impl Clock {
     /// When an address that is free since `since` has rested; nothing if it has.
     ///
-    /// A clock that was set back by more than the rest makes nobody wait for the old time to come again.
+    /// A clock that was set back by more than the rest and a minute makes nobody wait for the old time to come again. Less
+    /// may be the time since a question was asked, which is by its own clock.
     pub(crate) fn rests_until(self, since: u64) -> Option<u64> {
         let ends = since.saturating_add(self.rest);
-        (since > 0 && self.now < ends && since <= self.now.saturating_add(self.rest)).then_some(ends)
+        let latest = self.now.saturating_add(self.rest).saturating_add(QUESTION_MAX);
+        (since > 0 && self.now < ends && since <= latest).then_some(ends)
     }
 }
 

@@ -103,7 +103,7 @@ impl Giver {
         if let Some(directory) = elsewhere(&ledger) {
             // Whether it is free there nobody can say.
             let by = format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --ledgers,");
-            let told = handover::tell(&registry, object, block, GivenUp::Held(by)).await;
+            let told = handover::tell(&registry, object, block, GivenUp::Held(by), now()).await;
             return told.map_err(|fault| fault.to_string());
         }
         let given = aside(move || {
@@ -111,6 +111,6 @@ impl Giver {
             hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
         let given = given.await??;
-        handover::tell(&registry, object, block, given).await.map_err(|fault| fault.to_string())
+        handover::tell(&registry, object, block, given, now()).await.map_err(|fault| fault.to_string())
     }
 }

@@ -197,7 +197,7 @@ async fn give_up(gate: &Gate, grid: Grid, ip: IpAddr, ledger: &Mutex<Ledger>) ->
         GiveUp::Held(_) => GivenUp::Held("blue/x".into()),
         GiveUp::Unknown => GivenUp::Unknown,
     };
-    handover::tell(gate, &object, block, given).await?;
+    handover::tell(gate, &object, block, given, 1_000).await?;
     nothing()
 }
 

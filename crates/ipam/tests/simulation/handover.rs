@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -27,6 +28,8 @@ type Errand = (String, IpAddr, Said);
 pub(crate) struct Giver {
     task: Option<Task<Option<Outcome>>>,
     errands: Arc<Mutex<Vec<Errand>>>,
+    /// What time it is by now.
+    now: Arc<AtomicU64>,
 }
 
 impl Said {
@@ -57,13 +60,15 @@ impl Future for Said {
 impl Giver {
     /// One thing goes on; how many addresses were given up.
     pub(crate) fn go_on(&mut self, begins: bool, api: &Api, grid: Grid, node: &str, now: u64) -> u64 {
+        self.now.store(now, Relaxed);
         if begins && self.task.is_none() {
             let server = api.server.lock().unwrap();
             let asked = server.objects.values().find(|object| object.holder.asks == node).cloned();
             drop(server);
             self.task = asked.map(|object| {
                 let (api, errands, node) = (api.clone(), Arc::clone(&self.errands), node.to_owned());
-                Box::pin(give_up(api, grid, node, object, now, errands)) as Task<Option<Outcome>>
+                Box::pin(give_up(api, grid, node, object, Arc::clone(&self.now), errands))
+                    as Task<Option<Outcome>>
             });
         }
         let Some(task) = &mut self.task else { return 0 };
@@ -87,12 +92,12 @@ async fn give_up(
     grid: Grid,
     node: String,
     object: Object,
-    now: u64,
+    now: Arc<AtomicU64>,
     errands: Arc<Mutex<Vec<Errand>>>,
 ) -> Option<Outcome> {
-    let block = wanted(&api, grid, &node, &object, now).await.ok()??;
+    let block = wanted(&api, grid, &node, &object, now.load(Relaxed)).await.ok()??;
     let said = Said::default();
     errands.lock().unwrap().push((block.lease_id(), object.net.addr(), said.clone()));
     let given = said.await;
-    tell(&api, &object, block, given).await.ok()
+    tell(&api, &object, block, given, now.load(Relaxed)).await.ok()
 }

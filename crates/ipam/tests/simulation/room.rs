@@ -149,7 +149,7 @@ fn what_is_kept_where_every_block_is_leased_is_given_up_by_a_block_of_the_node_i
     let single = || wait(world.api.read(ip.into())).unwrap().unwrap();
     assert_eq!((single().holder.asks.as_str(), single().is_nobodys()), ("n0", true));
     let block = wait(wanted(&world.api, world.grid, "n0", &single(), NOW)).unwrap().unwrap();
-    assert_eq!(wait(tell(&world.api, &single(), block, GivenUp::Hole)), Ok(Outcome::Given));
+    assert_eq!(wait(tell(&world.api, &single(), block, GivenUp::Hole, NOW)), Ok(Outcome::Given));
     let leases = asked(Some("10.0.0.2")).leases;
     assert!(matches!(leases.as_slice(), [lease] if lease.net == ip.into() && lease.bound), "{leases:?}");
     assert_eq!(single().holder.claim, "c");
