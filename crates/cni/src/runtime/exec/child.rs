@@ -275,9 +275,13 @@ mod tests {
         });
         let (Err(Fault::Stopped), output) = stopped else { panic!("{stopped:?}") };
         let started: i32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
-        // Killed, and perhaps not reaped yet.
-        let status = std::fs::read_to_string(format!("/proc/{started}/status")).unwrap_or_default();
-        assert!(status.is_empty() || status.contains("State:\tZ"), "{status}");
+        // A kill takes effect when the kernel comes to it; nobody may have reaped it yet.
+        let latest = Instant::now() + Duration::from_secs(20);
+        let status = || std::fs::read_to_string(format!("/proc/{started}/status")).unwrap_or_default();
+        while !(status().is_empty() || status().contains("State:\tZ")) {
+            assert!(Instant::now() < latest, "{}", status());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
