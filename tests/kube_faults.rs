@@ -45,6 +45,20 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
         .collect()
 }
 
+/// The pod `web`, which selects this and of which the agent has heard; its uid.
+fn heard_of(agent: &Agent, networks: &str) -> String {
+    let uid = agent.pod("web", &select(networks));
+    let known = "weft_cache_objects{what=\"pods\"}";
+    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    uid
+}
+
+/// What the API server's process is told: to stop, where it is, or to go on.
+fn signal_api(agent: &Agent, signal: &str) {
+    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
+    agent.machine.run(["kill", "-s", signal, id.trim()]);
+}
+
 /// The configuration with a pod's annotations, as the runtime tells them.
 fn told(annotations: &Value) -> Value {
     let mut told = node_configuration();
@@ -62,9 +76,7 @@ fn remove_api(agent: &Agent) {
 #[test]
 fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status_comes_later() {
     let agent = node!();
-    let uid = agent.pod("web", &select("net-a"));
-    let known = "weft_cache_objects{what=\"pods\"}";
-    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    let uid = heard_of(&agent, "net-a");
     remove_api(&agent);
     let web = agent.machine.pod("web");
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
@@ -87,16 +99,13 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
 #[test]
 fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
     let agent = node!();
-    let uid = agent.pod("web", &select("net-new"));
-    let known = "weft_cache_objects{what=\"pods\"}";
-    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    let uid = heard_of(&agent, "net-new");
     let web = agent.machine.pod("web");
     let add = || agent.attachment(&web, "web", &uid).add(&node_configuration());
     assert_refused("missing", &add(), 7, &["net-new"]);
-    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
-    agent.machine.run(["kill", "-s", "STOP", id.trim()]);
+    signal_api(&agent, "STOP");
     let refused = add();
-    agent.machine.run(["kill", "-s", "CONT", id.trim()]);
+    signal_api(&agent, "CONT");
     assert_refused("not known", &refused, 11, &["net-new", "not known: blue/net-new: "]);
 }
 
@@ -128,11 +137,8 @@ fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_
     let mut named = conf.clone();
     named["args"] = json!({ "cni": { "ips": [if first { "10.82.0.200" } else { "10.82.0.20" }] } });
     attachment("named").add(&named).success();
-    let uid = agent.pod("web", &select("net-a"));
-    let known = "weft_cache_objects{what=\"pods\"}";
-    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
-    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
-    agent.machine.run(["kill", "-s", "STOP", id.trim()]);
+    let uid = heard_of(&agent, "net-a");
+    signal_api(&agent, "STOP");
     attachment("named").del(&named).success();
     let begun = thread::scope(|scope| {
         for at in 0..40 {
@@ -146,7 +152,7 @@ fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_
         agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
         begun.elapsed()
     });
-    agent.machine.run(["kill", "-s", "CONT", id.trim()]);
+    signal_api(&agent, "CONT");
     assert!(begun < Duration::from_secs(6), "{begun:?}");
 }
 

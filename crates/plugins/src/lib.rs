@@ -34,7 +34,7 @@ pub mod weft;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-pub use told::tell;
+pub(crate) use told::told;
 
 use cni::plugin::process;
 

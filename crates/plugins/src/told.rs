@@ -7,12 +7,12 @@ use std::fmt;
 use std::io::{self, Write};
 
 /// Tells a line, as `eprintln!` does, if anybody listens.
-#[macro_export]
 macro_rules! told {
-    ($($words:tt)*) => { $crate::tell(format_args!($($words)*)) };
+    ($($words:tt)*) => { $crate::told::tell(format_args!($($words)*)) };
 }
+pub(crate) use told;
 
 /// Tells a line, in one piece, if anybody listens.
-pub fn tell(line: fmt::Arguments<'_>) {
+pub(crate) fn tell(line: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
