@@ -290,6 +290,27 @@ fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place()
     assert!(places[0].is_some() && places[0] < places[1], "{otherwise}");
 }
 
+#[test]
+fn where_the_kubelet_tells_devices_is_told_to_a_node_without_an_agent() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let elsewhere = json!({ "podResources": "/var/lib/k0s/kubelet/pod-resources" });
+    let made = helm
+        .template(&[
+            json!({ "paths": elsewhere, "install": { "thin": true } }),
+            json!({ "paths": elsewhere }),
+            json!({ "install": { "thin": true } }),
+        ])
+        .into_iter()
+        .map(|made| made.expect("objects"))
+        .collect::<Vec<_>>();
+    let told = "- --set=podResources=/var/lib/k0s/kubelet/pod-resources/kubelet.sock\n";
+    // Init container, and the one that follows.
+    assert_eq!(made[0].matches(told).count(), 2, "{}", made[0]);
+    for others in &made[1..] {
+        assert!(!others.contains("podResources="), "{others}");
+    }
+}
+
 /// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
 #[test]
 fn the_policies_of_the_chart_are_those_beside_the_kustomizations() {

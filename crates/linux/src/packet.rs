@@ -1,9 +1,9 @@
 //! Whole frames on one link, for who has no address yet; and datagrams bound to a link, for who has one.
 //!
-//! A packet socket is bound to nothing: what came in by other links is passed over by whoever reads. It is open
-//! only while somebody waits for an answer.
+//! Rules: a packet socket hears of one link, and there of one UDP port: a pod that is busy while a lease is extended must
+//! not fill it before the answer comes, nor make its reader work. It is open only while somebody waits for an answer.
 //!
-//! Source: packet(7), socket(7) `SO_BINDTODEVICE`.
+//! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`.
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,6 +13,7 @@ use nix::sys::socket::{LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, rec
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use socket2::{SockFilter, SockRef};
 
 use crate::error::Error;
 
@@ -28,7 +29,7 @@ pub enum Received {
     Datagram(Vec<u8>),
 }
 
-/// A socket for IPv4 frames.
+/// A socket for the frames of one link that carry UDP over IPv4 to one port.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
@@ -37,8 +38,10 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens one in the calling thread's namespace for the link of this name, which has to be up.
-    pub fn open(name: &str) -> Result<PacketSocket, Error> {
+    /// Opens one in the calling thread's namespace for the link of this name, which has to be up, and for this port.
+    ///
+    /// Like `tcpdump -i NAME 'udp dst port PORT'`.
+    pub fn open(name: &str, port: u16) -> Result<PacketSocket, Error> {
         let failed =
             |errno: nix::errno::Errno| Error::kernel(format!("open packet socket on {name}"), of(errno));
         let mut all = nix::ifaddrs::getifaddrs().map_err(failed)?;
@@ -53,6 +56,10 @@ impl PacketSocket {
         let family = nix::sys::socket::AddressFamily::Packet;
         let socket =
             nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::EthIp).map_err(failed)?;
+        let filtered = SockRef::from(&socket).attach_filter(&only_to(port));
+        filtered.map_err(|error| Error::io(format!("filter packet socket on {name}"), &error))?;
+        // An address of a link names no protocol, so it stays the one of above.
+        nix::sys::socket::bind(socket.as_raw_fd(), &link).map_err(failed)?;
         Ok(PacketSocket { socket, link, name: name.to_owned() })
     }
 
@@ -80,7 +87,7 @@ impl PacketSocket {
                         buffer.truncate(length);
                         return Ok(Some(Received::Frame(buffer)));
                     }
-                    // Other links' traffic must not keep us beyond the time.
+                    // What came before it was bound, by other links, must not keep us beyond the time.
                     if Instant::now() >= until {
                         return Ok(None);
                     }
@@ -95,6 +102,33 @@ impl PacketSocket {
             }
         }
     }
+}
+
+/// What passes: whole UDP datagrams of IPv4 to this port, on links whose frames have the header of Ethernet.
+///
+/// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if so, jump if not, value). A read beyond the end passes nothing.
+fn only_to(port: u16) -> [SockFilter; 11] {
+    const HALF_AT: u16 = 0x28;
+    const BYTE_AT: u16 = 0x30;
+    const HALF_AT_X: u16 = 0x48;
+    const X_FROM_HEADER_LENGTH: u16 = 0xb1;
+    const IS: u16 = 0x15;
+    const HAS_ANY: u16 = 0x45;
+    const END: u16 = 0x06;
+    let line = SockFilter::new;
+    [
+        line(HALF_AT, 0, 0, 12),              // the frame's protocol
+        line(IS, 0, 7, 0x0800),               // IPv4
+        line(BYTE_AT, 0, 0, 14 + 9),          // the packet's
+        line(IS, 0, 5, 17),                   // UDP
+        line(HALF_AT, 0, 0, 14 + 6),          // more fragments, and which one this is
+        line(HAS_ANY, 3, 0, 0x3fff),          // neither
+        line(X_FROM_HEADER_LENGTH, 0, 0, 14), // options may follow the header
+        line(HALF_AT_X, 0, 0, 14 + 2),        // whom it is for
+        line(IS, 1, 0, port.into()),
+        line(END, 0, 0, 0),
+        line(END, 0, 0, FRAME_MAX as u32),
+    ]
 }
 
 /// A datagram that is there already; an error of the other side's is no datagram.

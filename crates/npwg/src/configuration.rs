@@ -45,6 +45,7 @@ pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, V
 /// | `invalidAnnotation` | `ignore`; as `multus` `fail` | what follows from an invalid annotation (C3) |
 /// | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | how the status is written |
 /// | `ipRequestPolicy` | `result` | how requested addresses are enforced (C1), see [`IpRequestPolicy`] |
+/// | `podResources` | the kubelet's own, by its default directory | the socket that tells a pod's devices, where no agent asks it |
 /// | `vifStore` | both, a KuryrPort first | where a pod's ports are looked for, where no agent does: `annotation`, `kuryrport` |
 /// | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
 #[derive(Clone, Debug)]
@@ -91,6 +92,8 @@ pub struct NodeConfiguration {
     pub status: StatusStyle,
     /// How requested addresses are enforced.
     pub ip_request_policy: IpRequestPolicy,
+    /// The kubelet's socket that tells a pod's devices, if it is not where a kubelet has it by itself.
+    pub pod_resources: Option<String>,
     /// Where alone a pod's Neutron ports are looked for.
     pub vif_store: Option<VifStore>,
     /// Time for one call of a delegate.

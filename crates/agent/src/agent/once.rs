@@ -76,8 +76,9 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
         false => None,
     };
-    let (kubelet, slices) = (Path::new(POD_RESOURCES), Slices::new(&pod.node_name));
-    let devices = facts::devices(kubelet, (&client, &slices), &pod, &definitions).await?;
+    let kubelet = node.pod_resources.as_deref().unwrap_or(POD_RESOURCES);
+    let slices = Slices::new(&pod.node_name);
+    let devices = facts::devices(Path::new(kubelet), (&client, &slices), &pod, &definitions).await?;
     let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
     let request = Request {
         pod: &pod,

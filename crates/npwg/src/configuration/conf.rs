@@ -92,6 +92,7 @@ conf! {
     status_addresses "statusAddresses": String,
     status_keys "statusKeys": String,
     ip_request_policy "ipRequestPolicy": String,
+    pod_resources "podResources": String,
     vif_store "vifStore": String,
     delegate_timeout "delegateTimeout": Option<u32>,
 }
@@ -255,6 +256,7 @@ impl Conf {
                 keys: mode_or("statusKeys", &self.status_keys, keys)?,
             },
             ip_request_policy: mode_or("ipRequestPolicy", &self.ip_request_policy, IpRequestPolicy::Result)?,
+            pod_resources: optional_path("podResources", &self.pod_resources)?,
             vif_store: mode("vifStore", &self.vif_store)?,
             delegate_timeout: match self.delegate_timeout {
                 None => Duration::from_secs(60),

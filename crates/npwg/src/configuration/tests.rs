@@ -23,7 +23,7 @@ fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
     assert_eq!(node.isolation, Isolation::Open);
     assert_eq!((node.conf_dir.as_str(), node.bin_dir.as_str()), ("/etc/cni/multus/net.d", "/opt/cni/bin"));
     assert_eq!((node.cni_dir, node.kubeconfig, node.readiness_file), (None, None, None));
-    assert_eq!((node.auxiliary_chain, node.manifest_dir), (None, None));
+    assert_eq!((node.auxiliary_chain, node.manifest_dir, node.pod_resources), (None, None, None));
     assert_eq!(node.agent_socket, "/run/weft/agent.sock");
     assert!(!node.retry_delete_on_error);
     assert_eq!((node.builtin, node.ip_request_policy), (Builtin::Auto, IpRequestPolicy::Result));
@@ -57,7 +57,7 @@ fn every_key_is_read() -> Result<(), Error> {
         r#","logFile":"/l","logLevel":"debug","logToStderr":false,"logOptions":{"maxAge":1,"maxSize":2,"maxBackups":3,"compress":false}"#,
         r#","retryDeleteOnError":true,"capabilities":{"portMappings":true,"mac":false},"runtimeConfig":{"x":1.0e3}"#,
         r#","builtin":"never","agentSocket":"/s","manifestDir":"/m","invalidAnnotation":"fail","statusAddresses":"cidr""#,
-        r#","statusKeys":"multus","ipRequestPolicy":"both","vifStore":"kuryrport","delegateTimeout":5,"cni.dev/valid-attachments":[]"#
+        r#","statusKeys":"multus","ipRequestPolicy":"both","podResources":"/p","vifStore":"kuryrport","delegateTimeout":5,"cni.dev/valid-attachments":[]"#
     ))?;
     assert_eq!(node.default_networks, [Place::Name("one".into()), Place::Path("/etc/cni/x.conflist".into())]);
     assert_eq!(node.system_namespaces, ["a", "b"]);
@@ -74,7 +74,7 @@ fn every_key_is_read() -> Result<(), Error> {
     assert_eq!(node.capabilities.iter().map(String::as_str).collect::<Vec<_>>(), ["portMappings"]);
     assert_eq!(node.runtime_config.to_json(), r#"{"x":1.0e3}"#);
     assert_eq!((node.builtin, node.agent_socket.as_str()), (Builtin::Never, "/s"));
-    assert_eq!(node.manifest_dir.as_deref(), Some("/m"));
+    assert_eq!((node.manifest_dir.as_deref(), node.pod_resources.as_deref()), (Some("/m"), Some("/p")));
     assert_eq!(node.invalid_annotation, InvalidAnnotation::Fail);
     assert_eq!(node.status, StatusStyle { addresses: StatusAddresses::Cidr, keys: StatusKeys::Multus });
     assert_eq!((node.ip_request_policy, node.delegate_timeout.as_secs()), (IpRequestPolicy::Both, 5));

@@ -111,7 +111,8 @@ impl Client<'_> {
     /// # Errors
     /// Code 11 if none could be had in time, or if `is_over` says that nobody waits any more.
     pub fn acquire(&self, is_over: &dyn Fn() -> bool) -> Result<Lease, Error> {
-        let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+        let socket =
+            self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
         let started = Instant::now();
         let end = started + self.timing.resend_timeout;
         let mut why = "no DHCP server answered".to_owned();
@@ -189,7 +190,8 @@ impl Client<'_> {
             // The container does not have its address: then as for a server that moved.
             return self.rebind(lease, is_over);
         };
-        let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+        let socket =
+            self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
         let request = self.extension(lease);
         direct
             .send(&request.encode())
@@ -202,7 +204,8 @@ impl Client<'_> {
 
     /// Asks any server to extend a lease, once.
     pub fn rebind(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
-        let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+        let socket =
+            self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
         let request = self.extension(lease);
         self.broadcast(&socket, lease.address.addr(), &request)?;
         self.settle((&socket, None), None, request.transaction, is_over, &|answer| verdict(lease, answer))
@@ -210,7 +213,8 @@ impl Client<'_> {
 
     /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
     pub fn reclaim(&self, address: Ipv4Addr, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
-        let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+        let socket =
+            self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
         let mut request = self.message(Kind::Request, random());
         request.set(option::REQUESTED_ADDRESS, address.octets());
         self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &request)?;
@@ -268,7 +272,11 @@ impl Client<'_> {
             },
             // Without the address the only way is the one by which it came.
             _ => {
-                let socket = self.netns.run(|| PacketSocket::open(self.ifname)).or_refused()?.or_refused()?;
+                let socket = self
+                    .netns
+                    .run(|| PacketSocket::open(self.ifname, CLIENT_PORT))
+                    .or_refused()?
+                    .or_refused()?;
                 self.broadcast(&socket, lease.address.addr(), &message)
             }
         }
