@@ -115,7 +115,15 @@ fn m13_pods_are_known_by_their_uid() {
     let sandbox = agent.machine.pod("web");
     let old = agent.pod("web", &select("net-a"));
     agent.delete_pod("web");
-    let gone = agent.attachment(&sandbox, "web", &old).add(&node_configuration());
+    // Until it hears of that a moment passes in which the pod is there.
+    let gone = until("the end is heard of", || {
+        let attachment = agent.attachment(&sandbox, "web", &old);
+        let finished = attachment.add(&node_configuration());
+        if finished.code == Some(0) {
+            attachment.del(&node_configuration()).success();
+        }
+        (finished.code != Some(0)).then_some(finished)
+    });
     assert_refused("deleted before ADD", &gone, 3, &["blue/web", "not in the cluster"]);
     let new = agent.pod("web", &select("net-b"));
     let other = agent.attachment(&sandbox, "web", &old).add(&node_configuration());

@@ -24,6 +24,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
+use tower::timeout::TimeoutLayer;
 use tower::util::MapErrLayer;
 
 use super::unanswered;
@@ -31,6 +32,9 @@ use crate::failure::Failure;
 
 /// How long a connection may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// How long it may be until an answer begins, that of a watch too. A server lets a list wait for a minute where it is not ready
+/// for it itself, and one that hangs, or is gone behind its address, says nothing for five: who asks again comes to another one.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A client: by a kubeconfig, or as a pod of the cluster.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
@@ -48,11 +52,15 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
         })?,
     };
     config.connect_timeout = Some(CONNECT_MAX);
+    client_of(config, ANSWER_MAX)
+}
+
+fn client_of(config: Config, patience: Duration) -> Result<Client, Failure> {
     let server = config.cluster_url.to_string();
     let named = MapErrLayer::new(move |cause| unanswered::by(&server, cause));
     let builder = ClientBuilder::try_from(config);
     let builder = builder.map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))?;
-    Ok(builder.with_layer(&named).build())
+    Ok(builder.with_layer(&TimeoutLayer::new(patience)).with_layer(&named).build())
 }
 
 /// A path of credentials; an empty one, as in a variable that was emptied, is none.
@@ -365,6 +373,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_takes_calls_and_says_nothing_is_given_up_and_named() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", silent.local_addr().unwrap());
+        let client = client_of(Config::new(server.parse().unwrap()), Duration::from_millis(50)).unwrap();
+        let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
+        let error =
+            timeout(ASK_MAX, api.list(&all)).await.expect("it is given up").expect_err("nothing is answered");
+        assert_eq!(unanswered::said(&error), format!("{server}: request timed out"));
+    }
 
     #[test]
     fn a_malformed_definition_is_read_as_far_as_it_goes() {
