@@ -118,7 +118,7 @@ fn others() -> Vec<(&'static str, Value)> {
 }
 
 /// The same of the controllers.
-fn others_of_controllers() -> [(&'static str, Value); 18] {
+fn others_of_controllers() -> [(&'static str, Value); 24] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -128,6 +128,12 @@ fn others_of_controllers() -> [(&'static str, Value); 18] {
         ("ipam.nodeSelector", words.clone()),
         ("ipam.tolerations", tolerations.clone()),
         ("ipam.priorityClassName", json!("")),
+        ("services.enabled", json!(false)),
+        ("services.replicas", json!(1)),
+        ("services.resources", resources.clone()),
+        ("services.nodeSelector", words.clone()),
+        ("services.tolerations", tolerations.clone()),
+        ("services.priorityClassName", json!("")),
         ("neutron.enabled", json!(false)),
         ("neutron.replicas", json!(1)),
         ("neutron.vifStore", json!("kuryrport")),
@@ -145,7 +151,8 @@ fn others_of_controllers() -> [(&'static str, Value); 18] {
 
 /// Values in which everything is there.
 fn all() -> Value {
-    json!({ "hotPlug": { "enabled": true }, "ipam": { "enabled": true }, "neutron": { "enabled": true } })
+    let on = json!({ "enabled": true });
+    json!({ "hotPlug": on, "ipam": on, "services": on, "neutron": on })
 }
 
 /// `values` with one of them set.
@@ -174,14 +181,15 @@ fn the_chart_makes_what_the_kustomizations_make() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let ways: [(Value, &[&str]); 7] = [
+    let ways: [(Value, &[&str]); 8] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
+        (json!({ "services": { "enabled": true } }), &["base", "services"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
         (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
-        (all(), &["hot-plug", "ipam", "neutron"]),
+        (all(), &["hot-plug", "ipam", "services", "neutron"]),
     ];
     let values: Vec<Value> = ways.iter().map(|(values, _)| values.clone()).collect();
     for ((values, directories), made) in ways.iter().zip(helm.template(&values)) {
@@ -227,7 +235,8 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     }
     assert_eq!(install(&values), "2 deployed\n");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-hands"]);
-    assert_eq!(ours("deployment"), ["deployment.apps/weft-controller-ipam", "deployment.apps/weft-neutron"]);
+    let controllers = ["controller-ipam", "controller-services", "neutron"];
+    assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
     let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);
     let words = agent["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     for word in ["--hot-plug", "--listen=0.0.0.0:9999", "--orphan-grace=0", "--journal=/var/lib/cni/multus"] {

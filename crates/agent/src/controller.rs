@@ -6,9 +6,11 @@
 //!        └── openstack.org/kuryr-vif, Events ◄── desk ◄──────┘   ACTIVE?
 //!
 //!   API server ──census──► pools, blocks, nodes, pods ─► status, Events, blocks of dead nodes, claims that ended
+//!
+//!   API server ──watch──► Services, pods ─► EndpointSlices with addresses of further networks
 //! ```
 //!
-//! One process does one of the two, with the rights for that one. Of several, the one that holds the Lease works; it has
+//! One process does one of the three, with the rights for that one. Of several, the one that holds the Lease works; it has
 //! nothing on its disk: what it must know is in the cluster and in Neutron.
 
 mod allocator;
@@ -17,6 +19,7 @@ mod election;
 mod ipam;
 mod kuryr_conf;
 mod pools;
+mod services;
 mod settings;
 pub(crate) mod store;
 pub(crate) mod subject;
@@ -38,17 +41,19 @@ use allocator::Allocator;
 use desk::Desk;
 use election::Election;
 use ipam::Warden;
+use services::Lister;
 
 /// What `weft controller` is told.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam"])))]
+#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services"])))]
 #[command(after_help = format!("\
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
   OS_CLOUD=kuryr weft controller --neutron --config /etc/weft/controller.yaml
   weft controller --ipam
+  weft controller --services
 
-In a cluster it runs as a Deployment of two (deploy/neutron, deploy/ipam) and needs no --kubeconfig.
+In a cluster it runs as a Deployment of two (deploy/neutron, deploy/ipam, deploy/services) and needs no --kubeconfig.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -58,6 +63,9 @@ pub(crate) struct Arguments {
     /// Keep pools of addresses in order
     #[arg(long)]
     ipam: bool,
+    /// List addresses of further networks for Services
+    #[arg(long)]
+    services: bool,
     /// How long a node must have been gone before others get its blocks of addresses, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     node_grace: u64,
@@ -99,14 +107,17 @@ pub(crate) struct Arguments {
 const NEUTRON_LEASE: &str = "weft-neutron";
 /// The Lease of who keeps addresses.
 const IPAM_LEASE: &str = "weft-ipam";
+/// The Lease of who lists addresses.
+const SERVICES_LEASE: &str = "weft-services";
 
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     runtime()?.block_on(async {
-        match arguments.ipam {
-            true => arguments.keep_addresses().await,
-            false => arguments.make_ports().await,
+        match arguments {
+            Arguments { ipam: true, .. } => arguments.keep_addresses().await,
+            Arguments { services: true, .. } => arguments.list_addresses().await,
+            _ => arguments.make_ports().await,
         }
     })
 }
@@ -130,6 +141,12 @@ impl Arguments {
         let keeper = Keeper::new(client.clone(), grace, retention, &self.identity());
         let warden = Arc::new(Warden::new(keeper, Duration::from_secs(self.interval.max(1))));
         self.lead(client, IPAM_LEASE, Arc::clone(&warden), warden.run()).await
+    }
+
+    async fn list_addresses(&self) -> Result<(), Failure> {
+        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let lister = Arc::new(Lister::new(client.clone(), &self.identity()));
+        self.lead(client, SERVICES_LEASE, Arc::clone(&lister), lister.run()).await
     }
 
     /// Works as long as the Lease is ours; `told` answers over HTTP all the while.

@@ -50,7 +50,7 @@ enum Letter {
 
 /// An Event on its way.
 #[derive(Debug)]
-struct Told {
+pub(crate) struct Told {
     kind: EventType,
     reason: &'static str,
     action: String,
@@ -69,7 +69,7 @@ impl Events {
                 match letter {
                     Letter::Event(told, pod) => {
                         busy.quiet(DELAY_MAX.saturating_sub(told.at.elapsed())).await;
-                        told.publish(&recorder, &pod).await;
+                        told.publish(&recorder, &reference(&pod)).await;
                     }
                     // Who does not wait any more is answered, too.
                     Letter::End(told) => drop(told.send(())),
@@ -166,7 +166,8 @@ fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
 }
 
 impl Told {
-    fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
+    /// One with a bounded text.
+    pub(crate) fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
         Told { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
     }
 
@@ -175,11 +176,12 @@ impl Told {
         Told::new(EventType::Normal, "AddedInterface", &format!("Attach {interface}"), &note)
     }
 
-    async fn publish(self, recorder: &Recorder, pod: &PodIdentity) {
+    /// Tells it of this object.
+    pub(crate) async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
         let Told { kind, reason, action, note, at: _ } = self;
         let event =
             Event { type_: kind, reason: reason.to_owned(), note: Some(note), action, secondary: None };
-        if let Err(error) = recorder.publish(&event, &reference(pod)).await {
+        if let Err(error) = recorder.publish(&event, about).await {
             debug!(%error, reason, "an Event could not be told");
         }
     }
@@ -189,11 +191,12 @@ impl Told {
 pub(crate) async fn tell(client: Client, entry: &Entry) {
     let recorder = recorder(client, None);
     for told in of(entry) {
-        told.publish(&recorder, &entry.plan.pod).await;
+        told.publish(&recorder, &reference(&entry.plan.pod)).await;
     }
 }
 
-fn recorder(client: Client, instance: Option<String>) -> Recorder {
+/// Who tells, in our name.
+pub(crate) fn recorder(client: Client, instance: Option<String>) -> Recorder {
     Recorder::new(client, Reporter { controller: CONTROLLER.to_owned(), instance })
 }
 
