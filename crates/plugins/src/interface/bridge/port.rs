@@ -43,11 +43,7 @@ impl Vlans {
             return Err(Error::key("vlan", vlan, format!("not within 0..={VLAN_MAX}, bridge {bridge}")));
         }
         let trunk_written = trunk.is_some();
-        let mut has = [false; VLAN_MAX as usize + 1];
-        for (index, entry) in trunk.unwrap_or_default().into_iter().enumerate() {
-            entry.mark(index, &mut has)?;
-        }
-        let trunk = (1..=VLAN_MAX).filter(|id| has[usize::from(*id)]).collect();
+        let trunk = trunk.map(ids).transpose()?.unwrap_or_default();
         Ok(Vlans { access: (vlan != 0).then_some(vlan), trunk, preserve_default, trunk_written })
     }
 
@@ -154,6 +150,15 @@ impl Trunk {
     }
 }
 
+/// The ids of all entries, in order, each once.
+fn ids(trunk: Vec<Trunk>) -> Result<Vec<u16>, Error> {
+    let mut has = [false; VLAN_MAX as usize + 1];
+    for (index, entry) in trunk.into_iter().enumerate() {
+        entry.mark(index, &mut has)?;
+    }
+    Ok((1..=VLAN_MAX).filter(|id| has[usize::from(*id)]).collect())
+}
+
 /// `5 pvid untagged, 10`
 fn listed(vlans: &[PortVlan]) -> String {
     let text = |vlan: &PortVlan| {
@@ -180,7 +185,9 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Resul
 /// Waits until the bridge passes traffic of the port, unless `forwarding` is not expected; returns the
 /// bridge and the port as they are then.
 ///
-/// The bridge of a first port gets its carrier from it a moment later, and answers for no IPv6 address before.
+/// The bridge of a first port gets its carrier from it a moment later, and answers for no IPv6 address before. The
+/// port is asked for first: since Linux 6.8 a question for a link makes the kernel do what its change of carrier calls
+/// for, which is to let the port forward and to give the bridge its carrier. The question for the bridge then finds it.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     bridge: &str,
@@ -189,9 +196,9 @@ pub(super) fn await_forwarding(
 ) -> Result<[Link; 2], Error> {
     let started = Instant::now();
     loop {
-        let links = host.links_named([bridge, port]).or_refused()?;
-        if links.iter().all(|link| link.running) || !forwarding {
-            return Ok(links);
+        let [host_end, above] = host.links_named([port, bridge]).or_refused()?;
+        if (host_end.running && above.running) || !forwarding {
+            return Ok([above, host_end]);
         }
         if started.elapsed() >= FORWARDING_MAX {
             return Err(Error::internal(format!(
