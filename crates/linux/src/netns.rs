@@ -24,8 +24,14 @@ use crate::error::Error;
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 
-/// The namespace of the thread that asks.
-const OWN: &str = "/proc/thread-self/ns/net";
+/// The namespace of the thread that asks. That of the process's first thread is the process's, whose directory the kernel
+/// makes up in half the time.
+fn own() -> &'static str {
+    match rustix::thread::gettid() == rustix::process::getpid() {
+        true => "/proc/self/ns/net",
+        false => "/proc/thread-self/ns/net",
+    }
+}
 
 /// The file system that namespaces live in (`include/uapi/linux/magic.h`).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -111,7 +117,7 @@ impl Netns {
 
     /// The namespace this thread is in.
     pub fn own() -> Result<Netns, Error> {
-        Netns::open(Path::new(OWN))
+        Netns::open(Path::new(own()))
     }
 
     /// Which namespace it is.
@@ -214,7 +220,7 @@ impl Netns {
         let mounted = thread::scope(|scope| {
             let make = || {
                 new_network_namespace()?;
-                rustix::mount::mount_bind(OWN, path)
+                rustix::mount::mount_bind(own(), path)
             };
             match scope.spawn(make).join() {
                 Ok(result) => result,

@@ -26,8 +26,14 @@ use crate::object::{DOCUMENT_MAX, Object};
 use crate::result::pretty;
 use crate::version::{Verb, Version};
 
-/// The namespace of the calling thread.
-const OWN_NETNS: &str = "/proc/thread-self/ns/net";
+/// The namespace of the calling thread. That of the process's first thread is the process's, whose directory the kernel makes
+/// up in half the time.
+fn own_netns() -> &'static str {
+    match rustix::thread::gettid() == rustix::process::getpid() {
+        true => "/proc/self/ns/net",
+        false => "/proc/thread-self/ns/net",
+    }
+}
 
 /// Longest sentence and longest details of an answer, in bytes: what failed may have quoted what a stranger wrote.
 const TEXT_MAX: usize = 8 << 10;
@@ -243,8 +249,8 @@ fn foreign_netns(path: Option<&Path>, environment: &Environment) -> Result<(), E
         return Ok(());
     }
     let Ok(given) = std::fs::metadata(path) else { return Ok(()) };
-    let own = std::fs::metadata(OWN_NETNS).map_err(|cause| {
-        Error::new(code::INVALID_NETNS, format!("identify the plugin's netns {OWN_NETNS}: {cause}"))
+    let own = std::fs::metadata(own_netns()).map_err(|cause| {
+        Error::new(code::INVALID_NETNS, format!("identify the plugin's netns {}: {cause}", own_netns()))
     })?;
     if (given.dev(), given.ino()) != (own.dev(), own.ino()) {
         return Ok(());

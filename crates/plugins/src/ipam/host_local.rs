@@ -273,7 +273,8 @@ fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
             break;
         }
     }
-    Ok(())
+    // Perhaps this very container's: its ADD may have been killed there.
+    store.release_unfinished()
 }
 
 /// The attachment as files name it, in the order in which to look.

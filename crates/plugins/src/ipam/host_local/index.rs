@@ -10,7 +10,7 @@
 //!   give it a time that has passed already, so any change by anybody else gives it another one;
 //! - the header is written last: whatever dies half-way leaves a copy that does not count;
 //! - a copy that does not count, or cannot be written, costs one reading of all files and nothing else;
-//! - an empty copy is no file.
+//! - of few reservations there is no copy: to read them all takes less time than to keep one.
 //!
 //! Source: utimensat(2); inode(7) on when a directory's modification time changes.
 
@@ -28,6 +28,9 @@ use super::owner::Owner;
 
 /// How far in the past the time lies that we give a directory: more than the kernel's clock is coarse.
 const BACKDATED: Duration = Duration::from_secs(1);
+
+/// From so many reservations on there is a copy.
+pub(super) const FEWEST: usize = 8;
 
 const MAGIC: &[u8; 8] = b"weft-hl1";
 const HEADER: usize = 64;
@@ -116,7 +119,7 @@ impl Index {
 
     fn try_save(self, directory: &File) -> io::Result<()> {
         let Index { records, path, stale, changed: _ } = self;
-        if records.is_empty() {
+        if records.len() < FEWEST {
             fs::remove_file(&path)?;
             // Only if it was the last.
             return fs::remove_dir(path.parent().unwrap_or(&path));

@@ -3,6 +3,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use super::super::index::FEWEST;
 use super::*;
 
 /// A place in a new directory, which goes with this value.
@@ -21,6 +22,13 @@ impl Scratch {
 
     fn store(&self) -> Store {
         Store::create(&self.place).unwrap()
+    }
+
+    /// As many reservations of somebody else as it takes for a copy to be kept.
+    fn crowd(&self) {
+        for number in 0..FEWEST {
+            self.write(&format!("10.9.9.{number}"), format!("crowd\r\neth{number}"));
+        }
     }
 
     fn write(&self, name: &str, content: impl AsRef<[u8]>) {
@@ -85,19 +93,34 @@ fn a_reservation_is_a_file_as_the_reference_plugin_writes_it() {
 }
 
 #[test]
-fn without_unnamed_files_a_reservation_is_created_whole() {
-    let scratch = Scratch::new("plain");
-    let store = scratch.store();
-    assert!(store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
-    assert!(!store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
-    assert_eq!(fs::read(scratch.place.directory.join("10.1.2.3")).unwrap(), b"id\r\neth0");
-    assert_eq!(mode(&scratch.place.directory.join("10.1.2.3")), 0o600);
+fn what_nobody_finished_is_given_back_by_the_next_who_gives_back() {
+    let scratch = Scratch::new("unfinished");
+    for last in 1..20 {
+        let mut store = scratch.store();
+        assert!(store.reserve(ip(&format!("10.0.0.{last}")), &owner(&format!("c{last}"), "eth0")).unwrap());
+        store.settle();
+    }
+    // Killed between the two: created, and nothing written.
+    scratch.write("10.0.0.200", "");
+    // Somebody else comes first, who only looks.
+    let mut store = scratch.store();
+    assert_eq!(held_by(&mut store, "c7", "eth0"), ["10.0.0.7"]);
+    store.settle();
+    assert!(scratch.store().index.is_none(), "no copy hides it");
+    let mut store = scratch.store();
+    assert_eq!(held_by(&mut store, "killed", "eth0"), [""; 0]);
+    store.release_unfinished().unwrap();
+    store.settle();
+    assert!(!scratch.names().contains(&"10.0.0.200".to_owned()));
+    assert_eq!(scratch.names().len(), 20, "nineteen reservations and the lock");
+    assert!(scratch.store().index.is_some());
 }
 
 #[test]
 fn an_owner_is_found_whoever_wrote_the_file_and_whatever_we_knew_before() {
     let scratch = Scratch::new("owner");
     let mut store = scratch.store();
+    scratch.crowd();
     scratch.write("10.0.0.1", "theirs\r\neth0");
     assert_eq!(held_by(&mut store, "theirs", "eth0"), ["10.0.0.1"]);
     assert!(store.reserve(ip("10.0.0.2"), &owner("ours", "eth0")).unwrap());
@@ -139,6 +162,7 @@ fn a_change_in_the_same_instant_is_seen() {
 fn a_copy_that_lies_is_found_out() {
     let scratch = Scratch::new("lie");
     let mut store = scratch.store();
+    scratch.crowd();
     store.held_by(&owner("a", "eth0")).unwrap();
     store.reserve(ip("10.0.0.1"), &owner("a", "eth0")).unwrap();
     store.settle();
@@ -182,9 +206,11 @@ fn the_copy_follows_a_thousand_changes_and_goes_with_the_last_reservation() {
         }
         store.settle();
     }
+    let mut left = expected.len();
     for last in std::mem::take(&mut expected) {
         let mut store = scratch.store();
-        assert!(store.index.is_some(), "it counted all the way");
+        left -= 1;
+        assert_eq!(store.index.is_some(), left + 1 >= FEWEST, "it counted as long as there was one");
         let own = store.held_by(&owner(&format!("c{last}"), "eth0")).unwrap();
         store.release(&own[0]).unwrap();
         store.settle();
@@ -203,8 +229,13 @@ fn what_is_no_reservation_is_left_alone() {
     scratch.write("10.0.0.1", "kept for the printer");
     fs::create_dir(directory.join("10.0.0.2")).unwrap();
     std::os::unix::fs::symlink("README", directory.join("10.0.0.3")).unwrap();
-    let pipe =
-        rustix::fs::mknodat(CWD, directory.join("10.0.0.4"), rustix::fs::FileType::Fifo, 0o600.into(), 0);
+    let pipe = rustix::fs::mknodat(
+        rustix::fs::CWD,
+        directory.join("10.0.0.4"),
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    );
     assert!(pipe.is_ok());
     scratch.write("10.0.0.5", "");
     scratch.write("10.0.0.6", "id\r\neth0");
