@@ -30,6 +30,7 @@ pub mod sysctl;
 pub mod tc;
 pub mod undo;
 pub mod unix;
+pub mod watch;
 
 pub use error::{Error, Kind};
 pub use netns::Netns;

@@ -5,7 +5,7 @@
 //!
 //! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`.
 
-use std::net::{SocketAddrV4, UdpSocket};
+use std::net::{SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
@@ -144,6 +144,16 @@ pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSoc
     nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name.into())
         .map_err(|errno| Error::kernel(operation(), of(errno)))?;
     socket.connect(to).map_err(failed)?;
+    Ok(socket)
+}
+
+/// A UDP socket of IPv6 that sends and receives by one link only, in the calling thread's namespace; it is not connected,
+/// for who asks a group is answered by one of it.
+pub fn udp6_on(name: &str, from: SocketAddrV6) -> Result<UdpSocket, Error> {
+    let operation = || format!("open socket from {from} on {name}");
+    let socket = UdpSocket::bind(from).map_err(|error| Error::io(operation(), &error))?;
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name.into())
+        .map_err(|errno| Error::kernel(operation(), of(errno)))?;
     Ok(socket)
 }
 
