@@ -47,6 +47,9 @@ fn wrong() -> Vec<(Value, &'static str)> {
         (addressed(json!({ "type": "weft-ipam" })), "range"),
         (addressed(json!({ "type": "weft-ipam", "range": "10.0.0.0/8", "exclude": ["x"] })), "exclude"),
         (addressed(json!({ "type": "weft-ipam", "range": "10.0.0.0/8", "store": "disk" })), "store"),
+        (addressed(json!({ "type": "dhcp", "families": ["ipv6", "ipx"] })), "families"),
+        (addressed(json!({ "type": "dhcp", "families": ["ipv6"], "prefixLengthV6": 129 })), "prefixLengthV6"),
+        (addressed(json!({ "type": "dhcp", "daemonSocketPath": "here" })), "daemonSocketPath"),
         (addressed(json!({ "type": "static", "addresses": [{ "address": "10.0.0.1" }] })), "address"),
     ]
 }

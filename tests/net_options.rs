@@ -427,6 +427,45 @@ const CASES: &[Case] = &[
             ("ipam.priority", Number, &[("-1", "-1"), ("4294967296", "4294967296")]),
         ]],
     },
+    Case {
+        plugin: "dhcp",
+        base: r#"{"ipam":{"type":"dhcp","families":["ipv4","ipv6"]}}"#,
+        choices: &[&[
+            (
+                "ipam.families",
+                List,
+                &[
+                    ("[]", "[]"),
+                    (r#"["ipv6","IPv4"]"#, r#"families[1]: "IPv4""#),
+                    (r#"["ipv6","ipv6"]"#, r#"families[1]: "ipv6""#),
+                    ("[6]", "families[0]: 6"),
+                ],
+            ),
+            (
+                "ipam.provideV6",
+                List,
+                &[
+                    (r#"[{"option":"host-name","value":"x"}]"#, "host-name"),
+                    (r#"[{"option":65536,"value":"x"}]"#, "65536"),
+                    (r#"[{"option":3,"value":"x"}]"#, "option: 3"),
+                    (r#"[{"option":"client-id","value":"x"}]"#, r#"value: "x""#),
+                    (r#"[{"option":"vendor-class","value":"x"}]"#, r#"value: "x""#),
+                    (r#"[{"option":"fqdn","value":"a..b"}]"#, r#"value: "a..b""#),
+                    (r#"[{"option":59,"value":7}]"#, "value: 7"),
+                    (r#"[{"option":59,"fromArg":7}]"#, "fromArg: 7"),
+                ],
+            ),
+            (
+                "ipam.requestV6",
+                List,
+                &[
+                    (r#"[{"option":"nothing"}]"#, "nothing"),
+                    (r#"[{"skipDefault":"yes"}]"#, r#"skipDefault: "yes""#),
+                ],
+            ),
+            ("ipam.prefixLengthV6", Number, &[("0", "0"), ("129", "129"), ("256", "256"), ("-1", "-1")]),
+        ]],
+    },
 ];
 
 const CHAINED: [&str; 6] = ["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];

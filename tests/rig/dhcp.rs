@@ -1,7 +1,9 @@
-//! A real DHCP server for a bridge `br0` with the address 10.1.0.1.
+//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6.
 //!
-//! Source: dnsmasq(8).
+//! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq does not do: leases of seconds, REQUEST without rapid commit, a
+//! lease that is not known.
 
+use serde_json::{Value, json};
 use testkit::{Host, Running};
 
 use crate::machine::until;
@@ -40,5 +42,60 @@ pub fn words(first: u8, more: &[&str]) -> Vec<String> {
 pub fn serve(host: &Host, first: u8, more: &[&str]) -> Running {
     let server = host.command("dnsmasq").args(words(first, more)).start();
     until("the server listens", || host.run(["ss", "-lun"]).contains(":67 ").then_some(()));
+    server
+}
+
+/// Where dnsmasq serves IPv6: addresses from 2001:db8::100 on, for two minutes each, and router advertisements, with a prefix
+/// that whoever wants to makes addresses of.
+pub const IPV6: [&str; 3] =
+    ["--dhcp-range=2001:db8::100,2001:db8::1ff,slaac,64,120", "--enable-ra", "--ra-param=br0,high,10"];
+
+/// What Kea says of every message.
+pub const KEA_LOG: &str = "/run/kea.log";
+/// What Kea has given, a line for each change.
+pub const KEA_LEASES: &str = "/run/kea-leases6.csv";
+
+/// Starts dnsmasq for both families on a host whose bridge has 2001:db8::1, too.
+#[track_caller]
+#[must_use]
+pub fn serve_both(host: &Host, more: &[&str]) -> Running {
+    let server = serve(host, 50, &[&IPV6[..], more].concat());
+    until("the server listens", || host.run(["ss", "-lun"]).contains(":547 ").then_some(()));
+    server
+}
+
+/// Starts Kea for DHCPv6 on `br0`: `pool` below 2001:db8::/64, addresses for four seconds each, of which it wants to hear
+/// every second. `identifier`: two hexadecimal digits that tell it from another one; `more`: keys that it has beside.
+#[track_caller]
+#[must_use]
+pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
+    let mut keys = json!({
+        "interfaces-config": { "interfaces": ["br0"] },
+        "lease-database": { "type": "memfile", "persist": true, "name": KEA_LEASES, "lfc-interval": 0 },
+        "renew-timer": 1, "rebind-timer": 2, "preferred-lifetime": 3, "valid-lifetime": 4,
+        "server-id": { "type": "EN", "enterprise-id": 32473, "identifier": identifier, "persist": false },
+        "subnet6": [{ "id": 1, "subnet": "2001:db8::/64", "interface": "br0", "pools": [{ "pool": pool }] }],
+        "loggers": [{
+            "name": "kea-dhcp6", "severity": "DEBUG", "debuglevel": 55,
+            "output_options": [{ "output": KEA_LOG, "flush": true }],
+        }],
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        keys[key] = value.clone();
+    }
+    // It opens its socket once, and does not try again.
+    until("the bridge has a link-local address", || {
+        let shown = host.run(["ip", "-6", "address", "show", "dev", "br0", "scope", "link"]);
+        (shown.contains("fe80::") && !shown.contains("tentative")).then_some(())
+    });
+    host.run(["mkdir", "-p", "/run/kea"]);
+    host.write("/run/kea.json", json!({ "Dhcp6": keys }).to_string());
+    let server = host
+        .command("kea-dhcp6")
+        .args(["-c", "/run/kea.json"])
+        .env("KEA_LOCKFILE_DIR", "none")
+        .env("KEA_PIDFILE_DIR", "/run/kea")
+        .start();
+    until("Kea listens", || host.run(["ss", "-lun"]).contains(":547 ").then_some(()));
     server
 }

@@ -124,13 +124,18 @@ fn cut(network: &str, room: usize) -> String {
 /// collide with a probability of about k²/2·16ⁿ: for 11 digits (an interface name of `veth` length)
 /// and 1,000 pods about 1 in 35 million.
 pub fn hashed(prefix: &str, length: usize, parts: &[&str]) -> String {
+    hex(prefix, length, &digest(parts))
+}
+
+/// SHA-512 over the parts.
+pub fn digest(parts: &[&str]) -> [u8; 64] {
     let mut hash = Sha512::new();
     for part in parts {
         hash.update(part.as_bytes());
         // A divider that no name can hold: ("a", "bc") and ("ab", "c") differ.
         hash.update([0]);
     }
-    hex(prefix, length, &hash.finalize())
+    hash.finalize().into()
 }
 
 /// `prefix` and as many hexadecimal digits of `bytes` as make it `length` bytes long.

@@ -55,6 +55,7 @@ pub enum Feature {
     Firewalld,
     Sctp,
     Dnsmasq,
+    Kea,
     BridgeNetfilter,
 }
 
@@ -198,6 +199,7 @@ const TABLE: &[Row] = &[
     ),
     (Feature::Sctp, "SCTP", "modprobe -q sctp; grep -q ^SCTP /proc/net/protocols", Offer::Kernel("IP_SCTP")),
     (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Offer::Package("dnsmasq-base")),
+    (Feature::Kea, "kea-dhcp6", "kea-dhcp6 -v", Offer::Package("kea-dhcp6-server")),
     (
         Feature::BridgeNetfilter,
         "bridged packets shown to iptables",

@@ -111,7 +111,19 @@ const WEFT_IPAM: &[&str] = &[
 
 /// Plugins that give addresses: the keys of `ipam`.
 pub const ADDRESS_MANAGERS: &[Row] = &[
-    ("dhcp", &["daemonSocketPath", "provide", "request", "priority"]),
+    (
+        "dhcp",
+        &[
+            "daemonSocketPath",
+            "provide",
+            "request",
+            "priority",
+            "families",
+            "provideV6",
+            "requestV6",
+            "prefixLengthV6",
+        ],
+    ),
     (
         "host-local",
         &["subnet", "rangeStart", "rangeEnd", "gateway", "ranges", "routes", "dataDir", "resolvConf"],

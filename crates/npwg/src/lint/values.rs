@@ -217,6 +217,15 @@ const WEFT_IPAM: Rows = &[
 /// Of `ipam`.
 const ADDRESS_MANAGERS: &[(&str, Rows)] = &[
     (
+        "dhcp",
+        &[
+            ("daemonSocketPath", Path),
+            ("priority", UNSIGNED),
+            ("families", Each(&Word(&["ipv4", "ipv6"]))),
+            ("prefixLengthV6", Number(1, 128)),
+        ],
+    ),
+    (
         "host-local",
         &[
             ("subnet", Prefix),

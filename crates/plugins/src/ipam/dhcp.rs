@@ -10,7 +10,7 @@
 //!
 //! Rules: DEL never waits for a daemon that is not there; leases outlive the daemon, and the Go plugin's.
 //!
-//! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131.
+//! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131; RFC 8415, which it has not ([`v6`]).
 
 pub mod daemon;
 pub mod exchange;
@@ -22,6 +22,8 @@ pub mod message;
 pub mod options;
 pub mod state;
 pub mod takeover;
+pub mod terms;
+pub mod v6;
 pub mod wire;
 
 use std::io::ErrorKind;
@@ -29,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni::config::Config;
+use cni::fold::quote;
 use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -37,9 +40,11 @@ use cni::version::Version;
 use cni::{Context, Error, code};
 use linux::unix::connect_within;
 use serde::Deserialize;
+use serde_json::Value;
 
 use self::options::{Options, Provide, Request};
-use self::wire::{Answer, Owner, Question};
+use self::v6::Wish;
+use self::wire::{Answer, Family, Owner, Question};
 
 /// The plugin.
 pub struct Dhcp;
@@ -56,6 +61,8 @@ const ELSE: Duration = Duration::from_secs(30);
 #[serde(default)]
 struct Conf {
     ipam: IpamConf,
+    /// A bridge's: duplicates of addresses are looked for.
+    enabledad: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -66,25 +73,93 @@ struct IpamConf {
     provide: Vec<Provide>,
     request: Vec<Request>,
     priority: u32,
+    families: Option<Vec<Value>>,
+    #[serde(rename = "provideV6")]
+    provide_v6: Vec<Provide>,
+    #[serde(rename = "requestV6")]
+    request_v6: Vec<Request>,
+    #[serde(rename = "prefixLengthV6")]
+    prefix_length_v6: Option<u8>,
 }
 
 /// Checked.
 #[derive(Debug)]
 struct Network {
     socket: PathBuf,
+    /// In order, each once.
+    families: Vec<Family>,
     options: Options,
     /// Metric of the routes.
     priority: Option<u32>,
+    wish: Wish,
 }
 
 impl Network {
     fn read(config: &Config, args: &str) -> Result<Network, Error> {
-        let Conf { ipam: IpamConf { daemon_socket_path, provide, request, priority } } = config.decode()?;
+        let Conf { ipam, enabledad } = config.decode()?;
+        let IpamConf {
+            daemon_socket_path,
+            provide,
+            request,
+            priority,
+            families,
+            provide_v6,
+            request_v6,
+            prefix_length_v6,
+        } = ipam;
+        let families = families.as_deref().map_or_else(|| Ok(Family::default_ones()), read_families)?;
+        let of_v6 = [
+            ("provideV6", !provide_v6.is_empty()),
+            ("requestV6", !request_v6.is_empty()),
+            ("prefixLengthV6", prefix_length_v6.is_some()),
+        ];
+        if let Some((key, _)) = of_v6.iter().find(|(_, is_there)| *is_there)
+            && !families.contains(&Family::Ipv6)
+        {
+            return Err(Error::config(format!(
+                "ipam.{key}: has no meaning without \"ipv6\" in ipam.families"
+            )));
+        }
         Ok(Network {
             socket: socket(&daemon_socket_path)?,
+            families,
             options: Options::read(&provide, &request, args)?,
             priority: (priority > 0).then_some(priority),
+            wish: Wish {
+                options: v6::options::Options::read(&provide_v6, &request_v6, args)?,
+                prefix_length: check_prefix_length(prefix_length_v6)?,
+                detect_duplicates: enabledad,
+            },
         })
+    }
+}
+
+fn read_families(listed: &[Value]) -> Result<Vec<Family>, Error> {
+    let mut families = Vec::new();
+    for (at, value) in listed.iter().enumerate() {
+        let key = format!("ipam.families[{at}]");
+        let family = match value.as_str() {
+            Some("ipv4") => Family::Ipv4,
+            Some("ipv6") => Family::Ipv6,
+            _ => return Err(Error::key(key, quote(value), "neither \"ipv4\" nor \"ipv6\"")),
+        };
+        if families.contains(&family) {
+            return Err(Error::key(key, quote(value), "is there already"));
+        }
+        families.push(family);
+    }
+    families.sort_unstable();
+    match families.is_empty() {
+        true => Err(Error::key("ipam.families", "[]", "one of \"ipv4\", \"ipv6\" at least")),
+        false => Ok(families),
+    }
+}
+
+fn check_prefix_length(length: Option<u8>) -> Result<u8, Error> {
+    match length {
+        None => Ok(v6::PREFIX_LENGTH),
+        Some(length) if (1..=v6::PREFIX_LENGTH).contains(&length) => Ok(length),
+        Some(length) => Err(Error::key("ipam.prefixLengthV6", length, "not within 1..=128")),
     }
 }
 
@@ -125,10 +200,22 @@ impl Plugin for Dhcp {
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
-        let Network { socket, options, priority } = Network::read(&call.config, call.args())?;
+        let Network { socket, families, options, priority, wish } = Network::read(&call.config, call.args())?;
         let owner = owner(&call.config, who);
         let netns = netns.clone();
-        ask(&socket, &Question::Allocate { owner, netns, options, priority }, ACQUIRE)
+        let has = |success: &Success, family: &Family| {
+            success.ips.iter().any(|ip| ip.address.addr().is_ipv6() == (*family == Family::Ipv6))
+        };
+        let release = Question::Release { owner: owner.clone() };
+        let wanted = families.clone();
+        let question = Question::Allocate { owner, netns, options, priority, families, wish };
+        let success = ask(&socket, &question, ACQUIRE)?;
+        if wanted.iter().all(|family| has(&success, family)) {
+            return Ok(success);
+        }
+        let undone = tell(&socket, &release).map_err(visible).err();
+        let why = "the daemon is of before ipam.families: start it again, with this program";
+        Err(Error::internal(why).also(undone))
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
@@ -139,9 +226,10 @@ impl Plugin for Dhcp {
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let Attach { who, netns: _, call } = request;
-        let Network { socket, .. } = Network::read(&call.config, call.args())?;
+        let Network { socket, families, .. } = Network::read(&call.config, call.args())?;
         let known = call.config.require_prev_result()?;
-        let lease = ask(&socket, &Question::Inspect { owner: owner(&call.config, who) }, ELSE)?;
+        let owner = owner(&call.config, who);
+        let lease = ask(&socket, &Question::Inspect { owner, families }, ELSE)?;
         match lease.ips.iter().find(|ip| !known.ips.iter().any(|known| known.address == ip.address)) {
             None => Ok(()),
             Some(ip) => {

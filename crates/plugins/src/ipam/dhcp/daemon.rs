@@ -25,7 +25,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::exchange::Timing;
 use super::flags::Flags;
-use super::keeper::{Keeper, Settings};
+use super::keeper::{Keeper, Settings, Wanted};
 use super::wire::{self, Answer, Question};
 
 /// Questions that are answered at once, at most.
@@ -187,10 +187,11 @@ fn answer(question: Question, keeper: &Arc<Keeper>, is_over: &dyn Fn() -> bool) 
     let lease = |success: cni::result::Success| success.to_value(Version::LATEST).map(Answer::Lease);
     match question {
         Question::Ping => Ok(Answer::Done),
-        Question::Allocate { owner, netns, options, priority } => {
-            lease(keeper.allocate(owner, netns, (options, priority), is_over)?)
+        Question::Allocate { owner, netns, options, priority, families, wish } => {
+            let wanted = Wanted { families, options, priority, wish };
+            lease(keeper.allocate(&owner, &netns, &wanted, is_over)?)
         }
-        Question::Inspect { owner } => lease(keeper.inspect(&owner)?),
+        Question::Inspect { owner, families } => lease(keeper.inspect(&owner, &families)?),
         Question::Release { owner } => keeper.release(&owner).map(|()| Answer::Done),
         Question::Keep { network, valid } => keeper.retain(&network, &valid).map(|()| Answer::Done),
     }

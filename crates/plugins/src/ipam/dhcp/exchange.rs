@@ -33,9 +33,9 @@ const FAST_TIMES: u32 = 4;
 /// The first wait after those; each is twice as long as the one before.
 const SLOW: Duration = Duration::from_secs(4);
 /// The first wait for an answer to the very first question.
-const EAGER: Duration = Duration::from_millis(20);
+pub const EAGER: Duration = Duration::from_millis(20);
 /// How often somebody who waits looks whether he still should.
-const GLANCE: Duration = Duration::from_millis(250);
+pub const GLANCE: Duration = Duration::from_millis(250);
 /// Stack of a thread that closes a socket, in bytes.
 const STACK: usize = 64 * 1024;
 /// How often an offer is asked for before one begins anew.
@@ -80,13 +80,26 @@ type Sockets<'a> = (&'a PacketSocket, Option<&'a UdpSocket>);
 
 /// What became of a request to extend a lease.
 #[derive(Debug)]
-pub enum Extension {
+pub enum Extension<L = Lease> {
     /// It was extended.
-    Granted(Box<Lease>),
+    Granted(Box<L>),
     /// It was taken away.
     Refused,
     /// Nobody answered.
     Silence,
+}
+
+// === impl Extension ===
+
+impl<L> Extension<L> {
+    /// The same with what is made of the lease.
+    pub fn map<T>(self, make: impl FnOnce(L) -> T) -> Extension<T> {
+        match self {
+            Extension::Granted(lease) => Extension::Granted(Box::new(make(*lease))),
+            Extension::Refused => Extension::Refused,
+            Extension::Silence => Extension::Silence,
+        }
+    }
 }
 
 // === impl Timing ===
@@ -393,14 +406,14 @@ fn eagerly<T>(
 }
 
 /// Waits, but not for what nobody wants any more.
-fn pause(until: Instant, is_over: &dyn Fn() -> bool) {
+pub fn pause(until: Instant, is_over: &dyn Fn() -> bool) {
     while Instant::now() < until && !is_over() {
         std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
     }
 }
 
 /// A number that nobody can guess: the standard library keys its hashes with the system's randomness.
-fn random() -> u32 {
+pub fn random() -> u32 {
     (std::collections::hash_map::RandomState::new().build_hasher().finish() >> 16) as u32
 }
 

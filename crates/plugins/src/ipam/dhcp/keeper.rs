@@ -1,12 +1,14 @@
 //! The leases of a node: acquired for containers, extended in time, given back.
 //!
 //! Rules:
-//! - one thread a lease, which sleeps until something is due; it opens the container's namespace when it needs it and
-//!   holds none open, so that a container that is gone is gone;
-//! - a lease that is refused or runs out takes its link down: the address is not the container's any more;
+//! - one thread a lease, of either family, which sleeps until something is due; it opens the container's namespace when it
+//!   needs it and holds none open, so that a container that is gone is gone;
+//! - an attachment has all the families it wants, or nothing;
+//! - a lease of IPv4 that is refused or runs out takes its link down, one of IPv6 takes its address away: it is not the
+//!   container's any more;
 //! - what is known is on disk before anybody is told.
 //!
-//! Source: RFC 2131 §4.4.5; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
+//! Source: RFC 2131 §4.4.5, RFC 8415 §18.2; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
 
 mod adoption;
 
@@ -29,7 +31,13 @@ use self::adoption::Adoption;
 use super::exchange::{Client, Extension, Timing};
 use super::options::Options;
 use super::state::{self, Record};
-use super::wire::Owner;
+use super::terms::{self, Terms, Times};
+use super::v6::exchange::Confirmation;
+use super::v6::identity::Identity as Identity6;
+use super::v6::message::Kind;
+use super::v6::timing::{self, Waits};
+use super::v6::{self, Wish};
+use super::wire::{Family, Owner};
 use crate::failure::OrRefused;
 
 /// Stack of a lease's thread, in bytes.
@@ -54,11 +62,24 @@ pub struct Settings {
     pub state: PathBuf,
 }
 
+/// What an attachment wants.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Leases of which families, in order.
+    pub families: Vec<Family>,
+    /// What is said to servers of DHCPv4.
+    pub options: Options,
+    /// Metric of the routes.
+    pub priority: Option<u32>,
+    /// What is wished for of DHCPv6.
+    pub wish: Wish,
+}
+
 /// All leases.
 #[derive(Debug)]
 pub struct Keeper {
     settings: Settings,
-    leases: Mutex<BTreeMap<Owner, Arc<Held>>>,
+    leases: Mutex<BTreeMap<(Owner, Family), Arc<Held>>>,
     /// Those being acquired, and whether somebody has said meanwhile that they are not wanted.
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
     /// Those of the Go plugin's daemon that are being taken over, or could not be.
@@ -73,6 +94,15 @@ struct Held {
     record: Mutex<Record>,
     stopped: Mutex<bool>,
     bell: Condvar,
+}
+
+/// Where a lease comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// A server said so just now.
+    Acquired,
+    /// The last daemon had it.
+    Restored,
 }
 
 /// Where a lease is used.
@@ -144,25 +174,51 @@ impl Held {
 impl Record {
     fn due(&self, now: u64) -> Due {
         let age = Duration::from_millis(now.saturating_sub(self.granted));
-        match self.lease.expiry {
+        let Times { renewal, rebinding, expiry } = self.terms.times();
+        match expiry {
             _ if self.lost.is_some() => Due::Nothing(Duration::from_secs(3600)),
             Some(expiry) if age >= expiry => Due::Loss,
-            _ if age >= self.lease.rebinding => Due::Rebinding,
-            _ if age >= self.lease.renewal => Due::Renewal,
-            _ => Due::Nothing(self.lease.renewal - age),
+            _ if age >= rebinding => Due::Rebinding,
+            _ if age >= renewal => Due::Renewal,
+            _ => Due::Nothing(renewal - age),
         }
+    }
+
+    /// How long there is until something else is due.
+    fn left(&self, due: &Due, now: u64) -> Duration {
+        let age = Duration::from_millis(now.saturating_sub(self.granted));
+        let Times { renewal: _, rebinding, expiry } = self.terms.times();
+        match due {
+            Due::Renewal => rebinding,
+            _ => expiry.unwrap_or(Duration::from_secs(3600) + age),
+        }
+        .saturating_sub(age)
     }
 
     /// How long to wait after an attempt that came to nothing: half of what is left, as RFC 2131 has it; but anybody is
     /// asked as soon as it is time for that, also if the last attempt with the server took until then.
     fn pause(&self, due: &Due, now: u64) -> Duration {
-        let age = Duration::from_millis(now.saturating_sub(self.granted));
-        if matches!(due, Due::Renewal) {
-            let left = self.lease.rebinding.saturating_sub(age);
-            return (left / 2).max(PATIENCE).min(left);
+        let left = self.left(due, now);
+        match due {
+            Due::Renewal => (left / 2).max(PATIENCE).min(left),
+            _ => (left / 2).max(PATIENCE).min(left.max(PATIENCE)),
         }
-        let left = self.lease.expiry.unwrap_or(Duration::from_secs(3600)).saturating_sub(age);
-        (left / 2).max(PATIENCE).min(left.max(PATIENCE))
+    }
+}
+
+/// The attempts to extend one lease since the last that came to something.
+struct Attempts {
+    /// What was due at the last one, and how long to wait after each.
+    series: Option<(std::mem::Discriminant<Due>, Waits)>,
+    most: Duration,
+}
+
+impl Attempts {
+    /// The waits of what is due now: an exchange of its own for each kind of question.
+    fn of(&mut self, due: &Due) -> &mut Waits {
+        let kind = std::mem::discriminant(due);
+        let series = self.series.take().filter(|(of, _)| *of == kind);
+        &mut self.series.insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.most).begin()))).1
     }
 }
 
@@ -181,29 +237,38 @@ impl Keeper {
         });
         for record in records {
             crate::told!("dhcp: {}: taken over", describe(&record.owner));
-            keeper.keep(Held::new(record))?;
+            keeper.keep(Held::new(record), Origin::Restored)?;
         }
         Ok(keeper)
     }
 
-    /// A lease for an interface: the one it has, or a new one. `is_over`: nobody waits any more.
+    /// Leases for an interface: those it has, and new ones for what it lacks. `is_over`: nobody waits any more.
     pub fn allocate(
         self: &Arc<Self>,
-        owner: Owner,
-        netns: PathBuf,
-        (options, priority): (Options, Option<u32>),
+        owner: &Owner,
+        netns: &Path,
+        wanted: &Wanted,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Success, Error> {
-        check(&owner)?;
-        let place = self.place(&netns, &owner.ifname)?;
+        check(owner)?;
+        let place = self.place(netns, &owner.ifname)?;
         let inode = inode(&place.netns)?;
-        self.abandon(&owner);
-        if let Some(held) = self.find(&owner) {
-            let record = held.record();
-            if record.inode == inode && record.lost.is_none() {
-                return Ok(record.lease.result(record.priority));
+        self.abandon(owner);
+        let (mut results, mut lacking) = (BTreeMap::new(), Vec::new());
+        for family in &wanted.families {
+            let held = self.find(owner, *family).map(|held| held.record());
+            match held {
+                Some(record) if record.inode == inode && record.lost.is_none() => {
+                    results.insert(*family, record.terms.result());
+                    continue;
+                }
+                Some(_) => self.forget(owner, *family)?,
+                None => {}
             }
-            self.forget(&owner)?;
+            lacking.push(*family);
+        }
+        if lacking.is_empty() {
+            return Ok(terms::whole(results.into_values()));
         }
         let unwanted = match lock(&self.pending).entry(owner.clone()) {
             Entry::Vacant(free) => Arc::clone(free.insert(Arc::default())),
@@ -212,86 +277,134 @@ impl Keeper {
             }
         };
         let over = || is_over() || unwanted.load(Ordering::Relaxed);
-        let granted = self.acquire(&owner, &place, &options, &over);
-        // Held until it is a lease: a DEL finds it as one or the other.
+        let granted = self.acquire_all(owner, &place, (wanted, &lacking), &over);
+        // Held until they are leases: a DEL finds them as one or the other.
         let mut pending = lock(&self.pending);
-        pending.remove(&owner);
-        let lease = granted?;
-        let result = lease.result(priority);
-        let granted = state::now();
-        let record = Record { owner, netns, inode, options, priority, granted, lost: None, lease };
+        pending.remove(owner);
+        let granted = granted?;
+        let record = |(terms, granted): (Terms, u64)| {
+            let (owner, netns) = (owner.clone(), netns.to_owned());
+            Record { owner, netns, inode, granted, lost: None, terms }
+        };
+        let records: Vec<Record> = granted.into_iter().map(record).collect();
         let kept = match over() {
             true => Err(Error::new(code::TRY_AGAIN_LATER, "nobody waited for the lease any more")),
-            false => self.keep(Held::new(record.clone())),
+            false => {
+                records.iter().try_for_each(|record| self.keep(Held::new(record.clone()), Origin::Acquired))
+            }
         };
         drop(pending);
-        if let Err(error) = kept {
-            self.give_back(&record, &place);
+        if kept.is_ok() {
+            records.iter().for_each(|record| crate::told!("dhcp: {}: {}", describe(owner), record.terms));
+        }
+        results.extend(records.iter().map(|record| (record.terms.family(), record.terms.result())));
+        // Nobody would know of what is not written down once this daemon has ended: it is not given.
+        if let Err(error) = kept.and_then(|()| self.save()) {
+            for record in &records {
+                self.give_back(owner, &record.terms, &place);
+                let _ = self.forget(owner, record.terms.family());
+            }
             return Err(error);
         }
-        crate::told!(
-            "dhcp: {}: {} from {}",
-            describe(&record.owner),
-            record.lease.address,
-            record.lease.server
-        );
-        if let Err(error) = self.save() {
-            // Nobody would know of it once this daemon has ended: it is not given.
-            self.give_back(&record, &place);
-            let _ = self.forget(&record.owner);
-            return Err(error);
+        Ok(terms::whole(results.into_values()))
+    }
+
+    /// All of them, each with the time of its grant; or none.
+    fn acquire_all(
+        &self,
+        owner: &Owner,
+        place: &Place,
+        (wanted, lacking): (&Wanted, &[Family]),
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Vec<(Terms, u64)>, Error> {
+        let Place { netns, link } = place;
+        let wants_v6 = lacking.contains(&Family::Ipv6);
+        if wants_v6 {
+            v6::link::prepare(netns, link, &wanted.wish)?;
         }
-        Ok(result)
+        if !link.up {
+            set_up(netns, link, true)?;
+        }
+        let mut granted = Vec::new();
+        for family in lacking {
+            match self.acquire(owner, place, (wanted, *family), is_over) {
+                Ok(terms) => granted.push((terms, state::now())),
+                Err(error) => {
+                    granted.iter().for_each(|(terms, _)| self.give_back(owner, terms, place));
+                    if !link.up {
+                        // As it was; that it cannot be is not what went wrong.
+                        let _ = set_up(netns, link, false);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        if wants_v6 && wanted.wish.prefix_length == v6::PREFIX_LENGTH {
+            match v6::link::await_router(netns, link, is_over) {
+                Ok(true) => {}
+                Ok(false) => {
+                    crate::told!("dhcp: {}: no router says what its IPv6 address reaches", describe(owner));
+                }
+                Err(error) => crate::told!("dhcp: {}: {error}", describe(owner)),
+            }
+        }
+        Ok(granted)
     }
 
     fn acquire(
         &self,
         owner: &Owner,
         place: &Place,
-        options: &Options,
+        (wanted, family): (&Wanted, Family),
         is_over: &dyn Fn() -> bool,
-    ) -> Result<super::lease::Lease, Error> {
-        let Place { netns, link } = place;
-        if !link.up {
-            set_up(netns, link, true)?;
+    ) -> Result<Terms, Error> {
+        let Wanted { families: _, options, priority, wish } = wanted;
+        match family {
+            Family::Ipv4 => {
+                let lease = self.client(place, &identity(owner), options)?.acquire(is_over)?;
+                Ok(Terms::V4 { options: options.clone(), priority: *priority, lease })
+            }
+            Family::Ipv6 => {
+                let identity = Identity6::of(owner, &wish.options);
+                let lease = self.client_v6(place, &identity, wish).acquire(is_over)?;
+                Ok(Terms::V6 { wish: wish.clone(), lease })
+            }
         }
-        let identity = identity(owner);
-        let lease = self.client(place, &identity, options)?.acquire(is_over);
-        if lease.is_err() && !link.up {
-            // As it was; that it cannot be is not what went wrong.
-            let _ = set_up(netns, link, false);
-        }
-        lease
     }
 
-    /// The lease of an owner, if it is one.
-    pub fn inspect(&self, owner: &Owner) -> Result<Success, Error> {
-        let record = self.find(owner).map(|held| held.record());
-        match record {
+    /// The leases of an owner, if it has one of each of these families.
+    pub fn inspect(&self, owner: &Owner, families: &[Family]) -> Result<Success, Error> {
+        let one = |family: &Family| match self.find(owner, *family).map(|held| held.record()) {
             None => Err(self.no_lease(owner)),
             Some(Record { lost: Some(why), .. }) => {
                 Err(Error::internal(format!("{} has lost its lease: {why}", owner.ifname)))
             }
-            Some(record) => Ok(record.lease.result(record.priority)),
-        }
+            Some(record) => Ok(record.terms.result()),
+        };
+        Ok(terms::whole(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
     }
 
-    /// Gives a lease back; none is fine.
+    /// Gives the leases of an owner back; none is fine.
     pub fn release(&self, owner: &Owner) -> Result<(), Error> {
         if let Some(unwanted) = lock(&self.pending).get(owner) {
             unwanted.store(true, Ordering::Relaxed);
         }
         self.abandon(owner);
-        // One that the file still has would be taken over by the next daemon.
-        let Some(held) = self.find(owner) else {
-            return if *lock(&self.writing) { self.save() } else { Ok(()) };
-        };
-        let record = held.record();
-        held.stop();
-        if let Ok(Some(place)) = self.seek(&record.netns, &owner.ifname, Some(record.inode)) {
-            self.give_back(&record, &place);
+        let all = [Family::Ipv4, Family::Ipv6].map(|family| self.find(owner, family));
+        let mut errors = Vec::new();
+        for held in all.iter().flatten() {
+            let record = held.record();
+            held.stop();
+            if let Ok(Some(place)) = self.seek(&record.netns, &owner.ifname, Some(record.inode)) {
+                self.give_back(owner, &record.terms, &place);
+            }
+            errors.extend(self.forget(owner, record.terms.family()).err());
         }
-        self.forget(owner)
+        // One that the file still has would be taken over by the next daemon.
+        if errors.is_empty() && *lock(&self.writing) {
+            errors.extend(self.save().err());
+        }
+        crate::interface::collected(errors)
     }
 
     /// Gives back every lease of a network that is not in the list.
@@ -300,7 +413,9 @@ impl Keeper {
             valid.iter().any(|one| one.container_id == owner.container && one.ifname == owner.ifname)
         };
         let mut owners: Vec<Owner> = lock(&self.orphans).keys().cloned().collect();
-        owners.extend(lock(&self.leases).keys().cloned());
+        owners.extend(lock(&self.leases).keys().map(|(owner, _)| owner.clone()));
+        owners.sort();
+        owners.dedup();
         let stale = owners.iter().filter(|owner| owner.network == network && !is_valid(owner));
         crate::interface::collected(stale.filter_map(|owner| self.release(owner).err()).collect())
     }
@@ -308,23 +423,28 @@ impl Keeper {
     // === the threads ===
 
     /// Has a lease looked after.
-    fn keep(self: &Arc<Self>, held: Arc<Held>) -> Result<(), Error> {
-        let owner = held.record().owner;
-        lock(&self.leases).insert(owner.clone(), Arc::clone(&held));
+    fn keep(self: &Arc<Self>, held: Arc<Held>, origin: Origin) -> Result<(), Error> {
+        let record = held.record();
+        let key = (record.owner, record.terms.family());
+        lock(&self.leases).insert(key.clone(), Arc::clone(&held));
         let keeper = Arc::clone(self);
-        let started = std::thread::Builder::new().stack_size(STACK).spawn(move || keeper.look_after(&held));
-        match started {
+        let work = move || keeper.look_after(&held, origin);
+        match std::thread::Builder::new().stack_size(STACK).spawn(work) {
             Ok(_) => Ok(()),
             Err(cause) => {
-                lock(&self.leases).remove(&owner);
+                lock(&self.leases).remove(&key);
                 Err(Error::io("start a thread", cause))
             }
         }
     }
 
-    fn look_after(&self, held: &Held) {
+    fn look_after(&self, held: &Held, origin: Origin) {
+        if origin == Origin::Restored {
+            self.confirm(held);
+        }
         // A daemon that was away for too long asks once before it believes that all is lost.
         let mut asked = false;
+        let mut attempts = Attempts { series: None, most: self.settings.timing.resend_max };
         loop {
             let record = held.record();
             let pause = match record.due(state::now()) {
@@ -333,12 +453,24 @@ impl Keeper {
                     self.lose(held, "it was not extended in time");
                     continue;
                 }
-                due => match self.extend(&record, &due, held) {
-                    Attempt::Settled => Duration::ZERO,
-                    Attempt::Silence => record.pause(&due, state::now()),
-                    Attempt::Failed => record.pause(&due, state::now()).min(SOON),
-                    Attempt::Gone => return,
-                },
+                due => {
+                    let began = Instant::now();
+                    let waits = attempts.of(&due);
+                    let wait = waits.again().unwrap_or_default();
+                    match self.extend(&record, &due, waits, held) {
+                        Attempt::Settled => {
+                            attempts.series = None;
+                            Duration::ZERO
+                        }
+                        Attempt::Silence if record.terms.family() == Family::Ipv6 => {
+                            let left = record.left(&due, state::now());
+                            wait.saturating_sub(began.elapsed()).min(left)
+                        }
+                        Attempt::Silence => record.pause(&due, state::now()),
+                        Attempt::Failed => record.pause(&due, state::now()).min(SOON),
+                        Attempt::Gone => return,
+                    }
+                }
             };
             asked = true;
             if held.sleep(pause) {
@@ -347,15 +479,40 @@ impl Keeper {
         }
     }
 
+    /// Whether an address of IPv6 that the last daemon had still belongs to its link. Who is too late for that asks for more.
+    fn confirm(&self, held: &Held) {
+        let record = held.record();
+        let Terms::V6 { wish, lease } = &record.terms else { return };
+        if !matches!(record.due(state::now()), Due::Nothing(_)) || record.lost.is_some() {
+            return;
+        }
+        if held.sleep(timing::tenth(timing::CONFIRM_DELAY * 10)) {
+            return;
+        }
+        // One that is gone is found out when something is due.
+        let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) else {
+            return;
+        };
+        let identity = Identity6::of(&record.owner, &wish.options);
+        let is_over = || held.is_stopped();
+        match self.client_v6(&place, &identity, wish).confirm(lease, &is_over) {
+            Ok(Confirmation::Belongs | Confirmation::Silence) => {}
+            Ok(Confirmation::Elsewhere) => {
+                self.lose(held, "a DHCPv6 server says that it does not belong to the link (NotOnLink)");
+            }
+            Err(error) => crate::told!("dhcp: {}: {error}", describe(&record.owner)),
+        }
+    }
+
     /// One attempt to extend.
-    fn extend(&self, record: &Record, due: &Due, held: &Held) -> Attempt {
+    fn extend(&self, record: &Record, due: &Due, waits: &Waits, held: &Held) -> Attempt {
         let name = describe(&record.owner);
         let place = match self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
             Ok(Some(place)) => place,
             Ok(None) => {
                 crate::told!("dhcp: {name}: forgotten: its namespace or interface is gone");
                 held.stop();
-                let _ = self.forget(&record.owner);
+                let _ = self.forget(&record.owner, record.terms.family());
                 return Attempt::Gone;
             }
             // It may be there all the same.
@@ -365,16 +522,10 @@ impl Keeper {
             }
         };
         let asked_at = state::now();
-        let identity = identity(&record.owner);
-        let is_over = || held.is_stopped();
-        let extension = self.client(&place, &identity, &record.options).and_then(|client| match due {
-            Due::Renewal => client.renew(&record.lease, &is_over),
-            _ => client.rebind(&record.lease, &is_over),
-        });
-        match extension {
-            Ok(Extension::Granted(lease)) => {
+        match self.ask_to_extend(record, &place, (due, waits), &|| held.is_stopped()) {
+            Ok(Extension::Granted(terms)) => {
                 let mut record = lock(&held.record);
-                (record.lease, record.granted) = (*lease, asked_at);
+                (record.terms, record.granted) = (*terms, asked_at);
                 drop(record);
                 // Not written down it is only older than it is: it would be extended again.
                 if let Err(error) = self.save() {
@@ -395,31 +546,63 @@ impl Keeper {
         }
     }
 
+    fn ask_to_extend(
+        &self,
+        record: &Record,
+        place: &Place,
+        (due, waits): (&Due, &Waits),
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Extension<Terms>, Error> {
+        match &record.terms {
+            Terms::V4 { options, priority, lease } => {
+                let identity = identity(&record.owner);
+                let client = self.client(place, &identity, options)?;
+                let extension = match due {
+                    Due::Renewal => client.renew(lease, is_over)?,
+                    _ => client.rebind(lease, is_over)?,
+                };
+                let (options, priority) = (options.clone(), *priority);
+                Ok(extension.map(|lease| Terms::V4 { options, priority, lease }))
+            }
+            Terms::V6 { wish, lease } => {
+                let identity = Identity6::of(&record.owner, &wish.options);
+                let kind = if *due == Due::Renewal { Kind::Renew } else { Kind::Rebind };
+                let extension = self.client_v6(place, &identity, wish).extend(kind, lease, waits, is_over)?;
+                Ok(extension.map(|lease| Terms::V6 { wish: wish.clone(), lease }))
+            }
+        }
+    }
+
     /// The address is not the container's any more.
     fn lose(&self, held: &Held, why: &str) {
         let record = held.record();
-        crate::told!(
-            "dhcp: {}: {} is lost: {why}; the link goes down",
-            describe(&record.owner),
-            record.lease.address
-        );
+        let (name, address) = (describe(&record.owner), record.terms.address());
+        let then = match record.terms {
+            Terms::V4 { .. } => "the link goes down",
+            Terms::V6 { .. } => "it is taken away",
+        };
+        crate::told!("dhcp: {name}: {} is lost: {why}; {then}", address.addr());
         lock(&held.record).lost = Some(why.to_owned());
-        if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode))
-            && let Err(error) = set_up(&place.netns, &place.link, false)
-        {
-            crate::told!("dhcp: {}: {error}", describe(&record.owner));
+        if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
+            let taken = match record.terms {
+                Terms::V4 { .. } => set_up(&place.netns, &place.link, false),
+                Terms::V6 { .. } => take_away(&place, address),
+            };
+            if let Err(error) = taken {
+                crate::told!("dhcp: {name}: {error}");
+            }
         }
         let _ = self.save();
     }
 
     // === what they share ===
 
-    fn find(&self, owner: &Owner) -> Option<Arc<Held>> {
-        lock(&self.leases).get(owner).cloned()
+    fn find(&self, owner: &Owner, family: Family) -> Option<Arc<Held>> {
+        lock(&self.leases).get(&(owner.clone(), family)).cloned()
     }
 
-    fn forget(&self, owner: &Owner) -> Result<(), Error> {
-        let held = lock(&self.leases).remove(owner);
+    fn forget(&self, owner: &Owner, family: Family) -> Result<(), Error> {
+        let held = lock(&self.leases).remove(&(owner.clone(), family));
         held.iter().for_each(|held| held.stop());
         self.save()
     }
@@ -433,13 +616,28 @@ impl Keeper {
     }
 
     /// Best effort: a server that does not hear of it waits until the lease ends.
-    fn give_back(&self, record: &Record, place: &Place) {
-        let identity = identity(&record.owner);
-        let given =
-            self.client(place, &identity, &record.options).and_then(|client| client.release(&record.lease));
+    fn give_back(&self, owner: &Owner, terms: &Terms, place: &Place) {
+        let given = match terms {
+            Terms::V4 { options, priority: _, lease } => {
+                self.client(place, &identity(owner), options).and_then(|client| client.release(lease))
+            }
+            Terms::V6 { wish, lease } => {
+                self.client_v6(place, &Identity6::of(owner, &wish.options), wish).release(lease)
+            }
+        };
         if let Err(error) = given {
-            crate::told!("dhcp: {}: {error}", describe(&record.owner));
+            crate::told!("dhcp: {}: {error}", describe(owner));
         }
+    }
+
+    fn client_v6<'a>(
+        &self,
+        place: &'a Place,
+        identity: &'a Identity6,
+        wish: &'a Wish,
+    ) -> v6::exchange::Client<'a> {
+        let Place { netns, link } = place;
+        v6::exchange::Client { netns, link, identity, wish, timing: self.settings.timing }
     }
 
     fn client<'a>(
@@ -482,6 +680,12 @@ impl Keeper {
 fn set_up(netns: &Netns, link: &Link, up: bool) -> Result<(), Error> {
     let change = Change { up: Some(up), ..Change::default() };
     netns.rtnl().and_then(|mut net| net.change_link(link.index, &link.name, &change)).or_refused()
+}
+
+fn take_away(place: &Place, address: ipnet::IpNet) -> Result<(), Error> {
+    let Place { netns, link } = place;
+    let removed = netns.rtnl().and_then(|mut net| net.delete_address(link.index, &link.name, address));
+    linux::error::absent_is_fine(removed).or_refused()
 }
 
 fn inode(netns: &Netns) -> Result<u64, Error> {

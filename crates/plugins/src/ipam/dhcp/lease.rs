@@ -20,9 +20,9 @@ const LEASE_DEFAULT: Duration = Duration::from_secs(60 * 60);
 /// What a server says for «for ever».
 const FOR_EVER: u32 = u32::MAX;
 /// No time is shorter.
-const SHORTEST: Duration = Duration::from_secs(1);
+pub const SHORTEST: Duration = Duration::from_secs(1);
 /// Most names and name servers that are taken over.
-const NAMES_MAX: usize = 32;
+pub const NAMES_MAX: usize = 32;
 /// Longest name, in characters; RFC 1035.
 const NAME_MAX: usize = 253;
 
@@ -166,7 +166,7 @@ fn classful(address: Ipv4Addr) -> Ipv4Net {
 }
 
 /// Names of RFC 3397, which may point backwards into the option; what cannot be read ends the list.
-fn search(bytes: &[u8]) -> Vec<String> {
+pub fn search(bytes: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     let mut at = 0;
     while at < bytes.len() && names.len() < NAMES_MAX {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::message::option;
 
 /// Longest value, in bytes.
-const VALUE_MAX: usize = 255;
+pub const VALUE_MAX: usize = 255;
 /// Most entries of a list.
 const LIST_MAX: usize = 64;
 /// Names that stand for a number.
@@ -46,19 +46,24 @@ const DEFAULTS: &[u8] = &[option::ROUTERS, option::SUBNET_MASK];
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Provide {
-    option: Value,
-    value: String,
+    /// Its name or number.
+    pub option: Value,
+    /// Its value, as text.
+    pub value: String,
+    /// The key of `CNI_ARGS` whose value it is.
     #[serde(rename = "fromArg")]
-    from_arg: String,
+    pub from_arg: String,
 }
 
 /// One entry of `request`, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    option: Value,
+    /// Its name or number.
+    pub option: Value,
+    /// Leave out what is asked for otherwise.
     #[serde(rename = "skipDefault")]
-    skip_default: bool,
+    pub skip_default: bool,
 }
 
 /// What every message to a server says.
@@ -75,11 +80,7 @@ impl Options {
     pub fn read(provide: &[Provide], request: &[Request], args: &str) -> Result<Options, Error> {
         let args = Args::scan(args);
         let mut options = Options::default();
-        for (key, length) in [("ipam.provide", provide.len()), ("ipam.request", request.len())] {
-            if length > LIST_MAX {
-                return Err(Error::key(key, format!("{length} entries"), format!("at most {LIST_MAX}")));
-            }
-        }
+        check_lengths(&[("ipam.provide", provide.len()), ("ipam.request", request.len())])?;
         for (at, Provide { option, value, from_arg }) in provide.iter().enumerate() {
             let key = format!("ipam.provide[{at}]");
             let number = number(&format!("{key}.option"), option)?;
@@ -115,6 +116,16 @@ impl Options {
     fn ask(&mut self, number: u8) {
         if !self.requested.contains(&number) {
             self.requested.push(number);
+        }
+    }
+}
+
+/// Refuses lists of this key and length that are too long.
+pub fn check_lengths(lists: &[(&str, usize)]) -> Result<(), Error> {
+    match lists.iter().find(|(_, length)| *length > LIST_MAX) {
+        None => Ok(()),
+        Some((key, length)) => {
+            Err(Error::key(*key, format!("{length} entries"), format!("at most {LIST_MAX}")))
         }
     }
 }

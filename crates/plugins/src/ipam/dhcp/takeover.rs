@@ -25,7 +25,7 @@ use linux::link::mac_text;
 use serde::Deserialize;
 
 use super::options::Options;
-use super::wire::Owner;
+use super::wire::{Family, Owner};
 
 /// Where libcni remembers attachments: those of the runtime, and Multus's.
 pub const DIRECTORIES: [&str; 2] = [cni::runtime::cache::DIRECTORY, "/var/lib/cni/multus"];
@@ -95,9 +95,10 @@ pub fn orphans(
 fn orphan(cache: &Cache, entry: &Entry, socket: &Path) -> Result<Option<Orphan>, Error> {
     let Entry { network: name, config, parameters } = entry;
     let Some((network, config)) = plugin_with_dhcp(config, entry)? else { return Ok(None) };
-    let super::Network { socket: theirs, options, priority } =
+    let super::Network { socket: theirs, families, options, priority, wish: _ } =
         super::Network::read(&config, &parameters.args)?;
-    if theirs != socket {
+    // Their daemon has nothing of DHCPv6.
+    if theirs != socket || !families.contains(&Family::Ipv4) {
         return Ok(None);
     }
     let who = &parameters.who;

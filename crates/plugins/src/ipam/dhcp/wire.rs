@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::options::Options;
+use super::v6::Wish;
 
 /// What a message ends with: nothing to us; to a server of HTTP, which the reference plugin's daemon is, the end of a
 /// request that it refuses at once instead of waiting for more.
@@ -30,6 +31,23 @@ pub struct Owner {
     pub ifname: String,
 }
 
+/// One of the two protocols, by the addresses it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// DHCPv4.
+    Ipv4,
+    /// DHCPv6.
+    Ipv6,
+}
+
+impl Family {
+    /// What a configuration without `families` means, and a question of a plugin that did not know of them.
+    pub fn default_ones() -> Vec<Family> {
+        vec![Family::Ipv4]
+    }
+}
+
 /// What is asked.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,15 +60,24 @@ pub enum Question {
         owner: Owner,
         /// The namespace the interface is in.
         netns: PathBuf,
-        /// What is said to the server.
+        /// What is said to servers of DHCPv4.
         options: Options,
         /// Metric of the routes.
         priority: Option<u32>,
+        /// What addresses are wanted; all of them, or none is given.
+        #[serde(default = "Family::default_ones")]
+        families: Vec<Family>,
+        /// What is wished for of DHCPv6.
+        #[serde(default)]
+        wish: Wish,
     },
-    /// The lease as it is.
+    /// The leases as they are.
     Inspect {
         /// Whose.
         owner: Owner,
+        /// Which must be there.
+        #[serde(default = "Family::default_ones")]
+        families: Vec<Family>,
     },
     /// No lease any more.
     Release {
@@ -127,5 +154,21 @@ mod tests {
             assert!(receive::<Question>(&mut &*hostile).is_err(), "{hostile:?}");
         }
         assert!(send(&mut bytes, &"x".repeat(MESSAGE_MAX)).is_err());
+    }
+
+    #[test]
+    fn a_plugin_that_does_not_know_of_families_asks_for_ipv4() {
+        let owner = r#"{"container":"c","network":"n","ifname":"eth0"}"#;
+        let options = r#"{"provided":[],"requested":[3,1]}"#;
+        let text = format!(
+            r#"{{"allocate":{{"owner":{owner},"netns":"/run/netns/a","options":{options},"priority":null}}}}"#
+        );
+        let Ok(Question::Allocate { families, wish, .. }) = serde_json::from_str(&text) else {
+            panic!("{text}");
+        };
+        assert_eq!((families, wish), (vec![Family::Ipv4], Wish::default()));
+        let text = format!(r#"{{"inspect":{{"owner":{owner}}}}}"#);
+        let Ok(Question::Inspect { families, .. }) = serde_json::from_str(&text) else { panic!("{text}") };
+        assert_eq!(families, [Family::Ipv4]);
     }
 }

@@ -21,8 +21,9 @@ use super::super::exchange::Extension;
 use super::super::lease::Lease;
 use super::super::state::{self, Record};
 use super::super::takeover::{self, Orphan};
-use super::super::wire::Owner;
-use super::{Held, Keeper, Place, STACK, describe, identity, inode, lock};
+use super::super::terms::Terms;
+use super::super::wire::{Family, Owner};
+use super::{Held, Keeper, Origin, Place, STACK, describe, identity, inode, lock};
 use crate::failure::OrRefused;
 
 /// Between two that begin to ask: not all at once.
@@ -71,7 +72,7 @@ impl Adoption {
 impl Keeper {
     /// Looks for attachments whose daemon was another one at this socket, and begins to ask for their leases.
     pub fn take_over(self: &Arc<Self>, directories: &[PathBuf], socket: &Path) {
-        let is_known = |owner: &Owner| self.find(owner).is_some();
+        let is_known = |owner: &Owner| self.find(owner, Family::Ipv4).is_some();
         let found = takeover::orphans(directories, &self.settings.host_prefix, socket, &is_known);
         let (mut begun, mut gone) = (0, 0);
         for orphan in found {
@@ -210,17 +211,18 @@ impl Keeper {
         adoption: &Adoption,
     ) {
         let Orphan { owner, netns, address: _, mac: _, options, priority } = orphan.clone();
-        let record = Record { owner, netns, inode, options, priority, granted, lost: None, lease };
+        let terms = Terms::V4 { options, priority, lease };
+        let record = Record { owner, netns, inode, granted, lost: None, terms };
         let name = describe(&record.owner);
         // Held until it is a lease: a DEL finds it as one or the other.
         let mut orphans = lock(&self.orphans);
         if adoption.is_unwanted() {
             drop(orphans);
-            self.give_back(&record, place);
+            self.give_back(&record.owner, &record.terms, place);
             return;
         }
-        let told = format!("{} from {}: taken over", record.lease.address, record.lease.server);
-        let kept = self.keep(Held::new(record));
+        let told = format!("{}: taken over", record.terms);
+        let kept = self.keep(Held::new(record), Origin::Acquired);
         orphans.remove(&orphan.owner);
         drop(orphans);
         match kept.and_then(|()| self.save()) {
