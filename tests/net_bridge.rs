@@ -335,7 +335,7 @@ fn enabledad_detects_and_the_default_does_not_wait() {
     let keys = json!({ "isGateway": true, "ipam": dual_stack(&json!([])) });
     add(&host, &a, &config(&keys));
     // What the kernel does not look for nobody waits for.
-    let six = a.json(["ip", "-j", "-6", "address", "show", "eth0"]).to_string();
+    let six = a.json(["ip", "-j", "-6", "address", "show", "eth0", "scope", "global"]).to_string();
     assert!(six.contains("fd01::2") && !six.contains("tentative"), "{six}");
     assert_eq!(a.run(["sysctl", "-n", "net.ipv6.conf.eth0.accept_dad"]), "0\n");
     assert_eq!(a.run(["sysctl", "-n", "net.ipv4.conf.eth0.arp_notify"]), "1\n");

@@ -110,9 +110,10 @@ pub fn with(config: &Value, keys: &Value) -> Value {
 
 /// What is new, gone or different, but for what comes and goes by itself:
 /// - what host-local remembers to be fast or fair: where round robin goes on, and what a copy of its directory
-///   says (whether there is one counts);
+///   says (whether there is one counts, but not the directory above, which stays until the next boot);
 /// - what an agent has checked, for the next agent;
-/// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time.
+/// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time;
+/// - the multicast route of a link: the kernel has it as long as the link is ready, which takes it a moment.
 #[must_use]
 #[track_caller]
 pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
@@ -120,9 +121,11 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     let own_time = |line: &str| {
         line.contains("/last_reserved_ip.")
             || line.starts_with("~ file /run/weft/host-local/")
+            || line.starts_with("+ directory /run/weft ")
             || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked.json "))
             || line.starts_with("+ address ") && line.contains(" fe80:")
             || line.starts_with("+ route local ") && line.contains(" fe80:")
+            || line.get(2..).is_some_and(|rest| rest.starts_with("route local multicast ff00::/8 "))
     };
     let told: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
     told.join("\n")

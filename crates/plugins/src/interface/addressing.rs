@@ -46,11 +46,17 @@ fn configure_between(
     between: impl FnOnce(&mut Rtnl) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let addresses = own_addresses(link, result)?;
-    if addresses.iter().any(|address| address.addr().is_ipv6()) {
+    let ipv6 = addresses.iter().any(|address| address.addr().is_ipv6());
+    if ipv6 {
         enable_ipv6(&link.name)?;
     }
     net.add_addresses(link.index, &link.name, &addresses).or_refused()?;
     net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()?;
+    if ipv6 {
+        // IPv6 begins once the carrier is taken note of, which since Linux 6.8 this question brings about, and before that
+        // a moment.
+        net.link_at(link.index).or_refused()?;
+    }
     let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
     if gateway6 {
         settle(net, link)?;

@@ -273,8 +273,7 @@ fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
             break;
         }
     }
-    // Perhaps this very container's: its ADD may have been killed there.
-    store.release_unfinished()
+    Ok(())
 }
 
 /// The attachment as files name it, in the order in which to look.

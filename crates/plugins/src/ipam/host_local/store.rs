@@ -8,18 +8,17 @@
 //! ```
 //!
 //! Rules:
-//! - a reservation is created and written under the lock: an empty one is left by who died in between, is nobody's, and is
-//!   given back by the next who reads all files. (One that is written without a name and then linked is never empty,
-//!   and costs three times as much: ext4 has a list of such files for the whole disk.)
+//! - a reservation appears complete or not at all: it is written without a name and then linked;
 //! - names that are no address, and what is no plain file, are not ours;
 //! - an address is chosen without reading any file; contents are read only to find an owner's reservations,
 //!   and then by the [`Index`].
 //!
-//! Source: plugins `plugins/ipam/host-local/backend/disk`; open(2) `O_EXCL`; flock(2).
+//! Source: plugins `plugins/ipam/host-local/backend/disk`; open(2) `O_TMPFILE`; flock(2).
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -29,7 +28,7 @@ use std::time::Duration;
 use cni::{Error, code};
 use ipam::Held;
 use linux::error::is_lacking;
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
@@ -55,8 +54,8 @@ pub struct Store {
     directory: File,
     _lock: File,
     index: Option<Index>,
-    /// What nobody finished, if all files were read.
-    unfinished: Vec<Reservation>,
+    /// A reservation that is written and has no name yet.
+    draft: Option<File>,
 }
 
 /// One reservation.
@@ -104,7 +103,7 @@ impl Store {
             .map_err(|error| io_error(&format!("open {path}/{LOCK}"), &error))?;
         let lock = wait(lock, &format!("{path}/{LOCK}"))?;
         let index = Index::load(&directory, &place.copies);
-        Ok(Store { place: place.clone(), directory, _lock: lock, index, unfinished: Vec::new() })
+        Ok(Store { place: place.clone(), directory, _lock: lock, index, draft: None })
     }
 
     fn failed(&self, what: &str, name: &str, error: &io::Error) -> Error {
@@ -269,8 +268,6 @@ impl Store {
             self.index = None;
             return;
         }
-        let unfinished = all.iter().filter(|(_, content)| *content == Content::Unfinished);
-        self.unfinished = unfinished.map(|(reservation, _)| reservation.clone()).collect();
         let owned = all.iter().filter_map(|(reservation, content)| match content {
             Content::Owned(owner) => Some((owner, reservation.ip)),
             _ => None,
@@ -324,30 +321,56 @@ impl Store {
     /// If it cannot be written; then nothing is left.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, Error> {
         let name = ip.to_string();
-        let made = self.write_new(&name, owner).map_err(|error| self.failed("reserve", &name, &error))?;
+        let made = match self.link_draft(&name, owner) {
+            Some(made) => made,
+            None => self.create_whole(&name, owner)?,
+        };
         if let (true, Some(index)) = (made, &mut self.index) {
             index.insert(owner, ip);
         }
         Ok(made)
     }
 
-    /// As the reference plugin does it: created exclusively, then written. The owner comes last: without one it is nobody's.
-    fn write_new(&self, name: &str, owner: &Owner) -> io::Result<bool> {
+    /// Gives the draft this name: false if there is one, `None` if it cannot be done this way here.
+    fn link_draft(&mut self, name: &str, owner: &Owner) -> Option<bool> {
+        let draft = match self.draft.take() {
+            Some(draft) => draft,
+            None => {
+                let flags = OFlags::TMPFILE.bits() as i32;
+                let mut options = OpenOptions::new();
+                options.write(true).custom_flags(flags).mode(0o600);
+                let mut draft = options.open(&self.place.directory).ok()?;
+                draft.write_all(owner.content().as_bytes()).ok()?;
+                note_boot(&draft);
+                draft
+            }
+        };
+        let source = format!("/proc/self/fd/{}", draft.as_raw_fd());
+        match linkat(CWD, source, &self.directory, name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => Some(true),
+            Err(Errno::EXIST) => {
+                self.draft = Some(draft);
+                Some(false)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// As the reference plugin does it: created exclusively, then written.
+    fn create_whole(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         let path = self.place.directory.join(name);
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-            Err(error) => return Err(error),
+            Err(error) => return Err(self.failed("reserve", name, &error)),
         };
-        if let Some(boot) = Boot::current() {
-            boot.mark(&file);
-        }
-        let written = file.write_all(owner.content().as_bytes());
-        if written.is_err() {
+        if let Err(error) = file.write_all(owner.content().as_bytes()) {
             // Nothing is left; the error that matters is the one that is returned.
             let _ = fs::remove_file(&path);
+            return Err(self.failed("reserve", name, &error));
         }
-        written.map(|()| true)
+        note_boot(&file);
+        Ok(true)
     }
 
     /// Writes down where round robin goes on.
@@ -386,12 +409,6 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back what nobody finished, as far as all files were read since this was opened: whoever was at it had the lock.
-    pub fn release_unfinished(&mut self) -> Result<(), Error> {
-        let unfinished = std::mem::take(&mut self.unfinished);
-        unfinished.iter().try_for_each(|reservation| self.release(reservation))
-    }
-
     /// Gives back every reservation for which `stale` says so; what fails is collected.
     pub fn sweep(&mut self, stale: impl Fn(&Content) -> bool) -> Result<(), Error> {
         let (gone, kept): (Vec<_>, Vec<_>) = self.all()?.into_iter().partition(|(_, content)| stale(content));
@@ -409,10 +426,9 @@ impl Store {
         }
     }
 
-    /// Keeps what is known for the next call. To be called after the last change, also after a failure. While something
-    /// unfinished is left the next call reads all files, too: it may be the one to give it back.
+    /// Keeps what is known for the next call. To be called after the last change, also after a failure.
     pub fn settle(self) {
-        if let (Some(index), true) = (self.index, self.unfinished.is_empty()) {
+        if let Some(index) = self.index {
             index.save(&self.directory);
         }
     }
@@ -422,6 +438,12 @@ impl Reservation {
     /// The reservation of this address, in our notation.
     pub fn of(ip: IpAddr) -> Reservation {
         Reservation { ip, name: ip.to_string() }
+    }
+}
+
+fn note_boot(file: &File) {
+    if let Some(boot) = Boot::current() {
+        boot.mark(file);
     }
 }
 

@@ -93,27 +93,13 @@ fn a_reservation_is_a_file_as_the_reference_plugin_writes_it() {
 }
 
 #[test]
-fn what_nobody_finished_is_given_back_by_the_next_who_gives_back() {
-    let scratch = Scratch::new("unfinished");
-    for last in 1..20 {
-        let mut store = scratch.store();
-        assert!(store.reserve(ip(&format!("10.0.0.{last}")), &owner(&format!("c{last}"), "eth0")).unwrap());
-        store.settle();
-    }
-    // Killed between the two: created, and nothing written.
-    scratch.write("10.0.0.200", "");
-    // Somebody else comes first, who only looks.
-    let mut store = scratch.store();
-    assert_eq!(held_by(&mut store, "c7", "eth0"), ["10.0.0.7"]);
-    store.settle();
-    assert!(scratch.store().index.is_none(), "no copy hides it");
-    let mut store = scratch.store();
-    assert_eq!(held_by(&mut store, "killed", "eth0"), [""; 0]);
-    store.release_unfinished().unwrap();
-    store.settle();
-    assert!(!scratch.names().contains(&"10.0.0.200".to_owned()));
-    assert_eq!(scratch.names().len(), 20, "nineteen reservations and the lock");
-    assert!(scratch.store().index.is_some());
+fn without_unnamed_files_a_reservation_is_created_whole() {
+    let scratch = Scratch::new("plain");
+    let store = scratch.store();
+    assert!(store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
+    assert!(!store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
+    assert_eq!(fs::read(scratch.place.directory.join("10.1.2.3")).unwrap(), b"id\r\neth0");
+    assert_eq!(mode(&scratch.place.directory.join("10.1.2.3")), 0o600);
 }
 
 #[test]
@@ -229,13 +215,8 @@ fn what_is_no_reservation_is_left_alone() {
     scratch.write("10.0.0.1", "kept for the printer");
     fs::create_dir(directory.join("10.0.0.2")).unwrap();
     std::os::unix::fs::symlink("README", directory.join("10.0.0.3")).unwrap();
-    let pipe = rustix::fs::mknodat(
-        rustix::fs::CWD,
-        directory.join("10.0.0.4"),
-        rustix::fs::FileType::Fifo,
-        0o600.into(),
-        0,
-    );
+    let pipe =
+        rustix::fs::mknodat(CWD, directory.join("10.0.0.4"), rustix::fs::FileType::Fifo, 0o600.into(), 0);
     assert!(pipe.is_ok());
     scratch.write("10.0.0.5", "");
     scratch.write("10.0.0.6", "id\r\neth0");
