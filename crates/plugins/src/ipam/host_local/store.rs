@@ -17,6 +17,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -28,7 +29,7 @@ use std::time::Duration;
 use cni::{Error, code};
 use ipam::Held;
 use linux::error::is_lacking;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
@@ -39,6 +40,8 @@ use crate::failure::refused;
 
 const LOCK: &str = "lock";
 const LAST_RESERVED: &str = "last_reserved_ip.";
+/// Room for a part of the directory's list, in bytes: some 400 addresses.
+const LIST_ROOM: usize = 16 << 10;
 /// Longest address, in bytes.
 const ADDRESS_MAX: u64 = 64;
 
@@ -72,8 +75,13 @@ pub struct Reservation {
 impl Store {
     /// Opens the directory, which is made if it is missing.
     pub fn create(place: &Place) -> Result<Store, Error> {
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(&place.directory);
-        made.map_err(|error| io_error(&format!("create directory {}", place.directory.display()), &error))?;
+        // Nearly always it is there.
+        if !place.directory.is_dir() {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(&place.directory);
+            made.map_err(|error| {
+                io_error(&format!("create directory {}", place.directory.display()), &error)
+            })?;
+        }
         Store::open(place)
     }
 
@@ -180,13 +188,18 @@ fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Re
 // === reading ===
 
 impl Store {
-    /// Every name that is an address.
+    /// Every name that is an address. `ls -U`
+    ///
+    /// Asked of the kernel by the directory that is open: std opens another, and begins musl's allocator for its list.
     fn names(&self) -> Result<Vec<Reservation>, Error> {
-        let failed = |error: io::Error| self.failed("list", "", &error);
+        let failed = |errno: Errno| self.failed("list", "", &errno.into());
+        seek(&self.directory, SeekFrom::Start(0)).map_err(failed)?;
+        let mut room = [MaybeUninit::uninit(); LIST_ROOM];
+        let mut entries = RawDir::new(&self.directory, &mut room);
         let mut all = Vec::new();
-        for entry in fs::read_dir(&self.place.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let Some(name) = name.to_str() else { continue };
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
             if let Ok(ip) = name.parse::<IpAddr>() {
                 all.push(Reservation { ip: ip.to_canonical(), name: name.to_owned() });
             }
