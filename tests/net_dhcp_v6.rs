@@ -9,11 +9,13 @@
 
 #![cfg(test)]
 
-use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rig::dhcp::{IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, kea, serve, serve_both, words};
+use rig::dhcp::{
+    IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, asker, kea, mislead, option, serve, serve_both, words,
+};
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, Running, host};
@@ -41,7 +43,11 @@ fn world(host: &Host) {
 
 /// The daemon, impatient.
 fn daemon(host: &Host) -> Running {
-    let script = format!("exec /opt/cni/bin/dhcp daemon -timeout 1s -resendtimeout 8s 2>>{SAID}");
+    daemon_with(host, "-timeout 1s -resendtimeout 8s")
+}
+
+fn daemon_with(host: &Host, flags: &str) -> Running {
+    let script = format!("exec /opt/cni/bin/dhcp daemon {flags} 2>>{SAID}");
     let running = host.command("sh").args(["-c", &script]).start();
     wait("the daemon listens", || {
         host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")).is_ok()
@@ -226,6 +232,23 @@ fn one_family_alone_is_no_add_and_the_one_that_was_had_goes_back() {
 }
 
 #[test]
+fn a_lease_is_given_back_while_its_server_is_asked_to_extend_it() {
+    let host = host!(Feature::Bridge, Feature::Kea);
+    world(&host);
+    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
+    let _daemon = daemon_with(&host, "-timeout 9s");
+    let pod = host.pod("a");
+    let eth0 = attachment(&host, &pod, "eth0");
+    eth0.add(&alone()).success();
+    server.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    wait("the server is asked", || pod.run(["ss", "-lun"]).contains(":546 "));
+    eth0.del(&alone()).success();
+    assert_eq!(count(&host, SAID, "Release 2001:db8::"), 1, "{:?}", host.read(SAID));
+}
+
+#[test]
 fn each_kind_of_interface_reaches_its_router() {
     let host = host!(Feature::Bridge, Feature::Macvlan, Feature::Dnsmasq, Feature::Ping);
     world(&host);
@@ -344,6 +367,38 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     eth0.del(&alone()).success();
     assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
     assert!(!state().contains("eth0"));
+}
+
+#[test]
+fn an_address_is_not_lost_by_the_word_of_a_server_that_does_not_know_it_and_says_no_more() {
+    let host = host!(Feature::Bridge, Feature::Kea);
+    world(&host);
+    let other = beside(&host, "2001:db8::66/64");
+    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
+    let _daemon = daemon(&host);
+    let pod = host.pod("a");
+    let eth0 = attachment(&host, &pod, "eth0");
+    let result = eth0.add(&alone()).success().json();
+    server.kill();
+    let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| mislead(&other, &know_nothing, &ended, &heard));
+        wait("it is asked to make it again", || heard.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_secs(3));
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(global(&pod, "eth0"), [first(&result).replace("/64", "")]);
+    eth0.check(&with(&alone(), &json!({ "prevResult": result }))).success();
+}
+
+/// Whoever asks to extend (REBIND) hears NoBinding, and nothing after that.
+fn know_nothing(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
+    let (client, id) = asker(question);
+    let association = option(3, &[&id[..], &[0; 8], &option(13, &[0, 3])].concat());
+    let body = [option(1, &client), option(2, b"\0\x03\0\x01impost"), association].concat();
+    let answer = [&[7], &question[1..4], &body[..]].concat();
+    (question[0] == 3, if question[0] == 6 { vec![answer] } else { Vec::new() })
 }
 
 #[test]
@@ -584,7 +639,7 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, &ended, &heard));
+        scope.spawn(|| mislead(&evil, &deceive, &ended, &heard));
         let result = eth0.add(&alone()).success().json();
         assert!(first(&result).starts_with("2001:db8::1"), "{result}");
         std::thread::sleep(Duration::from_secs(6));
@@ -596,47 +651,9 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     assert!(heard.load(Ordering::Relaxed), "the impostor was asked");
 }
 
-/// Answers each question with what is no answer, until it is told to end.
-fn mislead(pod: &Pod, ended: &AtomicBool, heard: &AtomicBool) {
-    let link = pod.json(["ip", "-j", "link", "show", "eth0"]);
-    let index = u32::try_from(link[0]["ifindex"].as_u64().expect("an index")).expect("a small one");
-    let socket = pod.within(|| {
-        let socket = UdpSocket::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0)).expect("port 547");
-        let group: Ipv6Addr = "ff02::1:2".parse().unwrap();
-        socket.join_multicast_v6(&group, index).expect("join");
-        socket
-    });
-    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-    let mut question = [0; 2048];
-    // A test that has failed ends it so.
-    let until = Instant::now() + Duration::from_secs(60);
-    while !ended.load(Ordering::Relaxed) && Instant::now() < until {
-        let Ok((length, from)) = socket.recv_from(&mut question) else { continue };
-        for answer in deceive(&question[..length]) {
-            let _ = socket.send_to(&answer, from);
-        }
-        heard.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Many answers, and each wrong, most of them with the right transaction and client.
-fn deceive(question: &[u8]) -> Vec<Vec<u8>> {
-    let option = |number: u16, value: &[u8]| {
-        let length = u16::try_from(value.len()).unwrap();
-        [&number.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
-    };
-    // The client's name and its association, as they came.
-    let (mut client, mut id) = (Vec::new(), vec![0; 4]);
-    let mut rest = question.get(4..).unwrap_or_default();
-    while let [n0, n1, l0, l1, later @ ..] = rest {
-        let length = usize::from(u16::from_be_bytes([*l0, *l1])).min(later.len());
-        match u16::from_be_bytes([*n0, *n1]) {
-            1 => client = later[..length].to_vec(),
-            3 => id = later[..4].to_vec(),
-            _ => {}
-        }
-        rest = &later[length..];
-    }
+fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
+    let (client, id) = asker(question);
     let address = |text: &str, preferred: u32, valid: u32| {
         let octets = text.parse::<Ipv6Addr>().unwrap().octets();
         option(5, &[&octets[..], &preferred.to_be_bytes(), &valid.to_be_bytes()].concat())
@@ -676,7 +693,7 @@ fn deceive(question: &[u8]) -> Vec<Vec<u8>> {
         answers.push(other);
         answers.extend(bodies.iter().map(|body| [&[kind], &question[1..4], &body[..]].concat()));
     }
-    answers
+    (true, answers)
 }
 
 #[test]

@@ -1,10 +1,15 @@
-//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6.
+//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6; and an impostor, for what no
+//! real one says.
 //!
 //! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq does not do: leases of seconds, REQUEST without rapid commit, a
 //! lease that is not known.
 
+use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
-use testkit::{Host, Running};
+use testkit::{Host, Pod, Running};
 
 use crate::machine::until;
 
@@ -98,4 +103,56 @@ pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
         .start();
     until("Kea listens", || host.run(["ss", "-lun"]).contains(":547 ").then_some(()));
     server
+}
+
+/// What is said to a question, and whether it is the one that was waited for.
+pub type Tongue<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
+
+/// Answers each question with what is no answer, until it is told to end.
+#[track_caller]
+pub fn mislead(pod: &Pod, say: Tongue<'_>, ended: &AtomicBool, heard: &AtomicBool) {
+    let link = pod.json(["ip", "-j", "link", "show", "eth0"]);
+    let index = u32::try_from(link[0]["ifindex"].as_u64().expect("an index")).expect("a small one");
+    let socket = pod.within(|| {
+        let socket = UdpSocket::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0)).expect("port 547");
+        let group: Ipv6Addr = "ff02::1:2".parse().unwrap();
+        socket.join_multicast_v6(&group, index).expect("join");
+        socket
+    });
+    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+    let mut question = [0; 2048];
+    // A test that has failed ends it so.
+    let until = Instant::now() + Duration::from_secs(60);
+    while !ended.load(Ordering::Relaxed) && Instant::now() < until {
+        let Ok((length, from)) = socket.recv_from(&mut question) else { continue };
+        let (is_it, answers) = say(&question[..length]);
+        for answer in answers {
+            let _ = socket.send_to(&answer, from);
+        }
+        heard.fetch_or(is_it, Ordering::Relaxed);
+    }
+}
+
+/// An option of DHCPv6.
+#[must_use]
+pub fn option(number: u16, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(value.len()).unwrap();
+    [&number.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
+}
+
+/// The client's name and its association, as they came.
+#[must_use]
+pub fn asker(question: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (mut client, mut id) = (Vec::new(), vec![0; 4]);
+    let mut rest = question.get(4..).unwrap_or_default();
+    while let [n0, n1, l0, l1, later @ ..] = rest {
+        let length = usize::from(u16::from_be_bytes([*l0, *l1])).min(later.len());
+        match u16::from_be_bytes([*n0, *n1]) {
+            1 => client = later[..length].to_vec(),
+            3 => id = later[..4].to_vec(),
+            _ => {}
+        }
+        rest = &later[length..];
+    }
+    (client, id)
 }

@@ -19,6 +19,7 @@ use cni::{Error, code};
 use linux::Netns;
 use linux::link::Link;
 use linux::packet::udp6_on;
+use rustix::io::Errno;
 
 use super::super::exchange::{EAGER, Extension, GLANCE, Timing, pause, random};
 use super::Wish;
@@ -37,6 +38,8 @@ const SERVER_PORT: u16 = 547;
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 /// Longest datagram that is read, in bytes; of longer ones the rest is lost, and with it the whole.
 const DATAGRAM_MAX: usize = 9216;
+/// How long to wait for the port while another question has it.
+const TAKEN: Duration = Duration::from_millis(10);
 /// Longest DUID of a server, in bytes.
 const SERVER_MAX: usize = 130;
 /// The preference that makes waiting for further offers pointless.
@@ -130,12 +133,12 @@ impl Client<'_> {
             match self.hear_offers(quest, transaction, &mut waits, until)? {
                 Some(Heard::Lease(lease)) => return Ok(Some(*lease)),
                 Some(Heard::Offer(offer)) => {
-                    let lease = self.request(quest, &offer)?;
-                    if lease.is_none() {
-                        // What answered at once, and not well, is not asked again at once.
-                        pause(until, quest.is_over);
+                    if let Extension::Granted(lease) = self.request(quest, &offer)? {
+                        return Ok(Some(*lease));
                     }
-                    return Ok(lease);
+                    // What answered at once, and not well, is not asked again at once.
+                    pause(until, quest.is_over);
+                    return Ok(None);
                 }
                 None if quest.is_over() => break,
                 None => {}
@@ -194,8 +197,8 @@ impl Client<'_> {
         Ok(best.map(Heard::Offer))
     }
 
-    /// Asks for what was offered; `None` if that is refused, or not answered.
-    fn request(&self, quest: &mut Quest<'_>, offer: &Offer) -> Result<Option<Lease>, Error> {
+    /// Asks for what was offered.
+    fn request(&self, quest: &mut Quest<'_>, offer: &Offer) -> Result<Extension<Lease>, Error> {
         let transaction = transaction();
         let mut waits = timing::REQUEST.told(&self.timing).begin();
         let wanted: Vec<Ipv6Addr> = offer.addresses.iter().map(|one| one.address).take(1).collect();
@@ -224,13 +227,13 @@ impl Client<'_> {
             })?;
             quest.why = why.unwrap_or(std::mem::take(&mut quest.why));
             match heard {
-                Some(Some(lease)) => return Ok(Some(*lease)),
-                Some(None) => return Ok(None),
-                None if quest.is_over() => return Ok(None),
+                Some(Some(lease)) => return Ok(Extension::Granted(lease)),
+                Some(None) => return Ok(Extension::Refused),
+                None if quest.is_over() => break,
                 None => {}
             }
         }
-        Ok(None)
+        Ok(Extension::Silence)
     }
 
     /// Asks to extend a lease, once: its server (`Kind::Renew`) or any (`Kind::Rebind`). A refusal by any counts if nobody
@@ -281,7 +284,7 @@ impl Client<'_> {
     }
 
     /// Asks a server that does not know the lease to make it, for the address there is. Another one is of no use to a
-    /// container that runs, and goes back.
+    /// container that runs, and goes back; one that says nothing more has taken nothing away.
     fn rebuild(
         &self,
         socket: UdpSocket,
@@ -295,12 +298,11 @@ impl Client<'_> {
         let end = Instant::now() + self.timing.timeout;
         let mut quest = Quest { socket, end, is_over, why: String::new() };
         match self.request(&mut quest, &offer)? {
-            None => Ok(Extension::Refused),
-            Some(made) if made.address == lease.address => Ok(Extension::Granted(Box::new(made))),
-            Some(other) => {
+            Extension::Granted(other) if other.address != lease.address => {
                 let _ = self.give_back(Kind::Release, &other, &quest.socket);
                 Ok(Extension::Refused)
             }
+            made => Ok(made),
         }
     }
 
@@ -417,9 +419,18 @@ impl Client<'_> {
 
     // === the socket ===
 
+    /// A question about the same lease may still be on its way: who was told to stop closes his socket within a glance.
     fn open(&self, from: Ipv6Addr) -> Result<UdpSocket, Error> {
         let from = SocketAddrV6::new(from, CLIENT_PORT, 0, self.link.index);
-        self.netns.run(|| udp6_on(&self.link.name, from)).or_refused()?.or_refused()
+        let end = Instant::now() + GLANCE * 2;
+        loop {
+            match self.netns.run(|| udp6_on(&self.link.name, from)).or_refused()? {
+                Err(error) if error.errno() == Some(Errno::ADDRINUSE) && Instant::now() < end => {
+                    std::thread::sleep(TAKEN);
+                }
+                opened => return opened.or_refused(),
+            }
+        }
     }
 
     fn open_now(&self) -> Result<UdpSocket, Error> {

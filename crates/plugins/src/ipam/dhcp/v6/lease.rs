@@ -19,7 +19,7 @@ use super::message::{Address, Association, Code, Message, Status, option};
 /// What a server says for «for ever».
 pub const FOR_EVER: u32 = u32::MAX;
 
-/// Options of a REPLY that are kept beside the association, and the longest value of them, in bytes.
+/// Options of a REPLY that are kept beside the association, once each, and the longest value of them, in bytes.
 const KEPT: &[u16] = &[option::SERVER, option::NAME_SERVERS, option::DOMAIN_SEARCH];
 const KEPT_MAX: usize = 1024;
 
@@ -68,8 +68,12 @@ impl Lease {
         let address = granted.address;
         // It is kept as long as the container runs, in a file that has a largest size.
         let kept = Association { addresses: vec![granted.clone()], status: Status::SUCCESS, ..found };
-        reply.options.retain(|(number, value)| KEPT.contains(number) && value.len() <= KEPT_MAX);
-        reply.set(option::ASSOCIATION, kept.encode());
+        let mut options = vec![(option::ASSOCIATION, kept.encode())];
+        for number in KEPT {
+            let value = reply.option(*number).filter(|value| value.len() <= KEPT_MAX);
+            options.extend(value.map(|value| (*number, value.to_vec())));
+        }
+        reply.options = options;
         Ok(Lease { address, server, renewal, rebinding, expiry, reply })
     }
 
@@ -78,7 +82,12 @@ impl Lease {
         let address = Ipv6Net::new(self.address, prefix_length).unwrap_or(Ipv6Net::from(self.address));
         let servers = self.reply.addresses(option::NAME_SERVERS);
         let dns = Dns {
-            nameservers: servers.iter().take(NAMES_MAX).map(Ipv6Addr::to_string).collect(),
+            nameservers: servers
+                .iter()
+                .filter(|server| is_usable(**server))
+                .take(NAMES_MAX)
+                .map(Ipv6Addr::to_string)
+                .collect(),
             search: self.reply.option(option::DOMAIN_SEARCH).map(search).unwrap_or_default(),
             ..Dns::default()
         };
@@ -95,9 +104,8 @@ pub fn is_granted(address: &Address) -> bool {
 
 /// An address that one machine can have, beyond its link.
 fn is_usable(address: Ipv6Addr) -> bool {
-    let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
     let is_special = address.is_unspecified() || address.is_loopback() || address.is_multicast();
-    !is_link_local && !is_special && address.to_ipv4_mapped().is_none()
+    !address.is_unicast_link_local() && !is_special && address.to_ipv4_mapped().is_none()
 }
 
 fn seconds(number: u32) -> Duration {
@@ -110,7 +118,9 @@ fn times(association: &Association, granted: &Address) -> (Duration, Duration, O
     let end = expiry.unwrap_or(seconds(FOR_EVER));
     // An address that is deprecated from the beginning is valid all the same.
     let basis = if granted.preferred == 0 { end } else { seconds(granted.preferred).min(end) };
-    let within = |number: u32| Some(seconds(number)).filter(|time| number > 0 && *time <= end);
+    // At its end it is too late to ask.
+    let within =
+        |number: u32| Some(seconds(number)).filter(|time| number > 0 && (*time < end || expiry.is_none()));
     let rebinding = within(association.rebinding).unwrap_or(basis * 4 / 5);
     let renewal = within(association.renewal).unwrap_or(basis / 2).min(rebinding);
     (renewal.max(SHORTEST), rebinding.max(SHORTEST), expiry)
@@ -145,6 +155,7 @@ mod tests {
         assert_eq!(times(0, 0, 0, 100), (50, 80, Some(100)), "deprecated from the beginning");
         assert_eq!(times(FOR_EVER, FOR_EVER, 80, 100), (40, 64, Some(100)), "later than its end");
         assert_eq!(times(500, 0, 80, 100), (40, 64, Some(100)));
+        assert_eq!(times(100, 100, 100, 100), (50, 80, Some(100)), "at its end");
         assert_eq!(times(90, 0, 80, 100), (64, 64, Some(100)));
         assert_eq!(times(0, 0, 1, 1), (1, 1, Some(1)));
         let for_ever = u64::from(FOR_EVER);
@@ -176,7 +187,8 @@ mod tests {
     #[test]
     fn names_are_names_and_the_prefix_is_as_long_as_it_is_told() {
         let mut reply = reply(0, 0, 80, 100, "2001:db8::5");
-        let servers = ["2001:db8::1", "2001:db8::2"].map(|one| one.parse::<Ipv6Addr>().unwrap().octets());
+        let servers = ["::", "2001:db8::1", "ff02::1", "fe80::1", "2001:db8::2"]
+            .map(|one| one.parse::<Ipv6Addr>().unwrap().octets());
         reply.set(option::NAME_SERVERS, [servers.concat(), vec![9]].concat());
         reply.set(option::DOMAIN_SEARCH, b"\x03eng\x07example\0\x03a\nb\0".to_vec());
         let lease = Lease::of(reply, US).unwrap();
@@ -195,6 +207,8 @@ mod tests {
         long.set(option::ASSOCIATION, many.encode());
         long.set(option::NAME_SERVERS, vec![0; 60_000]);
         long.options.extend((100..200).map(|number| (number, vec![0; 600])));
+        long.options.extend([(option::DOMAIN_SEARCH, b"\x03eng\0".to_vec())]);
+        long.options.extend(vec![(option::DOMAIN_SEARCH, vec![0; 1000]); 9]);
         let lease = Lease::of(long, US).unwrap();
         let bytes = lease.reply.encode();
         assert!(bytes.len() < 200, "{}", bytes.len());

@@ -21,6 +21,7 @@ use linux::route::{Family as Routes, TABLE_MAIN};
 use linux::sysctl::{self, Family};
 use linux::watch::Watch;
 
+use super::super::exchange::GLANCE;
 use super::Wish;
 use crate::failure::OrRefused;
 
@@ -28,8 +29,6 @@ use crate::failure::OrRefused;
 const SETTLED: Duration = Duration::from_secs(5);
 /// How long a router may take: the kernel asks again after four seconds what was lost, and it answers within half of one.
 const ROUTER: Duration = Duration::from_secs(5);
-/// How often somebody who waits looks whether he still should.
-const GLANCE: Duration = Duration::from_millis(250);
 
 /// Expects that there is IPv6 on the link, and makes it ready for being set up, if it is down.
 pub fn prepare(netns: &Netns, link: &Link, wish: &Wish) -> Result<(), Error> {
@@ -184,5 +183,5 @@ fn addresses(netns: &Netns, link: &Link) -> Result<Vec<Address>, Error> {
 }
 
 fn is_link_local(net: IpNet) -> bool {
-    matches!(net, IpNet::V6(net) if net.addr().segments()[0] & 0xffc0 == 0xfe80)
+    matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local())
 }

@@ -1,5 +1,6 @@
 //! Golden bytes by RFC 8415 §21, and what a hostile server could send.
 
+use super::super::lease::Lease;
 use super::*;
 
 /// A SOLICIT: transaction, DUID-UUID, elapsed time, an empty association, options 23 and 24 asked for, rapid commit.
@@ -111,7 +112,11 @@ fn read_all(bytes: &[u8]) {
         let _ = message.addresses(*number);
         if let Some(association) = Association::decode(value) {
             assert!(association.addresses.len() * 24 <= value.len());
-            let _ = super::super::lease::Lease::of(message.clone(), association.id);
+            // What is made a lease is written down, and a daemon that could not read it again would not start.
+            if let Ok(lease) = Lease::of(message.clone(), association.id) {
+                let again = Message::decode(&lease.reply.encode()).unwrap();
+                assert_eq!(Lease::for_address(again, association.id, Some(lease.address)).unwrap(), lease);
+            }
         }
     }
     let _ = message.option(option::DOMAIN_SEARCH).map(super::super::super::lease::search);
