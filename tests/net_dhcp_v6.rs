@@ -212,6 +212,9 @@ fn one_family_alone_is_no_add_and_the_one_that_was_had_goes_back() {
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let both = config(&json!({ "families": ["ipv4", "ipv6"] }));
+    // What stays between attachments: the server's files, the daemon's.
+    eth0.add(&config(&json!({ "families": ["ipv4"] }))).success();
+    eth0.del(&both).success();
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let started = Instant::now();
     let refused = eth0.add(&both);
@@ -224,11 +227,54 @@ fn one_family_alone_is_no_add_and_the_one_that_was_had_goes_back() {
     assert!((8..30).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(count(&host, LOG, "DHCPACK(br0)") > 0, "IPv4 was had");
     wait("it is given back", || given(&host).is_empty());
-    assert_eq!(host.read(STATE), None);
     let changes = rig::changes(&before, &host.snapshot());
     let left: Vec<&str> = changes.lines().filter(|line| !line.contains(LOG)).collect();
     assert!(left.is_empty(), "{left:?}");
     assert_pod_unchanged("silence", &pod, &inside);
+}
+
+#[test]
+fn a_daemon_that_is_killed_between_both_families_leaves_a_lease_that_the_next_one_gives_back() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let (_server, killed) = (serve(&host, 50, &[]), daemon(&host));
+    let pod = host.pod("a");
+    let eth0 = host.attachment("dhcp", &pod, "eth0");
+    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
+    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
+    let both = config(&json!({ "families": ["ipv4", "ipv6"] }));
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| eth0.add(&both));
+        wait("IPv4 is had", || given(&host).len() == 1);
+        wait("it is written down", || host.read(STATE).is_some_and(|state| state.contains("eth0")));
+        killed.kill();
+        assert_refused("killed", &add.join().expect("an ADD"), 5, &["dhcp daemon"]);
+    });
+    let _daemon = daemon(&host);
+    eth0.del(&both).success();
+    wait("it is given back", || given(&host).is_empty());
+}
+
+#[test]
+fn gc_is_answered_in_time_by_a_daemon_whose_server_is_gone_and_goes_on_by_itself() {
+    let host = host!(Feature::Bridge, Feature::Dnsmasq);
+    world(&host);
+    let (server, _daemon) = (serve_both(&host, &[]), daemon(&host));
+    let pod = host.pod("a");
+    let all = ["net1", "net2", "net3", "net4", "net5", "net6", "net7"];
+    for ifname in all {
+        attachment(&host, &pod, ifname).add(&alone()).success();
+    }
+    server.kill();
+    let (started, last) = (Instant::now(), host.attachment("dhcp", &pod, "net7"));
+    rig::collect(&last, &alone(), Some(&[])).success();
+    assert!(started.elapsed() < Duration::from_secs(18), "{:?}", started.elapsed());
+    // Whoever comes back meanwhile keeps what it has; they are given back in the order of their names.
+    last.add(&alone()).success();
+    wait("the others are given back", || count(&host, STATE, "ifname") == 1);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(count(&host, STATE, "net7"), 1, "it is not taken from it");
+    assert_eq!(count(&host, SAID, "Release 2001:db8::"), all.len() - 1);
 }
 
 #[test]

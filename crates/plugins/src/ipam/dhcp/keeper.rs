@@ -11,15 +11,15 @@
 //! Source: RFC 2131 §4.4.5, RFC 8415 §18.2; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
 
 mod adoption;
+mod collection;
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni::invocation::ValidAttachment;
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::result::Success;
 use cni::{Error, code};
@@ -84,6 +84,8 @@ pub struct Keeper {
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
     /// Those of the Go plugin's daemon that are being taken over, or could not be.
     orphans: Mutex<BTreeMap<Owner, Arc<Adoption>>>,
+    /// Those that a GC has yet to give back.
+    stale: Mutex<BTreeSet<Owner>>,
     /// Writers of the file take turns. Does it lack what was to be written last?
     writing: Mutex<bool>,
 }
@@ -103,6 +105,16 @@ enum Origin {
     Acquired,
     /// The last daemon had it.
     Restored,
+}
+
+/// An attachment that lacks leases.
+struct Asker<'a> {
+    owner: &'a Owner,
+    /// The path of its namespace, and the namespace itself.
+    netns: &'a Path,
+    inode: u64,
+    place: &'a Place,
+    wanted: &'a Wanted,
 }
 
 /// Where a lease is used.
@@ -218,7 +230,10 @@ impl Attempts {
     fn of(&mut self, due: &Due) -> &mut Waits {
         let kind = std::mem::discriminant(due);
         let series = self.series.take().filter(|(of, _)| *of == kind);
-        &mut self.series.insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.most).begin()))).1
+        &mut self
+            .series
+            .insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.most.max(PATIENCE)).begin())))
+            .1
     }
 }
 
@@ -233,6 +248,7 @@ impl Keeper {
             leases: Mutex::default(),
             pending: Mutex::default(),
             orphans: Mutex::default(),
+            stale: Mutex::default(),
             writing: Mutex::default(),
         });
         for record in records {
@@ -254,16 +270,17 @@ impl Keeper {
         let place = self.place(netns, &owner.ifname)?;
         let inode = inode(&place.netns)?;
         self.abandon(owner);
+        lock(&self.stale).remove(owner);
         let (mut results, mut lacking) = (BTreeMap::new(), Vec::new());
         for family in &wanted.families {
-            let held = self.find(owner, *family).map(|held| held.record());
-            match held {
-                Some(record) if record.inode == inode && record.lost.is_none() => {
+            if let Some(held) = self.find(owner, *family) {
+                let record = held.record();
+                // One that is stopped is being given back.
+                if record.inode == inode && record.lost.is_none() && !held.is_stopped() {
                     results.insert(*family, record.terms.result());
                     continue;
                 }
-                Some(_) => self.forget(owner, *family)?,
-                None => {}
+                self.forget(&held)?;
             }
             lacking.push(*family);
         }
@@ -277,46 +294,35 @@ impl Keeper {
             }
         };
         let over = || is_over() || unwanted.load(Ordering::Relaxed);
-        let granted = self.acquire_all(owner, &place, (wanted, &lacking), &over);
-        // Held until they are leases: a DEL finds them as one or the other.
-        let mut pending = lock(&self.pending);
-        pending.remove(owner);
-        let granted = granted?;
-        let record = |(terms, granted): (Terms, u64)| {
-            let (owner, netns) = (owner.clone(), netns.to_owned());
-            Record { owner, netns, inode, granted, lost: None, terms }
-        };
-        let records: Vec<Record> = granted.into_iter().map(record).collect();
-        let kept = match over() {
-            true => Err(Error::new(code::TRY_AGAIN_LATER, "nobody waited for the lease any more")),
-            false => {
-                records.iter().try_for_each(|record| self.keep(Held::new(record.clone()), Origin::Acquired))
+        let mut had = Vec::new();
+        let asker = Asker { owner, netns, inode, place: &place, wanted };
+        let acquired = self.acquire_all(&asker, &lacking, &over, &mut had);
+        lock(&self.pending).remove(owner);
+        if let Err(error) = acquired {
+            // What is stopped already a DEL has given back.
+            for held in had.iter().filter(|held| !held.is_stopped()) {
+                let _ = self.end(held, Some(&place));
             }
-        };
-        drop(pending);
-        if kept.is_ok() {
-            records.iter().for_each(|record| crate::told!("dhcp: {}: {}", describe(owner), record.terms));
-        }
-        results.extend(records.iter().map(|record| (record.terms.family(), record.terms.result())));
-        // Nobody would know of what is not written down once this daemon has ended: it is not given.
-        if let Err(error) = kept.and_then(|()| self.save()) {
-            for record in &records {
-                self.give_back(owner, &record.terms, &place);
-                let _ = self.forget(owner, record.terms.family());
+            if !place.link.up {
+                // As it was; that it cannot be is not what went wrong.
+                let _ = set_up(&place.netns, &place.link, false);
             }
             return Err(error);
         }
+        let all = had.iter().map(|held| held.record().terms);
+        results.extend(all.map(|terms| (terms.family(), terms.result())));
         Ok(terms::whole(results.into_values()))
     }
 
-    /// All of them, each with the time of its grant; or none.
+    /// All of them, each kept as soon as it is had: a daemon that is killed meanwhile leaves none that nobody knows of.
     fn acquire_all(
-        &self,
-        owner: &Owner,
-        place: &Place,
-        (wanted, lacking): (&Wanted, &[Family]),
+        self: &Arc<Self>,
+        asker: &Asker<'_>,
+        lacking: &[Family],
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<(Terms, u64)>, Error> {
+        had: &mut Vec<Arc<Held>>,
+    ) -> Result<(), Error> {
+        let Asker { owner, netns: path, inode, place, wanted } = *asker;
         let Place { netns, link } = place;
         let wants_v6 = lacking.contains(&Family::Ipv6);
         if wants_v6 {
@@ -325,19 +331,20 @@ impl Keeper {
         if !link.up {
             set_up(netns, link, true)?;
         }
-        let mut granted = Vec::new();
         for family in lacking {
-            match self.acquire(owner, place, (wanted, *family), is_over) {
-                Ok(terms) => granted.push((terms, state::now())),
-                Err(error) => {
-                    granted.iter().for_each(|(terms, _)| self.give_back(owner, terms, place));
-                    if !link.up {
-                        // As it was; that it cannot be is not what went wrong.
-                        let _ = set_up(netns, link, false);
-                    }
-                    return Err(error);
-                }
-            }
+            let terms = self.acquire(owner, place, (wanted, *family), is_over)?;
+            let said = format!("{}: {terms}", describe(owner));
+            let (owner, netns, granted) = (owner.clone(), path.to_owned(), state::now());
+            let held = Held::new(Record { owner, netns, inode, granted, lost: None, terms });
+            had.push(Arc::clone(&held));
+            // Held until it is a lease: a DEL finds it as one or the other.
+            let pending = lock(&self.pending);
+            expect_somebody(is_over)?;
+            self.keep(held, Origin::Acquired)?;
+            drop(pending);
+            // Nobody would know of what is not written down once this daemon has ended: it is not given.
+            self.save()?;
+            crate::told!("dhcp: {said}");
         }
         if wants_v6 && wanted.wish.prefix_length == v6::PREFIX_LENGTH {
             match v6::link::await_router(netns, link, is_over) {
@@ -347,8 +354,9 @@ impl Keeper {
                 }
                 Err(error) => crate::told!("dhcp: {}: {error}", describe(owner)),
             }
+            expect_somebody(is_over)?;
         }
-        Ok(granted)
+        Ok(())
     }
 
     fn acquire(
@@ -390,34 +398,20 @@ impl Keeper {
             unwanted.store(true, Ordering::Relaxed);
         }
         self.abandon(owner);
+        lock(&self.stale).remove(owner);
         let all = [Family::Ipv4, Family::Ipv6].map(|family| self.find(owner, family));
         let mut errors = Vec::new();
         for held in all.iter().flatten() {
             let record = held.record();
             held.stop();
-            if let Ok(Some(place)) = self.seek(&record.netns, &owner.ifname, Some(record.inode)) {
-                self.give_back(owner, &record.terms, &place);
-            }
-            errors.extend(self.forget(owner, record.terms.family()).err());
+            let place = self.seek(&record.netns, &owner.ifname, Some(record.inode));
+            errors.extend(self.end(held, place.ok().flatten().as_ref()).err());
         }
         // One that the file still has would be taken over by the next daemon.
         if errors.is_empty() && *lock(&self.writing) {
             errors.extend(self.save().err());
         }
         crate::interface::collected(errors)
-    }
-
-    /// Gives back every lease of a network that is not in the list.
-    pub fn retain(&self, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
-        let is_valid = |owner: &Owner| {
-            valid.iter().any(|one| one.container_id == owner.container && one.ifname == owner.ifname)
-        };
-        let mut owners: Vec<Owner> = lock(&self.orphans).keys().cloned().collect();
-        owners.extend(lock(&self.leases).keys().map(|(owner, _)| owner.clone()));
-        owners.sort();
-        owners.dedup();
-        let stale = owners.iter().filter(|owner| owner.network == network && !is_valid(owner));
-        crate::interface::collected(stale.filter_map(|owner| self.release(owner).err()).collect())
     }
 
     // === the threads ===
@@ -511,8 +505,7 @@ impl Keeper {
             Ok(Some(place)) => place,
             Ok(None) => {
                 crate::told!("dhcp: {name}: forgotten: its namespace or interface is gone");
-                held.stop();
-                let _ = self.forget(&record.owner, record.terms.family());
+                let _ = self.forget(held);
                 return Attempt::Gone;
             }
             // It may be there all the same.
@@ -601,9 +594,26 @@ impl Keeper {
         lock(&self.leases).get(&(owner.clone(), family)).cloned()
     }
 
-    fn forget(&self, owner: &Owner, family: Family) -> Result<(), Error> {
-        let held = lock(&self.leases).remove(&(owner.clone(), family));
-        held.iter().for_each(|held| held.stop());
+    /// Gives one back, if there is a way to its server, and forgets it.
+    fn end(&self, held: &Held, place: Option<&Place>) -> Result<(), Error> {
+        held.stop();
+        let Record { owner, terms, .. } = held.record();
+        if let Some(place) = place {
+            self.give_back(&owner, &terms, place);
+        }
+        self.forget(held)
+    }
+
+    /// This one, and not the one that may have come in its place.
+    fn forget(&self, held: &Held) -> Result<(), Error> {
+        held.stop();
+        let Record { owner, terms, .. } = held.record();
+        let key = (owner, terms.family());
+        let mut leases = lock(&self.leases);
+        if leases.get(&key).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), held)) {
+            leases.remove(&key);
+        }
+        drop(leases);
         self.save()
     }
 
@@ -677,6 +687,13 @@ impl Keeper {
     }
 }
 
+fn expect_somebody(is_over: &dyn Fn() -> bool) -> Result<(), Error> {
+    match is_over() {
+        true => Err(Error::new(code::TRY_AGAIN_LATER, "nobody waited for the lease any more")),
+        false => Ok(()),
+    }
+}
+
 fn set_up(netns: &Netns, link: &Link, up: bool) -> Result<(), Error> {
     let change = Change { up: Some(up), ..Change::default() };
     netns.rtnl().and_then(|mut net| net.change_link(link.index, &link.name, &change)).or_refused()
@@ -712,4 +729,18 @@ fn identity(owner: &Owner) -> Vec<u8> {
 fn describe(owner: &Owner) -> String {
     let Owner { container, network, ifname } = owner;
     format!("{container}/{network}/{ifname}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_fails_at_once_is_not_repeated_at_once_whatever_the_daemon_was_told() {
+        let mut attempts = Attempts { series: None, most: Duration::from_millis(1) };
+        for due in [Due::Renewal, Due::Renewal, Due::Rebinding] {
+            let wait = attempts.of(&due).again().unwrap();
+            assert!(wait >= PATIENCE * 9 / 10, "{wait:?}");
+        }
+    }
 }
