@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::Grid;
-use crate::lease::{Counter, Refusal, block_around, give_back};
+use crate::lease::{Counter, Refusal, block_around, give_back, was_seen};
 use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
 use crate::registry::{Fault, Holder, Object, Registry};
 use crate::turn::{Ask, Known, Supply};
@@ -45,6 +45,7 @@ pub(crate) fn held_in(ledger: &Ledger, block: &Block) -> Vec<IpAddr> {
 pub(crate) async fn confirm<R: Registry>(
     counter: &Counter<'_, R>,
     ask: &Ask,
+    seen: &[Object],
     supply: &mut Supply,
 ) -> Result<(), Refusal> {
     let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
@@ -63,7 +64,7 @@ pub(crate) async fn confirm<R: Registry>(
             supply.lost.push(lease.clone());
             let is_elsewhere = |other: &Known| other.net == *net && other.lease != *lease;
             if !known.held.is_empty() && !ask.known.iter().any(is_elsewhere) {
-                take_again(counter, ask, known, supply).await?;
+                take_again(counter, (ask, seen), known, supply).await?;
             }
             continue;
         };
@@ -78,7 +79,7 @@ pub(crate) async fn confirm<R: Registry>(
 /// Leases what is nobody's although something in it is held here.
 async fn take_again<R: Registry>(
     counter: &Counter<'_, R>,
-    ask: &Ask,
+    (ask, seen): (&Ask, &[Object]),
     known: &Known,
     supply: &mut Supply,
 ) -> Result<(), Refusal> {
@@ -89,10 +90,14 @@ async fn take_again<R: Registry>(
     }
     let Holder { node, ledger, .. } = counter.holder.clone();
     let holder = Holder { node, ledger, ..Holder::default() };
-    let Some(made) = take(counter.registry, known.net, &holder, &known.lease).await? else { return Ok(()) };
+    let Some(made) = take(counter.registry, known.net, &holder, seen).await? else {
+        return Ok(());
+    };
     if !made.is_single() {
         supply.leases.push(counter.with_holes(made, &ask.known).await?);
-    } else if counter.block_around(made.net.addr()).await?.is_some() || !counter.registry.stands().await? {
+    } else if counter.block_around(made.net.addr()).await?.is_some() {
+        // It stays ours, and in doubt: whoever is leasing the block finds it, and it is a hole there by the next question.
+    } else if !counter.registry.stands().await? {
         give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
     } else {
         supply.lost.retain(|lease| *lease != known.lease);
@@ -101,13 +106,13 @@ async fn take_again<R: Registry>(
     Ok(())
 }
 
-/// What is nobody's, or was leased again already, by this holder, and is told to nobody; what keeps a single address goes on
-/// keeping it. `old`: the lease in doubt.
+/// What is nobody's, or was leased again already by this holder before it asked (`seen`), and was told to nobody; what keeps a
+/// single address goes on keeping it.
 async fn take<R: Registry>(
     registry: &R,
     net: IpNet,
     holder: &Holder,
-    old: &str,
+    seen: &[Object],
 ) -> Result<Option<Object>, Fault> {
     match registry.create(net, holder).await {
         Err(Fault::Conflict) => {}
@@ -115,7 +120,8 @@ async fn take<R: Registry>(
     }
     // The object of a single address outlives its lease.
     let is_again = |object: &Object| {
-        (&object.holder.node, &object.holder.ledger) == (&holder.node, &holder.ledger) && is_next(object, old)
+        (&object.holder.node, &object.holder.ledger) == (&holder.node, &holder.ledger)
+            && was_seen(object, seen)
     };
     let may_be_had =
         |object: &Object| object.is_single() && (object.holder.node.is_empty() || is_again(object));
@@ -129,16 +135,6 @@ async fn take<R: Registry>(
     }
 }
 
-/// Is it the first lease after the old one: of the same object, or of one that was made since?
-fn is_next(object: &Object, old: &str) -> bool {
-    match old.rsplit_once('.').filter(|(uid, _)| *uid == object.uid) {
-        Some((_, turn)) => {
-            turn.parse().is_ok_and(|turn: u64| turn.checked_add(1) == Some(object.holder.turn))
-        }
-        None => object.holder.turn == 0,
-    }
-}
-
 /// Leases what is in doubt and held before anybody asks, if it is nobody's; whether it was. The next question of its ledger finds
 /// it.
 ///
@@ -147,17 +143,17 @@ fn is_next(object: &Object, old: &str) -> bool {
 pub async fn lease_again<R: Registry>(
     registry: &R,
     grid: Grid,
-    (net, old): (IpNet, &str),
+    net: IpNet,
     holder: &Holder,
     now: u64,
 ) -> Result<bool, Fault> {
-    let Some(made) = take(registry, net, holder, old).await? else { return Ok(false) };
-    let is_inside = made.is_single() && block_around(registry, grid, net.addr()).await?.is_some();
-    let is_had = !is_inside && registry.stands().await?;
-    if !is_had {
+    let Some(made) = take(registry, net, holder, &[]).await? else { return Ok(false) };
+    if !registry.stands().await? {
         give_back(registry, net, &made.lease_id(), now).await?;
+        return Ok(false);
     }
-    Ok(is_had)
+    // Inside of somebody's block it stays in doubt, and is not given back: it may be seen by who is leasing that.
+    Ok(!made.is_single() || block_around(registry, grid, net.addr()).await?.is_none())
 }
 
 /// The networks in which something is held though the lease is in doubt.

@@ -14,7 +14,9 @@
 //! stands after that. If it does not, whoever cut the new one has not seen the object; if it does, whoever cuts another one
 //! will.
 //!
-//! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made.
+//! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made. A question
+//! whose asker is dead may go on beside the next one of its ledger. So of what is ours a question takes or gives back only
+//! what was ours, under the same lease, before it was asked (`seen`): what came later may be in use.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -109,9 +111,9 @@ enum Inside {
 
 impl<R: Registry> Counter<'_, R> {
     /// Leases a block; if every one is leased, an address that one of them has given up and nobody has any more.
-    pub async fn block_or_address(&self) -> Result<Lease, Refusal> {
+    pub async fn block_or_address(&self, seen: &[Object]) -> Result<Lease, Refusal> {
         match self.block().await {
-            Err(Refusal::Exhausted) => self.any_address(None).await,
+            Err(Refusal::Exhausted) => self.any_address(None, seen).await,
             outcome => outcome,
         }
     }
@@ -214,17 +216,23 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// Leases this very address. Whoever names it does not wait until it has rested.
-    pub async fn address(&self, ip: IpAddr) -> Result<Lease, Refusal> {
-        self.address_at(ip, Clock { rest: 0, ..self.clock }, Inside::IsAskedFor).await
+    pub async fn address(&self, ip: IpAddr, seen: &[Object]) -> Result<Lease, Refusal> {
+        self.address_at(ip, Clock { rest: 0, ..self.clock }, Inside::IsAskedFor, seen).await
     }
 
-    async fn address_at(&self, ip: IpAddr, clock: Clock, inside: Inside) -> Result<Lease, Refusal> {
+    async fn address_at(
+        &self,
+        ip: IpAddr,
+        clock: Clock,
+        inside: Inside,
+        seen: &[Object],
+    ) -> Result<Lease, Refusal> {
         let net = IpNet::from(ip);
         for _ in 0..BLIND {
             let object = match self.registry.create(net, &self.holder).await {
                 Ok(object) => object,
                 Err(Fault::Conflict) => match self.registry.read(net).await? {
-                    Some(known) => self.take_over(known, clock).await?,
+                    Some(known) => self.take_over(known, clock, seen).await?,
                     None => continue,
                 },
                 Err(fault) => return Err(fault.into()),
@@ -262,17 +270,17 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Takes an address that is written down already, if it is ours to take. One that is changed meanwhile, by who
     /// answers a notice perhaps, is looked at once more.
-    async fn take_over(&self, object: Object, clock: Clock) -> Result<Object, Refusal> {
+    async fn take_over(&self, object: Object, clock: Clock, seen: &[Object]) -> Result<Object, Refusal> {
         let net = object.net;
-        if let Some(taken) = self.take(object, clock).await? {
+        if let Some(taken) = self.take(object, clock, seen).await? {
             return Ok(taken);
         }
         let object = self.registry.read(net).await?.ok_or(Refusal::Contended)?;
-        self.take(object, clock).await?.ok_or(Refusal::Contended)
+        self.take(object, clock, seen).await?.ok_or(Refusal::Contended)
     }
 
     /// The same; nothing if it was changed meanwhile.
-    async fn take(&self, object: Object, clock: Clock) -> Result<Option<Object>, Refusal> {
+    async fn take(&self, object: Object, clock: Clock, seen: &[Object]) -> Result<Option<Object>, Refusal> {
         let Holder { node, ledger, owner, claim, turn, .. } = &object.holder;
         let (own, refused) = (&self.holder, Refusal::Held { net: object.net, node: node.clone() });
         let claimed = !claim.is_empty() && *claim == own.claim;
@@ -282,6 +290,9 @@ impl<R: Registry> Counter<'_, R> {
         if !node.is_empty() {
             // An earlier answer was lost. It is taken anew, so that nobody who still works on that question gives it back.
             let ours = node == &own.node && ledger == &own.ledger && owner == &own.owner;
+            if ours && !was_seen(&object, seen) {
+                return Err(Refusal::Contended);
+            }
             let movable = ours || claimed && (self.shares_claim || self.registry.is_gone(owner).await?);
             if !movable {
                 return Err(refused);
@@ -299,11 +310,11 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Leases an address of the registry's choice: the one that is kept for us, else one that nobody has. If every block is
     /// leased it is `spare`, which is free in a block of our own.
-    pub async fn any_address(&self, spare: Option<IpAddr>) -> Result<Lease, Refusal> {
+    pub async fn any_address(&self, spare: Option<IpAddr>, seen: &[Object]) -> Result<Lease, Refusal> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.claimed(&self.holder.claim).await?;
             if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
-                let object = self.take_over(object, self.clock).await?;
+                let object = self.take_over(object, self.clock, seen).await?;
                 return self.outside_blocks(object, Inside::IsAskedFor).await;
             }
         }
@@ -315,21 +326,21 @@ impl<R: Registry> Counter<'_, R> {
                 && (node, ledger, owner, claim) == (&own.node, &own.ledger, &own.owner, &own.claim)
         };
         if let Some(object) = all.iter().find(ours).filter(|_| !self.holder.owner.is_empty()) {
-            let object = self.take_over(object.clone(), self.clock).await?;
+            let object = self.take_over(object.clone(), self.clock, seen).await?;
             return self.outside_blocks(object, Inside::GivesWay).await;
         }
         let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
         for _ in 0..TRIES {
             let Some(ip) = self.unwritten(&taken).or_else(|| self.hole(&all, &taken)) else { break };
-            match self.address_at(ip, self.clock, Inside::GivesWay).await {
+            match self.address_at(ip, self.clock, Inside::GivesWay, seen).await {
                 Err(Refusal::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
                 Err(Refusal::Contended) => taken.extend([IpNet::from(ip)]),
                 other => return other,
             }
         }
-        match (self.released(all).await, spare) {
+        match (self.released(all, seen).await, spare) {
             (Err(Refusal::Exhausted | Refusal::Resting(_) | Refusal::Contended), Some(ip)) => {
-                match self.address(ip).await {
+                match self.address(ip, seen).await {
                     Err(Refusal::Held { .. } | Refusal::Contended) => Err(Refusal::Taken(ip)),
                     outcome => outcome,
                 }
@@ -354,7 +365,7 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// An address that was given back: the one that has rested longest.
-    async fn released(&self, all: Vec<Object>) -> Result<Lease, Refusal> {
+    async fn released(&self, all: Vec<Object>, seen: &[Object]) -> Result<Lease, Refusal> {
         // Where one is asked for, somebody is about to have it.
         let nobodys = |object: &Object| {
             let is_free = object.is_nobodys() && object.holder.asks.is_empty();
@@ -364,7 +375,7 @@ impl<R: Registry> Counter<'_, R> {
         free.sort_by_key(|object| object.holder.freed);
         let mut refusal = Refusal::Exhausted;
         for object in free.into_iter().take(TRIES) {
-            match self.take_over(object, self.clock).await {
+            match self.take_over(object, self.clock, seen).await {
                 Ok(object) => match self.outside_blocks(object, Inside::GivesWay).await {
                     // What is left of one that was asked for, in somebody's block.
                     Err(Refusal::Held { .. }) => {}
@@ -435,6 +446,11 @@ impl<R: Registry> Counter<'_, R> {
         }
         Ok(unknown)
     }
+}
+
+/// Was it this lease before?
+pub(crate) fn was_seen(object: &Object, seen: &[Object]) -> bool {
+    seen.iter().any(|old| old.net == object.net && old.lease_id() == object.lease_id())
 }
 
 /// The block that an address lies in, if somebody has it and the address is no hole.

@@ -348,7 +348,7 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 
 /// The agent's side: gives back, confirms, leases.
 ///
-/// `seen` is what is believed to be this ledger's; it may be old.
+/// `seen` is what is believed to be this ledger's; it may be old. What was leased since the question was asked must not be in it.
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = find(counter, ask, seen).await;
     match counter.standing(std::mem::take(&mut supply.leases)).await {
@@ -363,11 +363,11 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
     let mut supply = Supply::default();
     give_back_returning(counter, ask, &mut supply).await;
     if ask.known.iter().any(|known| known.state == State::Unconfirmed)
-        && let Err(refusal) = confirm(counter, ask, &mut supply).await
+        && let Err(refusal) = confirm(counter, ask, seen, &mut supply).await
     {
         supply.refusal = Some(refusal);
     }
-    let mut seen = seen.to_vec();
+    let (before, mut seen) = (seen, seen.to_vec());
     // It was leased again, and nobody heard of it; a block is adopted, around what is held.
     let is_again = |object: &Object| held_in_doubt(ask).any(|net| net == object.net);
     seen.retain(|object| !is_again(object) || !object.is_single() && ask.wish != Wish::Nothing);
@@ -392,10 +392,10 @@ async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object])
                 Wish::Address(ip) if supply.leases.iter().any(|lease| lease.net.contains(&ip)) => {
                     return supply;
                 }
-                _ => lease(counter, ask.wish).await,
+                _ => lease(counter, ask.wish, before).await,
             }
         }
-        Ok(_) => lease(counter, ask.wish).await,
+        Ok(_) => lease(counter, ask.wish, before).await,
         Err(refusal) => Err(refusal),
     };
     match leased {
@@ -422,11 +422,11 @@ fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
     around.any(|known| supply.confirmed.iter().any(|(old, _)| *old == known.lease))
 }
 
-async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish) -> Result<Lease, Refusal> {
+async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish, seen: &[Object]) -> Result<Lease, Refusal> {
     match wish {
-        Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip).await,
-        Wish::Any if !counter.grid.is_single() => counter.block_or_address().await,
-        Wish::Kept(spare) => counter.any_address(spare).await,
-        Wish::Any | Wish::Nothing => counter.any_address(None).await,
+        Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip, seen).await,
+        Wish::Any if !counter.grid.is_single() => counter.block_or_address(seen).await,
+        Wish::Kept(spare) => counter.any_address(spare, seen).await,
+        Wish::Any | Wish::Nothing => counter.any_address(None, seen).await,
     }
 }

@@ -188,7 +188,7 @@ impl Leases {
             let Some(Held { owner, .. }) = held else { return Ok(()) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
         }
-        match confirm::lease_again(&registry, registry.grid, (*net, lease), &holder, now()).await {
+        match confirm::lease_again(&registry, registry.grid, *net, &holder, now()).await {
             Ok(true) => info!(block = %net, "something in it is held: leased again"),
             Ok(false) => {}
             Err(fault) => return Err(format!("lease {net} again: {fault}")),

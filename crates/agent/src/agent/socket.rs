@@ -211,7 +211,8 @@ impl<O: Oracle> Desk<O> {
         Ok(())
     }
 
-    /// Leases what a ledger of addresses lacks. Whoever asks ahead has gone when it is there.
+    /// Leases what a ledger of addresses lacks. Whoever asks ahead has gone when it is there. If anybody else has, his ledger is
+    /// the next one's, who may be given what this question does not know: it ends. What is to be given back is so for ever.
     async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
         let delivery = match exchange::receive::<Demand>(&mut &*bytes) {
             Ok(demand) => {
@@ -219,7 +220,13 @@ impl<O: Oracle> Desk<O> {
                     let _turn = self.turn_of(demand.wish).await?;
                     Some(self.oracle.supply(&demand).await)
                 });
-                let answered = answered.await.ok().flatten();
+                let gone = async { stream.read_u8().await.is_err() };
+                let answered = tokio::select! {
+                    // First, so that nothing is changed by what was read after he had gone.
+                    biased;
+                    true = gone, if !matches!(demand.wish, Want::Ahead | Want::Return) => return Ok(()),
+                    answered = answered => answered.ok().flatten(),
+                };
                 let late =
                     || Delivery { refusal: Some("agent: no answer in time".into()), ..Delivery::default() };
                 match demand.wish {

@@ -11,7 +11,9 @@
 //! networks of one pool with different directories have two ledgers, which know nothing of each other.
 //!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
-//! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch.
+//! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch. An agent that is being replaced
+//! answers beside its successor: so a question ends with whoever asked it ([`super::socket`]), and takes or gives back nothing of
+//! its node's but what the watch showed while he was there.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -301,7 +301,7 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
             };
             match deed {
                 Deed::Block => counter.block().await,
-                Deed::Address(ip) => counter.address(ip.parse().unwrap()).await,
+                Deed::Address(ip) => counter.address(ip.parse().unwrap(), &[]).await,
                 Deed::GivesUp(ip) => give_up(&gate, grid, ip.parse().unwrap(), &ledger).await,
                 Deed::Asks => ask_twice(&counter).await,
                 Deed::Anew => make_anew(&counter).await,

@@ -33,7 +33,7 @@ mod room;
 use cluster::{Cluster, Shape};
 
 /// Seeds that once found a mistake.
-const FAILED_ONCE: &[u64] = &[40, 55, 123, 1029, 1122, 2063, 2148, 4624, 7302, 7860];
+const FAILED_ONCE: &[u64] = &[40, 55, 123, 1029, 1122, 2063, 2148, 4624, 7302, 7860, 10757, 14291, 20163];
 /// Seeds in which what is rare happens: what lies in a block of the node itself is had at once.
 const RARE: &[u64] = &[13, 32, 45];
 

@@ -115,13 +115,13 @@ fn what_was_leased_again_is_confirmed_once_whether_its_object_is_new_or_was_give
         }
         let again = || {
             let holder = Holder { owner: "o".into(), ..world.counter().holder };
-            let lease = old.lease_id();
-            wait(confirm::lease_again(&world.api, world.grid, (old.net, &lease), &holder, NOW)).unwrap()
+            wait(confirm::lease_again(&world.api, world.grid, old.net, &holder, NOW)).unwrap()
         };
         assert!(again(), "{net}");
         let known = Known { held: vec![old.net.addr()], ..known(&old, State::Unconfirmed) };
         let ask = Ask { known: vec![known], wish: Wish::Nothing };
-        let asked = || wait(serve(&world.counter(), &ask, &[]));
+        let seen = [wait(world.api.read(old.net)).unwrap().unwrap()];
+        let asked = || wait(serve(&world.counter(), &ask, &seen));
         // A second call asks before the first one has written down what it was told.
         let (first, second) = (asked(), asked());
         let object = wait(world.api.read(old.net)).unwrap().unwrap();
@@ -183,4 +183,55 @@ fn what_a_block_has_given_up_is_anybodys_where_every_block_is_leased() {
     assert_eq!(asked("b", NOW), (None, Some(Refusal::Resting(NOW + 5))));
     assert_eq!(asked("b", NOW + 5), single("10.0.0.6/32"));
     assert_eq!(asked("c", NOW + 5), (None, Some(Refusal::Exhausted)));
+}
+
+#[test]
+fn an_older_question_takes_and_gives_back_nothing_that_a_newer_one_has_taken_since() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let holder = Holder { owner: "o".into(), ..world.counter().holder };
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    // The answer to this was lost, and both questions have seen it.
+    let before = wait(world.api.create(ip.into(), &holder)).unwrap();
+    let read = || wait(world.api.read(ip.into())).unwrap().unwrap();
+    let asked = |wish, seen: &[Object]| {
+        let counter = Counter { holder: holder.clone(), ..world.counter() };
+        wait(serve(&counter, &Ask { known: Vec::new(), wish }, seen))
+    };
+    let seen = [before];
+    let newer = asked(Wish::Address(ip), &seen);
+    let had = read();
+    assert_eq!(newer.leases.first().map(|lease| lease.uid.clone()), Some(had.lease_id()));
+    for wish in [Wish::Address(ip), Wish::KeptAddress(ip), Wish::Kept(None), Wish::Nothing] {
+        let older = asked(wish, &seen);
+        assert_eq!((older.leases.as_slice(), read()), (&[][..], had.clone()), "{wish:?}");
+    }
+    // Nor what was leased since it was asked.
+    assert_eq!(asked(Wish::Address(ip), &[]).refusal, Some(Refusal::Contended));
+    assert_eq!(read(), had);
+}
+
+#[test]
+fn what_is_held_in_doubt_is_not_given_back_to_who_is_leasing_the_block_around_it() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    let holder = Holder { owner: "o".into(), ..world.counter().holder };
+    let old = wait(world.api.create(ip.into(), &holder)).unwrap();
+    wait(world.api.delete(&old)).unwrap();
+    let again = confirm::lease_again(&world.api, world.grid, old.net, &holder, NOW);
+    assert!(wait(again).unwrap());
+    // It was made, and has not looked for single addresses yet.
+    let block = world.make("10.0.0.0/30", "n1", 0);
+    let known = Known { held: vec![ip], ..known(&old, State::Unconfirmed) };
+    let read = || wait(world.api.read(ip.into())).unwrap().unwrap();
+    let asked = || {
+        let ask = Ask { known: vec![known.clone()], wish: Wish::Nothing };
+        wait(serve(&world.counter(), &ask, &[read()]))
+    };
+    assert_eq!((asked().confirmed, read().holder.node.as_str()), (Vec::new(), "n0"));
+    let mut counter = world.counter();
+    counter.holder.node = "n1".into();
+    let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish: Wish::Any }, &[block]));
+    assert!(matches!(supply.leases.as_slice(), [lease] if lease.holes == [ip]), "{supply:?}");
+    assert_eq!(asked().confirmed, [(old.lease_id(), read().lease_id())], "it is a hole by now");
+    assert_eq!((read().holder.node.as_str(), read().holder.owner.as_str()), ("n0", "o"));
 }

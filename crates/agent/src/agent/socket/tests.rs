@@ -120,3 +120,61 @@ async fn pods_that_wait_for_what_never_comes_keep_no_other_from_its_plan() {
     drop(flood);
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Counts the demands that it works on, for ever.
+#[derive(Default)]
+struct Working(AtomicUsize);
+
+struct Work<'a>(&'a AtomicUsize);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Oracle for Working {
+    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+        Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+    }
+
+    async fn supply(&self, _: &Demand) -> Delivery {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let _work = Work(&self.0);
+        std::future::pending().await
+    }
+
+    fn orders(&self) -> Vec<Order> {
+        Vec::new()
+    }
+
+    fn metrics(&self) -> Option<&Metrics> {
+        None
+    }
+}
+
+/// Its ledger is the next one's by then, who may be given what the question does not know.
+#[tokio::test]
+async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_given_back_is() {
+    let path = std::env::temp_dir().join(format!("weft-socket-gone-{}", std::process::id()));
+    let (socket, working) = (Socket::bind(&path).unwrap(), Arc::new(Working::default()));
+    tokio::spawn(socket.serve(Arc::clone(&working), std::future::pending()));
+    let at_work = async |count: usize| {
+        while working.0.load(Ordering::Relaxed) != count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let patience = Duration::from_secs(10);
+    let mut asking = Vec::new();
+    for wish in [Want::Return, Want::Nothing, Want::Any, Want::Kept(None)] {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        stream.write_all(&demand(wish)).await.unwrap();
+        asking.push(stream);
+        timeout(patience, at_work(asking.len())).await.unwrap();
+    }
+    drop(asking);
+    timeout(patience, at_work(1)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(working.0.load(Ordering::Relaxed), 1, "what is to be given back");
+    std::fs::remove_file(&path).unwrap();
+}

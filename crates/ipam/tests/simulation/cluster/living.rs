@@ -68,8 +68,12 @@ impl Cluster {
         self.freed.clear();
         self.deleted.push(block.net);
         self.write_doubt(index, &mut ledger, &block.uid);
-        let doubted = ledger.blocks().find(|known| known.uid == block.uid).expect("it is in doubt");
-        if turn::is_held_in_doubt(&ledger, &doubted) {
+        // Something in it may be held in the page of an earlier lease alone, which is compared as well.
+        let held: Vec<_> = ledger
+            .blocks()
+            .filter(|known| known.net == block.net && turn::is_held_in_doubt(&ledger, known))
+            .collect();
+        for doubted in held {
             let node = &self.nodes[index];
             let of = |told: &Option<std::net::IpAddr>| block.bound && *told == Some(block.net.addr());
             let owner = node.pods.iter().find(|(_, told)| of(told)).map(|(owner, _)| owner.name.clone());
@@ -79,7 +83,7 @@ impl Cluster {
                 owner: owner.unwrap_or_default(),
                 ..Holder::default()
             };
-            let task = confirm::lease_again(&node.api, self.grid, (block.net, &block.uid), &holder, self.now);
+            let task = confirm::lease_again(&node.api, self.grid, doubted.net, &holder, self.now);
             let mut task = pin!(task);
             let had = loop {
                 if let Poll::Ready(had) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
