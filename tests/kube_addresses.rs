@@ -41,7 +41,7 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
         assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
     }
     for node in 0..2 {
-        // Made and looked into: what 250 pods cost.
+        // Made, and the pool asked about it: what 250 pods cost.
         let requests = nodes.figure(node, "weft_address_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }

@@ -322,7 +322,8 @@ fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
         nodes.kube.kubectl(["annotate", "ippools.weft.dev", other, "weft.dev/cut-"]);
         let _ = given(add(own, &small));
         let seen = nodes.kube.json(["ippools.weft.dev", own]);
-        assert_eq!(seen["metadata"]["annotations"]["weft.dev/cut"], json!(format!("{small} 4")));
+        let cut = format!("{small} 4; single addresses are told");
+        assert_eq!(seen["metadata"]["annotations"]["weft.dev/cut"], json!(cut));
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use ipam::lease::{Counter, reclaim};
 use ipam::ledger::{Clock, Lease, Ledger};
-use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::registry::{Fault, Holder, Object, Registry, Standing};
 use ipam::turn::{self, Turn, Wish};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
@@ -88,8 +88,12 @@ impl Registry for Memory {
         Ok(())
     }
 
-    async fn stands(&self) -> Result<bool, Fault> {
-        Ok(self.request("get of the pool", |_| true))
+    async fn standing(&self, _: IpNet) -> Result<Standing, Fault> {
+        Ok(self.request("get of the pool", |_| Standing::Whole))
+    }
+
+    async fn tell(&self, _: IpNet) -> Result<(), Fault> {
+        Ok(())
     }
 
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {

@@ -17,9 +17,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::Grid;
-use crate::lease::{Counter, Refusal, block_around, give_back, was_seen};
+use crate::lease::{Counter, Refusal, block_around, give_back, of_block, was_seen};
 use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
-use crate::registry::{Fault, Holder, Object, Registry};
+use crate::registry::{Fault, Holder, Object, Registry, Standing, make};
 use crate::turn::{Ask, Known, Supply};
 
 /// Lets nobody new into a lease until it was asked whose it is; no edit where there is nothing to doubt.
@@ -94,10 +94,10 @@ async fn take_again<R: Registry>(
         return Ok(());
     };
     if !made.is_single() {
-        supply.leases.push(counter.with_holes(made, &ask.known).await?);
+        supply.leases.push(of_block(&counter.with_holes(made, &ask.known).await?));
     } else if counter.block_around(made.net.addr()).await?.is_some() {
         // It stays ours, and in doubt: whoever is leasing the block finds it, and it is a hole there by the next question.
-    } else if !counter.registry.stands().await? {
+    } else if counter.registry.standing(made.net).await? != Standing::Mixed {
         give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
     } else {
         supply.lost.retain(|lease| *lease != known.lease);
@@ -114,7 +114,7 @@ async fn take<R: Registry>(
     holder: &Holder,
     seen: &[Object],
 ) -> Result<Option<Object>, Fault> {
-    match registry.create(net, holder).await {
+    match make(registry, net, holder).await {
         Err(Fault::Conflict) => {}
         other => return other.map(Some),
     }
@@ -148,7 +148,13 @@ pub async fn lease_again<R: Registry>(
     now: u64,
 ) -> Result<bool, Fault> {
     let Some(made) = take(registry, net, holder, &[]).await? else { return Ok(false) };
-    if !registry.stands().await? {
+    let is_had = match registry.standing(net).await? {
+        Standing::Anew => false,
+        Standing::Mixed => true,
+        // Of a single address it would say so.
+        Standing::Whole => !made.is_single(),
+    };
+    if !is_had {
         give_back(registry, net, &made.lease_id(), now).await?;
         return Ok(false);
     }

@@ -18,6 +18,8 @@ use crate::number::{Family, number};
 
 /// The most addresses of a block, as a power of two.
 pub const BITS_MAX: u8 = 8;
+/// Parts of a pool that are told apart where it is said which blocks have single addresses.
+const PARTS: u128 = 512;
 /// Blocks that every node should be able to have.
 const BLOCKS_OF_A_NODE: u128 = 4;
 
@@ -87,6 +89,11 @@ impl Grid {
         self.subnet.contains(&ip).then(|| (number(ip) - number(self.subnet.network())) >> self.bits)
     }
 
+    /// The part of the pool that an address lies in: its block, and in a large pool others, which share the number.
+    pub fn part_of(&self, ip: IpAddr) -> Option<u16> {
+        self.index_of(ip).and_then(|index| u16::try_from(index % PARTS).ok())
+    }
+
     /// The block that an address lies in.
     pub fn block_of(&self, ip: IpAddr) -> Option<IpNet> {
         self.block(self.index_of(ip)?)
@@ -147,6 +154,8 @@ mod tests {
             assert_eq!(nth(block, offset_of(block, ip).unwrap()), ip);
         }
         assert_eq!(grid.block_of("10.1.3.0".parse().unwrap()), None);
+        assert_eq!(grid.part_of("10.1.2.33".parse().unwrap()), Some(2));
+        assert_eq!(Grid::new(net("10.0.0.0/8"), 8).part_of("10.2.7.1".parse().unwrap()), Some(7));
         assert_eq!(grid.block_of("fd00::1".parse().unwrap()), None);
         assert_eq!(Grid::new(net("10.0.0.0/30"), 8).block(0), Some(net("10.0.0.0/30")));
         assert_eq!(Grid::new(net("::/0"), 8).count(), 1 << 120);

@@ -1,14 +1,18 @@
 //! How a node comes by blocks and single addresses, and gives them back.
 //!
 //! ```text
-//!   block     create ──► made: which single addresses are inside? they are holes ──► leased
+//!   block     create ──► made: does its pool stand, and was a single address ever made inside? ── no ──► leased
+//!                   │                                      └── yes: those that are there are holes ──► leased
 //!                   └──► there is one: another block
-//!   address   create ──► made: is its block leased? ── no ──► leased
-//!                   └──► there is one: ours? nobody's? our claim's? else refused
+//!   address   told ──► create ──► made: is its block leased? ── no: does its pool stand? ──► leased
+//!                            └──► there is one: ours? nobody's? our claim's? else refused
 //! ```
 //!
 //! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
 //! so at least one sees it. The address gives way; one that somebody named asks for a hole before: [`crate::handover`].
+//! What an address writes first of all is the pool's word that there is one in its block, which is never taken back: who has
+//! made a block and does not find it there is seen by every address that is made later, and none was made before. So the one
+//! look at the pool stands for both questions.
 //!
 //! A pool may be deleted, made anew and cut otherwise while something is leased of it: what was made is used only if the pool still
 //! stands after that. If it does not, whoever cut the new one has not seen the object; if it does, whoever cuts another one
@@ -27,7 +31,7 @@ use ipnet::IpNet;
 use crate::filter::Filter;
 use crate::grid::Grid;
 use crate::ledger::{Clock, Lease, State};
-use crate::registry::{Fault, Holder, Object, Registry};
+use crate::registry::{Fault, Holder, Object, Registry, Standing, make};
 use crate::turn::Known;
 
 /// Blocks tried before the pool is listed.
@@ -120,6 +124,11 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Leases a block.
     pub async fn block(&self) -> Result<Lease, Refusal> {
+        self.ahead().await.map(|object| of_block(&object))
+    }
+
+    /// Leases a block that nobody needs yet; its object, with which it is confirmed when it is needed.
+    pub async fn ahead(&self) -> Result<Object, Refusal> {
         let mut taken: HashSet<IpNet> = HashSet::new();
         // A block is the node's, whoever it was leased for.
         let Holder { node, ledger, .. } = self.holder.clone();
@@ -140,12 +149,12 @@ impl<R: Registry> Counter<'_, R> {
             taken.insert(net);
             match self.registry.create(net, &holder).await {
                 Ok(object) => {
-                    let lease = self.with_holes(object, &[]).await?;
-                    if self.filter.addresses(net).any(|ip| !lease.holes.contains(&ip)) {
-                        return Ok(lease);
+                    let object = self.with_holes(object, &[]).await?;
+                    if self.filter.addresses(net).any(|ip| !object.holes.contains(&ip)) {
+                        return Ok(object);
                     }
                     // Every address in it is somebody's already.
-                    give_back(self.registry, net, &lease.uid, self.clock.now).await?;
+                    self.return_unknown(&object).await?;
                 }
                 Err(Fault::Conflict) => {}
                 Err(fault) => return Err(fault.into()),
@@ -154,14 +163,13 @@ impl<R: Registry> Counter<'_, R> {
         Err(Refusal::Contended)
     }
 
-    /// What of these leases may be used: all if the pool is still what it was when they were begun, else none; they are given back.
-    pub async fn standing(&self, leases: Vec<Lease>) -> Result<Vec<Lease>, Refusal> {
-        if leases.is_empty() || self.registry.stands().await? {
-            return Ok(leases);
+    /// A single address may be used if the pool is still what it was when it was begun, and says that there is one; else it is given
+    /// back.
+    pub(crate) async fn standing(&self, lease: Lease) -> Result<Lease, Refusal> {
+        if self.registry.standing(lease.net).await? == Standing::Mixed {
+            return Ok(lease);
         }
-        for lease in &leases {
-            give_back(self.registry, lease.net, &lease.uid, self.clock.now).await?;
-        }
+        give_back(self.registry, lease.net, &lease.uid, self.clock.now).await?;
         Err(Refusal::Anew)
     }
 
@@ -187,10 +195,18 @@ impl<R: Registry> Counter<'_, R> {
         self.unwritten(&taken).or_else(|| self.hole(&all, &taken)).map(drop).ok_or(Refusal::Exhausted)
     }
 
-    /// Finds the single addresses inside a block of ours and writes them down before it is used. What the ledger has for
-    /// somebody from before is no hole: who has the object of such an address may be about to ask for it.
-    pub(crate) async fn with_holes(&self, mut object: Object, known: &[Known]) -> Result<Lease, Refusal> {
-        let inside = self.registry.inside(object.net).await?;
+    /// Finds the single addresses inside a block of ours and writes them down before it is used, if its pool stands; else it is
+    /// given back. What the ledger has for somebody from before is no hole: who has the object of such an address may be about
+    /// to ask for it.
+    pub(crate) async fn with_holes(&self, mut object: Object, known: &[Known]) -> Result<Object, Refusal> {
+        let inside = match self.registry.standing(object.net).await? {
+            Standing::Anew => {
+                self.return_unknown(&object).await?;
+                return Err(Refusal::Anew);
+            }
+            Standing::Mixed => self.registry.inside(object.net).await?,
+            Standing::Whole => Vec::new(),
+        };
         let before = object.holes.len();
         for single in inside {
             let ip = single.net.addr();
@@ -212,7 +228,7 @@ impl<R: Registry> Counter<'_, R> {
         if object.holes.len() > before {
             object = self.registry.replace(&object).await?;
         }
-        Ok(Lease { net: object.net, uid: object.lease_id(), bound: false, holes: object.holes })
+        Ok(object)
     }
 
     /// Leases this very address. Whoever names it does not wait until it has rested.
@@ -229,7 +245,7 @@ impl<R: Registry> Counter<'_, R> {
     ) -> Result<Lease, Refusal> {
         let net = IpNet::from(ip);
         for _ in 0..BLIND {
-            let object = match self.registry.create(net, &self.holder).await {
+            let object = match make(self.registry, net, &self.holder).await {
                 Ok(object) => object,
                 Err(Fault::Conflict) => match self.registry.read(net).await? {
                     Some(known) => self.take_over(known, clock, seen).await?,
@@ -392,12 +408,29 @@ impl<R: Registry> Counter<'_, R> {
     /// Makes sure that a block is still ours, after the node was away: it is changed, so that nobody who looked before
     /// takes it from us. Its new lease, if it is.
     pub async fn confirm(&self, object: &Object) -> Result<Option<String>, Fault> {
+        Ok(self.confirmed(object).await?.map(|object| object.lease_id()))
+    }
+
+    async fn confirmed(&self, object: &Object) -> Result<Option<Object>, Fault> {
         let ledger = self.holder.ledger.clone();
         let holder = Holder { turn: object.holder.turn + 1, ledger, ..object.holder.clone() };
         match self.registry.replace(&Object { holder, ..object.clone() }).await {
-            Ok(object) => Ok(Some(object.lease_id())),
+            Ok(object) => Ok(Some(object)),
             Err(Fault::Conflict) => Ok(None),
             Err(fault) => Err(fault),
+        }
+    }
+
+    /// Takes a block into use that was leased ahead, if it is still ours: a notice may have come or gone since.
+    pub async fn take_ahead(&self, ahead: &Object) -> Result<Option<Lease>, Fault> {
+        if let Some(object) = self.confirmed(ahead).await? {
+            return Ok(Some(of_block(&object)));
+        }
+        let is_ours =
+            |object: &Object| object.lease_id() == ahead.lease_id() && object.holder.node == self.holder.node;
+        match self.registry.read(ahead.net).await?.filter(is_ours) {
+            Some(object) => Ok(self.confirmed(&object).await?.map(|object| of_block(&object))),
+            None => Ok(None),
         }
     }
 
@@ -412,7 +445,7 @@ impl<R: Registry> Counter<'_, R> {
                 // Under a new lease: an older question, whose call is dead, may be about to give it back.
                 let holder = Holder { turn: object.holder.turn + 1, ..object.holder.clone() };
                 let object = self.registry.replace(&Object { holder, ..object }).await?;
-                leases.push(self.with_holes(object, known).await?);
+                leases.push(of_block(&self.with_holes(object, known).await?));
             } else if is_block || object.holder.owner != self.holder.owner {
                 // A block of another cut was made too late for who cut the pool to see it.
                 self.return_unknown(&object).await?;
@@ -463,6 +496,11 @@ pub(crate) async fn block_around<R: Registry>(
         Some(net) => Ok(registry.read(net).await?.filter(|block| !block.holes.contains(&ip))),
         None => Ok(None),
     }
+}
+
+/// The lease of a block.
+pub fn of_block(object: &Object) -> Lease {
+    Lease { net: object.net, uid: object.lease_id(), bound: false, holes: object.holes.clone() }
 }
 
 /// The lease of a single address.

@@ -2,7 +2,7 @@
 //!
 //! The Kubernetes API is one; a simulation is another. What is asked of it: a name is given once; a change is made
 //! only if nobody else made one since; a read sees every change that was answered before it began. A pool is cut anew only where none of its objects is of another cut,
-//! after its predecessor has gone.
+//! after its predecessor has gone. A single address is made by [`make`], which tells the pool before.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -55,6 +55,17 @@ pub enum Fault {
     Unknown(String),
 }
 
+/// What a pool says of something that was made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is not the one any more of which this was begun, or not cut as it was: one that is deleted may be made anew.
+    Anew,
+    /// It is, and single addresses may have been made in the block, or in the one around the address.
+    Mixed,
+    /// It is, and no single address was ever made there.
+    Whole,
+}
+
 /// Whose blocks are, of one pool.
 pub trait Registry: Sync {
     /// Makes an object, if there is none of that name.
@@ -81,14 +92,33 @@ pub trait Registry: Sync {
     /// Removes an object, if it is still that one unchanged; what is gone is gone.
     fn delete(&self, object: &Object) -> impl Future<Output = Result<(), Fault>> + Send;
 
-    /// Is the pool still the one, and cut as it was, of which this was begun? One that is deleted may be made anew.
-    fn stands(&self) -> impl Future<Output = Result<bool, Fault>> + Send;
+    /// What the pool says of a block, or of a single address, that was made of it.
+    fn standing(&self, net: IpNet) -> impl Future<Output = Result<Standing, Fault>> + Send;
+
+    /// Has the pool say of a single address, from now on and for ever, that the block around it is [`Standing::Mixed`].
+    fn tell(&self, net: IpNet) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// Is the pod with this uid known to be gone?
     fn is_gone(&self, owner: &str) -> impl Future<Output = Result<bool, Fault>> + Send;
 
     /// Waits a while before it is looked again, for the `look`-th time; longer each time.
     fn pause(&self, look: u32) -> impl Future<Output = ()> + Send;
+}
+
+/// Makes an object, if there is none of that name. Of a single address the pool is told before: who leases the block around it
+/// looks into that only where the pool says so.
+///
+/// # Errors
+/// The registry's.
+pub async fn make<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+    if is_single(net) {
+        registry.tell(net).await?;
+    }
+    registry.create(net, holder).await
+}
+
+fn is_single(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
 
 // === impl Object ===
@@ -112,7 +142,7 @@ impl Object {
 
     /// Is it one address?
     pub fn is_single(&self) -> bool {
-        self.net.prefix_len() == self.net.max_prefix_len()
+        is_single(self.net)
     }
 }
 

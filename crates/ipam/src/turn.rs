@@ -350,16 +350,6 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
 ///
 /// `seen` is what is believed to be this ledger's; it may be old. What was leased since the question was asked must not be in it.
 pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
-    let mut supply = find(counter, ask, seen).await;
-    match counter.standing(std::mem::take(&mut supply.leases)).await {
-        Ok(leases) => supply.leases = leases,
-        Err(refusal) => supply.refusal = Some(refusal),
-    }
-    supply
-}
-
-/// Gives back, confirms, leases; whether the pool stands has to be asked then.
-async fn find<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Supply {
     let mut supply = Supply::default();
     give_back_returning(counter, ask, &mut supply).await;
     if ask.known.iter().any(|known| known.state == State::Unconfirmed)
@@ -423,10 +413,11 @@ fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
 }
 
 async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish, seen: &[Object]) -> Result<Lease, Refusal> {
-    match wish {
+    let leased = match wish {
         Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip, seen).await,
         Wish::Any if !counter.grid.is_single() => counter.block_or_address(seen).await,
         Wish::Kept(spare) => counter.any_address(spare, seen).await,
         Wish::Any | Wish::Nothing => counter.any_address(None, seen).await,
-    }
+    }?;
+    if leased.bound { counter.standing(leased).await } else { Ok(leased) }
 }

@@ -160,7 +160,9 @@ impl Census {
     pub(crate) fn status_of(&self, pool: &PoolObject) -> PoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
-        let mut status = PoolStatus::default();
+        // What was said of single addresses is nothing that is counted.
+        let singles = pool.status.as_ref().map(|status| status.singles.clone()).unwrap_or_default();
+        let mut status = PoolStatus { singles, ..PoolStatus::default() };
         let mut nodes = BTreeSet::new();
         let mut leased = 0_u128;
         for object in self.objects_of(name) {

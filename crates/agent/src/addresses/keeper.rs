@@ -11,7 +11,7 @@
 //! Rules: a living node's blocks are its own, idle or not: nobody sees what it has given of them. A node is gone when its
 //! object is, or when somebody has marked it out of service, no pod is bound to it any more, and its agent does not answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipam::lease::end_claim;
@@ -112,6 +112,7 @@ impl Keeper {
         for pool in &census.pools {
             round.pools += 1;
             round.leased += self.tell_status(&census, pool).await?;
+            self.tell_singles(&census, pool).await;
         }
         round.reclaimed = self.dead.take(&census).await?;
         round.ended = self.end_claims(&census).await?;
@@ -133,6 +134,26 @@ impl Keeper {
             Ok(_) => Ok(leased),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(leased),
             Err(error) => Err(format!("status of pool {name}: {}", unanswered::said(&error))),
+        }
+    }
+
+    /// Has a pool say where single addresses are that were made without a word, by hand: who leases the block around one then looks.
+    async fn tell_singles(&self, census: &Census, pool: &PoolObject) {
+        let Some(told) = pool.told() else { return };
+        let name = pool.metadata.name.as_deref().unwrap_or_default();
+        let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { return };
+        let singles = census.objects_of(name).filter(Object::is_single).map(|object| object.net);
+        let parts = singles.filter_map(|net| Some((registry.grid.part_of(net.addr())?, net)));
+        let untold = parts.filter(|(part, _)| !told.contains(part)).collect::<BTreeMap<_, _>>();
+        for net in untold.into_values() {
+            match registry.tell(net).await {
+                Ok(()) => {
+                    info!(pool = name, address = %net, "made by hand: its pool says now that it is there");
+                }
+                Err(fault) => {
+                    warn!(pool = name, address = %net, %fault, "made by hand, and its pool does not say it");
+                }
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 //! Source: `deploy/crds/`; Kubernetes API conventions, names and labels.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipam::registry::{Holder, Object};
@@ -40,6 +40,14 @@ pub(crate) const NOTICE: &str = "weft.dev/is-your-node-gone";
 const CUT: &str = "weft.dev/cut";
 /// It is about to be cut, if no other pool has addresses of it.
 const BEGUN: &str = "begun";
+
+/// What stands there after how it was cut, where whoever makes a single address has its status say so before. A release that
+/// does not know that leases nothing of such a pool.
+const TOLD: &str = "; single addresses are told";
+/// Beside the parts of a pool that have single addresses: the uid of the pool of which that is all.
+const SINCE: &str = "since";
+/// What stands at such a part.
+const MADE: &str = "made";
 
 /// Longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
@@ -107,6 +115,9 @@ pub(crate) struct PoolStatus {
     pub(crate) used_addresses: u64,
     /// In percent: blocks leased, of all.
     pub(crate) leased_percent: u8,
+    /// In which parts of it single addresses were ever made: [`PoolObject::told`].
+    #[serde(skip_serializing)]
+    pub(crate) singles: BTreeMap<String, String>,
 }
 
 /// A block, or a single address.
@@ -295,6 +306,14 @@ impl BlockObject {
     }
 }
 
+/// The status that says that single addresses were made in these parts of a pool, beside what it says already; `since`: the
+/// pool of which that is all.
+pub(crate) fn made_in(parts: impl IntoIterator<Item = u16>, since: Option<&str>) -> serde_json::Value {
+    let parts = parts.into_iter().map(|part| (part.to_string(), MADE));
+    let since = since.map(|since| (SINCE.to_owned(), since));
+    serde_json::json!({ "singles": parts.chain(since).collect::<BTreeMap<_, _>>() })
+}
+
 // === impl PoolObject ===
 
 impl PoolObject {
@@ -307,12 +326,13 @@ impl PoolObject {
         match annotations.and_then(|all| all.get(CUT)).map(String::as_str) {
             None => Ok(Cut::No),
             Some(BEGUN) => Ok(Cut::Begun),
-            Some(was) if was == self.as_cut() => Ok(Cut::Done),
+            Some(was) if was.strip_suffix(TOLD).unwrap_or(was) == self.as_cut() => Ok(Cut::Done),
             Some(was) => Err(format!(
                 "pool {}: spec: range, blockBits and networkName are {:?} and were {was:?} when it was first used: put them back, or, \
                  when nobody has an address of it, delete its IPBlocks and the pool and make it anew",
                 self.metadata.name.as_deref().unwrap_or_default(),
-                self.as_cut()
+                self.as_cut(),
+                was = was.strip_suffix(TOLD).unwrap_or(was)
             )),
         }
     }
@@ -326,6 +346,27 @@ impl PoolObject {
             Cut::Begun => annotations.insert(CUT.to_owned(), BEGUN.to_owned()),
             Cut::Done => annotations.insert(CUT.to_owned(), text),
         };
+    }
+
+    /// Writes down, of a pool that is cut, that [`PoolObject::told`] is all.
+    pub(crate) fn set_told(&mut self) {
+        let annotations = self.metadata.annotations.get_or_insert_default();
+        annotations.entry(CUT.to_owned()).and_modify(|cut| cut.push_str(TOLD));
+    }
+
+    /// The parts of it in which single addresses may have been made; nothing where nobody is sure to have said so. What is
+    /// there of another pool of the name, or was left out by a cluster whose definition does not know it, says nothing.
+    pub(crate) fn told(&self) -> Option<BTreeSet<u16>> {
+        let annotations = self.metadata.annotations.as_ref()?;
+        let is_told = annotations.get(CUT).is_some_and(|cut| cut.ends_with(TOLD));
+        is_told.then(|| self.parts()).flatten()
+    }
+
+    /// The same, of a pool that is about to be cut.
+    pub(crate) fn parts(&self) -> Option<BTreeSet<u16>> {
+        let singles = &self.status.as_ref()?.singles;
+        let since = singles.get(SINCE).filter(|since| Some(*since) == self.metadata.uid.as_ref());
+        since.map(|_| singles.keys().filter_map(|part| part.parse().ok()).collect())
     }
 
     fn as_cut(&self) -> String {
@@ -442,6 +483,27 @@ mod tests {
         }
         pool.spec.exclude.push("10.0.0.0/28".into());
         assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is left out may change");
+    }
+
+    #[test]
+    fn where_single_addresses_are_is_known_of_a_pool_that_says_so_since_it_was_cut_and_of_no_other() {
+        let told = |uid: &str, cut: &str, since: &str| {
+            let text = serde_json::json!({
+                "metadata": { "name": "p", "uid": uid, "annotations": { CUT: cut } },
+                "spec": { "range": "10.0.0.0/24", "blockBits": 4 },
+                "status": made_in([3, 500], (!since.is_empty()).then_some(since)),
+            });
+            let pool: PoolObject = serde_json::from_value(text).unwrap();
+            (pool.cut(), pool.told())
+        };
+        let (plain, whole) = ("10.0.0.0/24 4", format!("10.0.0.0/24 4{TOLD}"));
+        assert_eq!(told("u", &whole, "u"), (Ok(Cut::Done), Some(BTreeSet::from([3, 500]))));
+        assert_eq!(told("u", plain, "u"), (Ok(Cut::Done), None), "a release that says nothing uses it, too");
+        assert_eq!(told("v", &whole, "u"), (Ok(Cut::Done), None), "of another pool");
+        assert_eq!(told("u", &whole, ""), (Ok(Cut::Done), None), "not kept");
+        let (cut, none) = told("u", &format!("10.0.0.0/24 5{TOLD}"), "u");
+        assert!(cut.unwrap_err().contains("were \"10.0.0.0/24 5\" when it was first used"));
+        assert!(none.is_some());
     }
 
     #[test]

@@ -11,18 +11,20 @@
 //! leased of a pool that was deleted decides how it is cut anew. Two pools that have addresses in common are one, the one that was cut
 //! first: each says that it begins and looks then, so of two at least one sees the other.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
 use ipam::Grid;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use npwg::exchange::addresses::PoolName;
+use serde_json::json;
 use tokio::time::sleep;
 
-use super::objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label};
+use super::objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in};
 use crate::agent::cluster::NodeObject;
 use crate::agent::unanswered;
 
@@ -43,6 +45,8 @@ pub(crate) struct Pool {
     pub(crate) grid: Grid,
     /// Parts that are never given.
     pub(crate) exclude: Vec<IpNet>,
+    /// Where single addresses may have been made in it, if it says so: [`PoolObject::told`].
+    pub(crate) told: Option<BTreeSet<u16>>,
 }
 
 /// Why a pool cannot be used, each in one sentence.
@@ -209,8 +213,42 @@ impl Asking<'_> {
             }
             sleep(LOOK).await;
         }
+        // One that is leased and not cut an older release uses, which would not say where.
+        let is_told = pool.cut()? == Cut::Begun && self.begin_telling(&mut pool, &grid, &leased).await?;
         pool.set_cut(Cut::Done);
+        if is_told {
+            pool.set_told();
+        }
         Ok(read(&self.replace(&pool).await?)?)
+    }
+
+    /// Has a pool say in its status, from the beginning, in which parts of it single addresses are made; can it be relied on? Where
+    /// that may not be written, or is not kept, every block is looked into.
+    async fn begin_telling(
+        &self,
+        pool: &mut PoolObject,
+        grid: &Grid,
+        leased: &[BlockObject],
+    ) -> Result<bool, Unusable> {
+        let ObjectMeta { uid, resource_version, .. } = pool.metadata.clone();
+        let objects: Option<Vec<_>> = leased.iter().map(BlockObject::object).collect();
+        let Some(objects) = objects.filter(|_| !grid.is_single()) else { return Ok(false) };
+        let singles = objects.iter().filter(|object| object.is_single());
+        let parts: BTreeSet<u16> = singles.filter_map(|object| grid.part_of(object.net.addr())).collect();
+        let status = made_in(parts.clone(), uid.as_deref());
+        let patch = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
+        let told = self.pools.patch_status(&name(pool), &PatchParams::default(), &Patch::Merge(patch)).await;
+        match told {
+            Ok(told) => {
+                pool.metadata.resource_version = told.metadata.resource_version.clone();
+                Ok(told.parts().is_some_and(|kept| kept.is_superset(&parts)))
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                Err(Unusable::Changed(self.failed(&kube::Error::Api(status)).to_string()))
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(false),
+            Err(error) => Err(self.failed(&error)),
+        }
     }
 
     async fn replace(&self, pool: &PoolObject) -> Result<PoolObject, Unusable> {
@@ -348,7 +386,7 @@ fn fits(block: &BlockObject, grid: &Grid) -> bool {
 fn read(object: &PoolObject) -> Result<Pool, String> {
     let (name, exclude) = (name(object), object.exclude()?);
     let grid = object.grid()?.ok_or_else(|| format!("pool {name}: spec.blockBits: missing"))?;
-    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude })
+    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude, told: object.told() })
 }
 
 /// How many nodes there are: one object is asked for, and how many more there would be. A server that does not say is asked

@@ -3,19 +3,22 @@
 //! Rules: what is read is read from the database, not from a cache of the server; a request without an answer may have
 //! been done; lists come in pages.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
 use ipam::Grid;
-use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::lease::Refusal;
+use ipam::registry::{Fault, Holder, Object, Registry, Standing};
 use ipnet::IpNet;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use super::objects::{
     ASKS_LABEL, BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
-    label, name_of,
+    label, made_in, name_of,
 };
 use super::pools::Pool;
 use crate::agent::cluster::{PodObject, ask};
@@ -40,6 +43,8 @@ pub(crate) struct Cluster {
     uid: Option<String>,
     /// How the pool is cut.
     pub(crate) grid: Grid,
+    /// Where single addresses may have been made in it, as it was read.
+    told: Option<BTreeSet<u16>>,
     /// Namespace and name of the pod that a claim is about.
     pod: (String, String),
     requests: prometheus_client::metrics::counter::Counter,
@@ -54,8 +59,8 @@ impl Cluster {
         requests: prometheus_client::metrics::counter::Counter,
     ) -> Cluster {
         let blocks = Api::all(client.clone());
-        let Pool { name, uid, grid, exclude: _ } = pool.clone();
-        Cluster { client, blocks, pool: name, uid, grid, pod, requests }
+        let Pool { name, uid, grid, exclude: _, told } = pool.clone();
+        Cluster { client, blocks, pool: name, uid, grid, told, pod, requests }
     }
 
     /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
@@ -65,12 +70,13 @@ impl Cluster {
         requests: &prometheus_client::metrics::counter::Counter,
     ) -> Option<Cluster> {
         let (name, uid) = (pool.metadata.name.clone()?, pool.metadata.uid.clone());
-        let pool = Pool { name, uid, grid: pool.grid().ok().flatten()?, exclude: Vec::new() };
+        let (grid, told) = (pool.grid().ok().flatten()?, pool.told());
+        let pool = Pool { name, uid, grid, exclude: Vec::new(), told };
         let nobody = (String::new(), String::new());
         Some(Cluster::new(client.clone(), &pool, nobody, requests.clone()))
     }
 
-    /// A request about a block, which is counted.
+    /// A request about a block or a single address, which is counted.
     async fn request<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
         self.requests.inc();
         self.asked(work).await
@@ -180,15 +186,33 @@ impl Registry for Cluster {
         self.request(deleted).await
     }
 
-    async fn stands(&self) -> Result<bool, Fault> {
+    async fn standing(&self, net: IpNet) -> Result<Standing, Fault> {
         let pools = Api::<PoolObject>::all(self.client.clone());
-        // Reads of pools are nowhere counted.
-        let found = self.asked(pools.get_opt(&self.pool)).await?;
-        let is_it = |pool: PoolObject| {
+        let found = self.request(pools.get_opt(&self.pool)).await?;
+        let is_it = |pool: &PoolObject| {
             let is_cut = pool.cut() == Ok(Cut::Done) && pool.grid() == Ok(Some(self.grid));
             is_cut && pool.metadata.uid == self.uid
         };
-        Ok(found.is_some_and(is_it))
+        let Some(pool) = found.filter(is_it) else { return Ok(Standing::Anew) };
+        Ok(match (pool.told(), self.grid.part_of(net.addr())) {
+            (Some(told), Some(part)) if !told.contains(&part) => Standing::Whole,
+            _ => Standing::Mixed,
+        })
+    }
+
+    async fn tell(&self, net: IpNet) -> Result<(), Fault> {
+        let Some((told, part)) = self.told.as_ref().zip(self.grid.part_of(net.addr())) else { return Ok(()) };
+        if told.contains(&part) {
+            return Ok(());
+        }
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let (parameters, patch) = (PatchParams::default(), json!({ "status": made_in([part], None) }));
+        let said = self.request(pools.patch_status(&self.pool, &parameters, &Patch::Merge(patch))).await?;
+        // One that does not keep it says nothing of any address any more, and every block is looked into.
+        match said.metadata.uid == self.uid {
+            true => Ok(()),
+            false => Err(Fault::Unknown(Refusal::Anew.to_string())),
+        }
     }
 
     async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use ipam::lease::{Counter, Refusal, give_back};
 use ipam::ledger::{Clock, Lease, State};
-use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::registry::{Fault, Holder, Object};
 use ipam::turn::{self, Ask, Supply, Wish};
 use ipam::{Filter, Range};
 use kube::api::ListParams;
@@ -75,7 +75,7 @@ pub(crate) struct Owned {
 #[derive(Default)]
 struct Shelf {
     pool: Option<(Instant, Pool)>,
-    ready: Vec<(Instant, Lease)>,
+    ready: Vec<(Instant, Object)>,
 }
 
 impl Reduced for BlockObject {
@@ -183,7 +183,9 @@ impl Supplier {
         let shelf = self.shelf(&block.holder.ledger);
         let mut shelf = shelf.lock().await;
         let lease = block.lease_id();
-        let Some(at) = shelf.ready.iter().position(|(_, ready)| ready.uid == lease) else { return Ok(false) };
+        let Some(at) = shelf.ready.iter().position(|(_, ready)| ready.lease_id() == lease) else {
+            return Ok(false);
+        };
         shelf.ready.remove(at);
         give_back(registry, block.net, &lease, now()).await?;
         Ok(true)
@@ -275,16 +277,10 @@ impl Supplier {
 
     async fn lease_ahead(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<Supply, String> {
         if !counter.grid.is_single() && shelf.ready.is_empty() {
-            let leased = match counter.block().await {
-                Ok(lease) => counter.standing(vec![lease]).await,
-                Err(refusal) => Err(refusal),
-            };
-            match leased {
-                Ok(leases) => {
-                    for lease in leases {
-                        info!(block = %lease.net, "leased ahead");
-                        shelf.ready.push((Instant::now(), lease));
-                    }
+            match counter.ahead().await {
+                Ok(object) => {
+                    info!(block = %object.net, "leased ahead");
+                    shelf.ready.push((Instant::now(), object));
                 }
                 Err(refusal) => return Ok(Supply { refusal: Some(refusal), ..Supply::default() }),
             }
@@ -294,9 +290,9 @@ impl Supplier {
 
     /// What was leased ahead of a need that did not come.
     async fn give_back_old(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<(), String> {
-        for (_, lease) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
-            let given = give_back(counter.registry, lease.net, &lease.uid, counter.clock.now);
-            given.await.map_err(|fault| fault.to_string())?;
+        for (_, ready) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
+            let (net, lease, now) = (ready.net, ready.lease_id(), counter.clock.now);
+            give_back(counter.registry, net, &lease, now).await.map_err(|fault| fault.to_string())?;
         }
         Ok(())
     }
@@ -353,9 +349,9 @@ impl Supplier {
         {
             return Ok(Supply { leases: vec![lease], ..Supply::default() });
         }
-        let ahead: HashSet<&str> = shelf.ready.iter().map(|(_, lease)| lease.uid.as_str()).collect();
+        let ahead: HashSet<String> = shelf.ready.iter().map(|(_, ready)| ready.lease_id()).collect();
         let mut seen = self.seen(pool, &demand.ledger).await;
-        seen.retain(|object| !ahead.contains(object.lease_id().as_str()));
+        seen.retain(|object| !ahead.contains(&object.lease_id()));
         let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
         let mut supply = turn::serve(counter, &ask, &seen).await;
         let wanted = match (demand.wish, &supply.refusal) {
@@ -417,26 +413,18 @@ async fn ready(
     want: Want,
     shelf: &mut Shelf,
 ) -> Result<Option<Lease>, String> {
-    let suits = |lease: &Lease| match want {
-        Want::Any => counter.filter.addresses(lease.net).any(|ip| !lease.holes.contains(&ip)),
+    let suits = |ready: &Object| match want {
+        Want::Any => counter.filter.addresses(ready.net).any(|ip| !ready.holes.contains(&ip)),
         // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
-        Want::Address(ip) => lease.net.contains(&ip) && !lease.holes.contains(&ip),
+        Want::Address(ip) => ready.net.contains(&ip) && !ready.holes.contains(&ip),
         _ => false,
     };
-    while let Some(at) = shelf.ready.iter().position(|(_, lease)| suits(lease)) {
-        let net = shelf.ready[at].1.net;
-        let found = counter.registry.read(net).await.map_err(|fault| fault.to_string())?;
-        // Should the answer to the change be lost, it is found by the watch.
-        let (_, lease) = shelf.ready.remove(at);
-        let is_ours =
-            |object: &Object| object.lease_id() == lease.uid && object.holder.node == counter.holder.node;
-        let confirmed = match found.filter(is_ours) {
-            Some(object) => counter.confirm(&object).await.map_err(|fault| fault.to_string())?,
-            None => None,
-        };
-        match confirmed {
-            Some(uid) => return Ok(Some(Lease { uid, ..lease })),
-            None => info!(block = %net, "leased ahead, and not this node's any more"),
+    while let Some(at) = shelf.ready.iter().position(|(_, ready)| suits(ready)) {
+        // Should the answer be lost, it is found by the watch.
+        let (_, ready) = shelf.ready.remove(at);
+        match counter.take_ahead(&ready).await.map_err(|fault| fault.to_string())? {
+            Some(lease) => return Ok(Some(lease)),
+            None => info!(block = %ready.net, "leased ahead, and not this node's any more"),
         }
     }
     Ok(None)

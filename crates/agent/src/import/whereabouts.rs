@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ipam::grid::{addresses_of, nth};
-use ipam::registry::{Fault, Holder, Registry};
+use ipam::registry::{Fault, Holder, Registry, make};
 use ipnet::IpNet;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
@@ -331,7 +331,7 @@ async fn keep(
     let owner = format!("{uid}/{container}/{interface}");
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
     let registry = Cluster::new(client.clone(), pool, place, Counter::default());
-    match registry.create(IpNet::from(*address), &holder).await {
+    match make(&registry, IpNet::from(*address), &holder).await {
         // One that was made before is told apart from one that is somebody else's.
         Err(Fault::Conflict) => match registry.read(IpNet::from(*address)).await? {
             // Its pod may have been made anew since, and the controller keeps nothing for one that is gone.

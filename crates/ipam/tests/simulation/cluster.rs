@@ -415,6 +415,11 @@ impl Cluster {
         }
     }
 
+    /// Blocks that were looked into after they were made, and those that were not.
+    pub(crate) fn looked(&self) -> [u64; 2] {
+        self.api.server.lock().unwrap().looked
+    }
+
     fn pick(&mut self) -> usize {
         self.random.below(self.nodes.len() as u64) as usize
     }

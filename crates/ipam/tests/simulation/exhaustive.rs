@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use ipam::handover::{self, GivenUp};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, Lease, Ledger, Slot};
-use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::registry::{Fault, Holder, Object, Registry, Standing};
 use ipam::turn::{self, Ask, GiveUp, Wish};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
@@ -38,6 +38,14 @@ struct Server {
     counter: u64,
     /// Nothing while it is deleted, or made anew and not cut yet.
     pool: Option<Pool>,
+    /// The single addresses that the pool was told of.
+    told: BTreeSet<IpNet>,
+}
+
+impl Server {
+    fn text(&self) -> String {
+        format!("{:?}, {:?}", self.objects, self.told)
+    }
 }
 
 /// A pool: how many of its name were before it, and the size of its blocks.
@@ -147,8 +155,25 @@ impl Registry for Gate {
         .await
     }
 
-    async fn stands(&self) -> Result<bool, Fault> {
-        self.request(|server| Ok(server.pool == Some(self.pool))).await
+    async fn standing(&self, net: IpNet) -> Result<Standing, Fault> {
+        self.request(|server| {
+            let is_mixed = server.told.iter().any(|single| net.contains(single));
+            Ok(match (server.pool == Some(self.pool), is_mixed) {
+                (false, _) => Standing::Anew,
+                (true, true) => Standing::Mixed,
+                (true, false) => Standing::Whole,
+            })
+        })
+        .await
+    }
+
+    async fn tell(&self, net: IpNet) -> Result<(), Fault> {
+        self.request(|server| {
+            // One that is made anew is told, too; its answer says that it is.
+            server.told.insert(net);
+            if server.pool == Some(self.pool) { Ok(()) } else { Err(Fault::Unknown("anew".into())) }
+        })
+        .await
     }
 
     async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
@@ -168,6 +193,8 @@ enum Deed {
     GivesUp(&'static str),
     /// Asks for an address, and once more if there was none.
     Asks,
+    /// Asks for this address, once.
+    AsksFor(&'static str),
     /// Somebody deletes the pool and makes it anew, of other blocks, of which this node asks for one.
     Anew,
 }
@@ -183,7 +210,7 @@ fn own() -> (Server, Ledger) {
     let mut ledger = Ledger::new("b");
     let lease = Lease { net, uid: object.lease_id(), bound: false, holes: Vec::new() };
     let _ = ledger.add(&lease, 1);
-    (Server { objects: vec![object], counter: 0, pool: Some(POOLS[0]) }, ledger)
+    (Server { objects: vec![object], pool: Some(POOLS[0]), ..Server::default() }, ledger)
 }
 
 /// The whole of it, once; what the registry does not answer is asked again when the agent looks again.
@@ -206,10 +233,15 @@ fn grid_of((_, bits): Pool) -> Grid {
 }
 
 /// One question of a ledger that has nothing, of a pool as it was read.
-async fn ask(counter: &Counter<'_, Gate>, gate: &Gate, seen: &[Object]) -> Result<Lease, Refusal> {
+async fn ask(
+    counter: &Counter<'_, Gate>,
+    gate: &Gate,
+    seen: &[Object],
+    wish: Wish,
+) -> Result<Lease, Refusal> {
     let (grid, filter, holder) = (grid_of(gate.pool), counter.filter, counter.holder.clone());
     let counter = Counter { registry: gate, grid, filter, holder, ..*counter };
-    let ask = Ask { known: Vec::new(), wish: Wish::Any };
+    let ask = Ask { known: Vec::new(), wish };
     let mut supply = turn::serve(&counter, &ask, seen).await;
     assert!(supply.leases.len() <= 1, "{supply:?}");
     supply.leases.pop().ok_or(supply.refusal.unwrap_or(Refusal::Exhausted))
@@ -217,21 +249,21 @@ async fn ask(counter: &Counter<'_, Gate>, gate: &Gate, seen: &[Object]) -> Resul
 
 /// What nobody heard of is found by the second question.
 async fn ask_twice(counter: &Counter<'_, Gate>) -> Result<Lease, Refusal> {
-    let first = ask(counter, counter.registry, &[]).await;
+    let first = ask(counter, counter.registry, &[], Wish::Any).await;
     if first.is_ok() {
         return first;
     }
     let cut = counter.registry.request(|server| Ok((server.pool, server.objects.clone()))).await?;
     let (Some(pool), mut seen) = cut else { return Err(Refusal::Exhausted) };
     seen.retain(|object| object.holder.node == counter.holder.node);
-    ask(counter, &Gate { pool, ..counter.registry.clone() }, &seen).await
+    ask(counter, &Gate { pool, ..counter.registry.clone() }, &seen, Wish::Any).await
 }
 
 /// It is cut anew only if nothing that was leased is of another cut, as [`Registry`] has it.
 async fn make_anew(counter: &Counter<'_, Gate>) -> Result<Lease, Refusal> {
     let (gate, pool) = (counter.registry, POOLS[1]);
     gate.request(|server| {
-        server.pool = None;
+        (server.pool, server.told) = (None, BTreeSet::new());
         Ok(())
     })
     .await?;
@@ -244,7 +276,7 @@ async fn make_anew(counter: &Counter<'_, Gate>) -> Result<Lease, Refusal> {
         Ok(())
     })
     .await?;
-    ask(counter, &Gate { pool, ..gate.clone() }, &[]).await
+    ask(counter, &Gate { pool, ..gate.clone() }, &[], Wish::Any).await
 }
 
 /// What a history came to.
@@ -304,6 +336,7 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
                 Deed::Address(ip) => counter.address(ip.parse().unwrap(), &[]).await,
                 Deed::GivesUp(ip) => give_up(&gate, grid, ip.parse().unwrap(), &ledger).await,
                 Deed::Asks => ask_twice(&counter).await,
+                Deed::AsksFor(ip) => ask(&counter, &gate, &[], Wish::Address(ip.parse().unwrap())).await,
                 Deed::Anew => make_anew(&counter).await,
             }
         }));
@@ -325,7 +358,7 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
             outcome[*index] = Some(done);
         }
     }
-    let objects = format!("{:?}", server.lock().unwrap().objects);
+    let objects = server.lock().unwrap().text();
     let ledger = ledger.lock().unwrap();
     let of_block = |block| {
         let slots = ledger.slots_of(&block).enumerate().filter(|(_, what)| *what != Slot::Hole);
@@ -409,8 +442,11 @@ fn an_address_that_is_asked_for_is_never_two_nodes_whatever_is_lost_and_a_held_o
 #[test]
 fn a_pool_that_is_made_anew_while_something_is_leased_of_it_is_cut_in_one_way() {
     let (ended, had) = explore_with([Deed::Asks, Deed::Anew], 1, false);
-    println!("histories: {ended}, {had} with a block of the new pool");
-    assert!(ended > 50 && had > 0);
+    let (single, also) = explore_with([Deed::AsksFor("10.0.0.2"), Deed::Anew], 1, false);
+    println!(
+        "histories: {ended}, {had} with a block of the new pool; {single}, {also} beside a single address"
+    );
+    assert!(ended > 50 && had > 0 && single > 50 && also > 0);
 }
 
 #[test]

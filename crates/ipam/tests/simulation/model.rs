@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
-use ipam::registry::{Fault, Holder, Object, Registry};
+use ipam::registry::{Fault, Holder, Object, Registry, Standing};
 use ipnet::IpNet;
 
 /// A generator of numbers by seed: xorshift64*.
@@ -40,6 +40,10 @@ pub(crate) struct Server {
     pub(crate) trouble: u64,
     pub(crate) down: bool,
     pub(crate) requests: u64,
+    /// The single addresses that the pool was told of.
+    pub(crate) told: BTreeSet<IpNet>,
+    /// Blocks that were looked into after they were made, and those that were not.
+    pub(crate) looked: [u64; 2],
     counter: u64,
 }
 
@@ -60,6 +64,8 @@ impl Api {
             trouble: 12,
             down: false,
             requests: 0,
+            told: BTreeSet::new(),
+            looked: [0; 2],
             counter: 0,
         };
         Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default() }
@@ -200,8 +206,27 @@ impl Registry for Api {
         .await
     }
 
-    async fn stands(&self) -> Result<bool, Fault> {
-        self.request(|_| Ok(true)).await
+    async fn standing(&self, net: IpNet) -> Result<Standing, Fault> {
+        self.request(|server| {
+            let is_mixed = server.told.iter().any(|single| net.contains(single));
+            if net.prefix_len() < net.max_prefix_len() {
+                server.looked[usize::from(!is_mixed)] += 1;
+            }
+            Ok(if is_mixed { Standing::Mixed } else { Standing::Whole })
+        })
+        .await
+    }
+
+    async fn tell(&self, net: IpNet) -> Result<(), Fault> {
+        // Who has read that it was told already need not.
+        if self.server.lock().unwrap().told.contains(&net) {
+            return Ok(());
+        }
+        self.request(|server| {
+            server.told.insert(net);
+            Ok(())
+        })
+        .await
     }
 
     async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use ipam::handover::{GivenUp, Outcome, tell, wanted};
 use ipam::lease::{Counter, Refusal};
 use ipam::ledger::{Clock, State};
-use ipam::registry::{Holder, Object, Registry};
+use ipam::registry::{Holder, Object, Registry, make};
 use ipam::turn::{Ask, Known, Wish, serve};
 use ipam::{Filter, Grid, Range, confirm};
 use ipnet::IpNet;
@@ -45,7 +45,7 @@ impl World {
 
     fn make(&self, net: &str, node: &str, freed: u64) -> Object {
         let holder = Holder { node: node.into(), ledger: "l".into(), freed, ..Holder::default() };
-        wait(self.api.create(net.parse().unwrap(), &holder)).unwrap()
+        wait(make(&self.api, net.parse().unwrap(), &holder)).unwrap()
     }
 
     fn counter(&self) -> Counter<'_, Api> {
