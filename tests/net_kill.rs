@@ -16,7 +16,7 @@
 #![cfg(test)]
 
 use rig::cluster::{bridge, configuration};
-use rig::{Cluster, assert_pod_unchanged, changes, with};
+use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
@@ -57,11 +57,7 @@ impl<'a> Walk<'a> {
     }
 
     fn assert_nothing_left(&self, what: &str) {
-        let changes = changes(&self.before, &self.host.snapshot());
-        // Where copies are kept that make host-local fast: empty, it is nobody's.
-        let left: Vec<&str> =
-            changes.lines().filter(|line| !line.starts_with("+ directory /run/weft/host-local ")).collect();
-        assert!(left.is_empty(), "{what}: the host is not as it was:\n{}", left.join("\n"));
+        assert_nothing_left(what, self.host, &self.before);
         assert_pod_unchanged(what, self.pod, &self.inside);
     }
 
