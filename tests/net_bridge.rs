@@ -172,6 +172,29 @@ fn a_link_of_the_name_that_is_no_bridge_is_refused() {
     assert_nothing_left("not a bridge", &host, &before);
 }
 
+/// Queues to send from and to receive by.
+fn queues(link: &Value) -> [u64; 2] {
+    ["num_tx_queues", "num_rx_queues"].map(|key| link[key].as_u64().unwrap())
+}
+
+#[test]
+fn either_end_has_as_many_queues_as_are_said_and_one_if_none_are() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    for (name, keys, number) in [("a", json!({}), 1), ("b", json!({ "queues": 3 }), 3)] {
+        let pod = host.pod(name);
+        let result = add(&host, &pod, &config(&keys));
+        assert_eq!(queues(&rig::link(&pod, "eth0").unwrap()), [number; 2]);
+        assert_eq!(queues(&port(&host, &result)), [number; 2]);
+        // All of them are in use.
+        let own_sys = "mount -t sysfs sysfs /sys && ls /sys/class/net/eth0/queues";
+        let used = pod.run(["unshare", "--mount", "sh", "-c", own_sys]);
+        assert_eq!(used.split_whitespace().count() as u64, 2 * number, "{used}");
+    }
+    let refused = host.attachment("bridge", &host.pod("c"), "eth0").add(&config(&json!({ "queues": 4097 })));
+    assert_refused("queues", &refused, 7, &["queues", "4097", "1..=4096"]);
+}
+
 #[test]
 fn mtu_is_that_of_both_ends_and_of_a_bridge_that_is_made() {
     let host = host!(Feature::Bridge);

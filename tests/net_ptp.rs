@@ -180,10 +180,11 @@ fn check_sees_what_is_missing_and_options_are_checked() {
     rig::install(&host);
     let pod = host.pod("a");
     let eth0 = host.attachment("ptp", &pod, "eth0");
-    let keys = config(&json!({ "mtu": 1400, "dns": { "nameservers": ["10.1.0.53"] } }));
+    let keys = config(&json!({ "mtu": 1400, "queues": 2, "dns": { "nameservers": ["10.1.0.53"] } }));
     let result = eth0.add(&keys).success().json();
     assert_eq!(rig::link(&pod, "eth0").unwrap()["mtu"], 1400);
-    assert_eq!(rig::link(&host, result["interfaces"][0]["name"].as_str().unwrap()).unwrap()["mtu"], 1400);
+    let host_end = rig::link(&host, result["interfaces"][0]["name"].as_str().unwrap()).unwrap();
+    assert_eq!([&host_end["mtu"], &host_end["num_tx_queues"], &host_end["num_rx_queues"]], [1400, 2, 2]);
     assert_eq!(result["dns"], json!({ "nameservers": ["10.1.0.53"] }));
     let known = with(&keys, &json!({ "prevResult": result }));
     eth0.check(&known).success();
@@ -194,7 +195,12 @@ fn check_sees_what_is_missing_and_options_are_checked() {
     pod.run(["ip", "address", "delete", "10.1.0.2/24", "dev", "eth0"]);
     assert_refused("address", &eth0.check(&known), 999, &["10.1.0.2/24"]);
     eth0.del(&known).success();
-    for keys in [json!({ "mtu": 10 }), json!({ "ipMasqBackend": "pf" }), json!({ "mtu": "x" })] {
+    for keys in [
+        json!({ "mtu": 10 }),
+        json!({ "queues": 4097 }),
+        json!({ "ipMasqBackend": "pf" }),
+        json!({ "mtu": "x" }),
+    ] {
         let refused = eth0.add(&config(&keys));
         let (code, message) = rig::refusal(&refused);
         assert!(

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::link::Change;
-use linux::link::create::{NewKind, NewLink, Peer};
+use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::route::{Existing, Route};
 use linux::{Netns, Rtnl};
 
@@ -28,7 +28,7 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     let name = format!("floor{number}p");
     let started = Instant::now();
     let netns = Netns::open(Path::new(&container.netns))?;
-    let peer = Peer { name: "eth0", mtu: None, mac: None, netns: Some(&netns) };
+    let peer = Peer { name: "eth0", mtu: None, mac: None, queues: Queues::ONE, netns: Some(&netns) };
     let mut pair = NewLink::new(&name, NewKind::Veth(peer));
     pair.master = Some(bridge.index);
     pair.up = true;

@@ -4,7 +4,7 @@
 //! whose processor is an emulated one: ratios of that are for what can be timed nowhere else.
 
 use linux::Rtnl;
-use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer};
+use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer, Queues};
 use serde_json::{Value, json};
 
 use crate::call::Container;
@@ -20,7 +20,7 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
     let mut host = Rtnl::open()?;
     for name in [PARENT, "movew", "moveg", "movef"] {
         let far = format!("{name}far");
-        let peer = Peer { name: &far, mtu: None, mac: None, netns: None };
+        let peer = Peer { name: &far, mtu: None, mac: None, queues: Queues::ONE, netns: None };
         host.add_link(&NewLink { up: true, ..NewLink::new(name, NewKind::Veth(peer)) })?;
     }
     let parent = host.link(PARENT)?.index;

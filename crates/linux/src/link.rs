@@ -34,6 +34,8 @@ mod attribute {
     pub(super) const GROUP: u16 = 27;
     pub(super) const NETNS_DESCRIPTOR: u16 = 28;
     pub(super) const MASK: u16 = 29;
+    pub(super) const TX_QUEUES: u16 = 31;
+    pub(super) const RX_QUEUES: u16 = 32;
     pub(super) const CARRIER: u16 = 33;
     pub(super) const LINK_NETNS_ID: u16 = 37;
 }

@@ -32,6 +32,7 @@ use cni::name::ifname_fault;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use cni::{Error, code};
+use linux::link::create::Queues;
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
@@ -86,6 +87,15 @@ pub fn check_mtu(mtu: u32) -> Result<Option<u32>, Error> {
         0 => Ok(None),
         MTU_MIN..=MTU_MAX => Ok(Some(mtu)),
         _ => Err(Error::key("mtu", mtu, format!("not within {MTU_MIN}..={MTU_MAX}"))),
+    }
+}
+
+/// Queues of a pair's ends; 0 means «not configured».
+pub fn check_queues(queues: u32) -> Result<Queues, Error> {
+    match queues {
+        0 => Ok(Queues::ONE),
+        number => Queues::new(number)
+            .ok_or_else(|| Error::key("queues", number, format!("not within 1..={}", Queues::MAX))),
     }
 }
 

@@ -58,6 +58,7 @@ type Rows = &'static [(&'static str, Form)];
 
 const NUMBER_MAX: i64 = u32::MAX as i64;
 const VLAN: Form = Number(0, 4094);
+const QUEUES: Form = Number(0, 4096);
 const RATE: Form = Number(0, i64::MAX);
 const UNSIGNED: Form = Number(0, NUMBER_MAX);
 const BACKENDS: Form = Word(&["nftables", "iptables"]);
@@ -95,6 +96,7 @@ const PLUGINS: &[(&str, Rows)] = &[
             ("ipMasq", Truth),
             ("ipMasqBackend", BACKENDS),
             ("mtu", Mtu),
+            ("queues", QUEUES),
             ("hairpinMode", Truth),
             ("promiscMode", Truth),
             ("vlan", VLAN),
@@ -148,7 +150,7 @@ const PLUGINS: &[(&str, Rows)] = &[
             ("conditionsV6", Each(&Text)),
         ],
     ),
-    ("ptp", &[("ipMasq", Truth), ("ipMasqBackend", BACKENDS), ("mtu", Mtu)]),
+    ("ptp", &[("ipMasq", Truth), ("ipMasqBackend", BACKENDS), ("mtu", Mtu), ("queues", QUEUES)]),
     ("sbr", &[("table", UNSIGNED), ("addSourceHints", Truth)]),
     (
         "tap",

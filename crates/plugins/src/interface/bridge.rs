@@ -21,6 +21,7 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Route, Success};
 use cni::{Context, Error};
 use ipnet::IpNet;
+use linux::link::create::Queues;
 use linux::link::{Link, mac_text};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
@@ -51,6 +52,7 @@ struct Conf {
     ip_masq: bool,
     ip_masq_backend: String,
     mtu: u32,
+    queues: u32,
     hairpin_mode: bool,
     promisc_mode: bool,
     vlan: u16,
@@ -90,6 +92,8 @@ struct Network {
     masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     mtu: Option<u32>,
+    /// Queues of either end of the pair.
+    queues: Queues,
     /// Reflection of a container's traffic to itself.
     reflection: Reflection,
     /// VLANs of the container's port.
@@ -131,6 +135,17 @@ enum ContainerInterface {
     Untouched,
 }
 
+impl Reflection {
+    fn read(hairpin: bool, promiscuous: bool) -> Result<Reflection, Error> {
+        match (hairpin, promiscuous) {
+            (true, true) => Err(Error::key("promiscMode", true, "cannot be combined with hairpinMode: true")),
+            (true, false) => Ok(Reflection::Hairpin),
+            (false, true) => Ok(Reflection::Promiscuous),
+            (false, false) => Ok(Reflection::None),
+        }
+    }
+}
+
 impl Network {
     fn read(call: &cni::invocation::Call) -> Result<Network, Error> {
         let addressed = !call.config.ipam_type()?.is_empty();
@@ -149,6 +164,7 @@ impl Network {
             ip_masq,
             ip_masq_backend,
             mtu,
+            queues,
             hairpin_mode,
             promisc_mode,
             vlan,
@@ -173,14 +189,8 @@ impl Network {
             force_address,
             masquerade: ip_masq.then_some(masquerade),
             mtu: interface::check_mtu(mtu)?,
-            reflection: match (hairpin_mode, promisc_mode) {
-                (true, true) => {
-                    return Err(Error::key("promiscMode", true, "cannot be combined with hairpinMode: true"));
-                }
-                (true, false) => Reflection::Hairpin,
-                (false, true) => Reflection::Promiscuous,
-                (false, false) => Reflection::None,
-            },
+            queues: interface::check_queues(queues)?,
+            reflection: Reflection::read(hairpin_mode, promisc_mode)?,
             vlans: port::Vlans::check(&bridge, vlan, vlan_trunk, preserve_default_vlan)?,
             mac_spoof_check,
             enable_dad,
@@ -286,6 +296,7 @@ impl<'a> Attachment<'a> {
             netns,
             mtu: network.mtu,
             mac: network.mac.as_deref(),
+            queues: network.queues,
             master: Some(bridge.index),
             mark,
         };

@@ -26,7 +26,7 @@ use cni::result::Success;
 use cni::version::Version;
 use cni::{Context, Error};
 use linux::link::Link;
-use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer};
+use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer, Queues};
 use linux::{Kind, Netns, Rtnl, Undo, ethtool};
 use serde::Deserialize;
 use serde_json::Value;
@@ -322,7 +322,7 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
         made.or_refused()?;
         host.link(name).or_refused()
     };
-    let inside = Peer { name, mtu: vif.mtu, mac: Some(&vif.mac), netns: Some(netns) };
+    let inside = Peer { name, mtu: vif.mtu, mac: Some(&vif.mac), queues: Queues::ONE, netns: Some(netns) };
     if !hybrid {
         make(&device, NewKind::Veth(inside), None)?;
         return Ok(device);
@@ -330,7 +330,7 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
     let bridge = make(&vif.named("qbr"), NewKind::Bridge { vlan_filtering: false }, None)?.index;
     make(&device, NewKind::Veth(inside), Some(bridge))?;
     let (outer, inner) = (vif.named("qvo"), vif.named("qvb"));
-    let peer = Peer { name: &outer, mtu: vif.mtu, mac: None, netns: None };
+    let peer = Peer { name: &outer, mtu: vif.mtu, mac: None, queues: Queues::ONE, netns: None };
     make(&inner, NewKind::Veth(peer), Some(bridge))?;
     let outer_link = host.link(&outer).or_refused()?;
     host.set_up(outer_link.index, &outer).or_refused()?;

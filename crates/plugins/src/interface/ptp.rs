@@ -15,6 +15,7 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::link::Link;
+use linux::link::create::Queues;
 use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
 use serde::Deserialize;
@@ -40,6 +41,7 @@ struct Conf {
     ip_masq: bool,
     ip_masq_backend: String,
     mtu: u32,
+    queues: u32,
 }
 
 /// A point-to-point network, checked.
@@ -48,15 +50,21 @@ struct Network {
     masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     mtu: Option<u32>,
+    /// Queues of either end.
+    queues: Queues,
 }
 
 impl Network {
     fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { ip_masq, ip_masq_backend, mtu } = call.config.decode()?;
+        let Conf { ip_masq, ip_masq_backend, mtu, queues } = call.config.decode()?;
         let backend = masquerade::Backend::read(&ip_masq_backend)?;
         // Used last: it must not fail then.
         call.config.dns()?;
-        Ok(Network { masquerade: ip_masq.then_some(backend), mtu: interface::check_mtu(mtu)? })
+        Ok(Network {
+            masquerade: ip_masq.then_some(backend),
+            mtu: interface::check_mtu(mtu)?,
+            queues: interface::check_queues(queues)?,
+        })
     }
 }
 
@@ -87,6 +95,7 @@ impl Plugin for Ptp {
             netns: &netns,
             mtu: network.mtu,
             mac: None,
+            queues: network.queues,
             master: None,
             mark: &mark,
         };

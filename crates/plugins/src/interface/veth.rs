@@ -9,7 +9,7 @@
 //! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
 
 use cni::Error;
-use linux::link::create::{NewKind, NewLink, Peer};
+use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::link::{Change, Link};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
@@ -31,6 +31,8 @@ pub struct Veth<'a> {
     pub mtu: Option<u32>,
     /// Hardware address of the container's end.
     pub mac: Option<&'a [u8]>,
+    /// Queues of either end.
+    pub queues: Queues,
     /// Index of the bridge that the host end becomes a port of.
     pub master: Option<u32>,
     /// For whom.
@@ -56,8 +58,13 @@ impl Veth<'_> {
         let mut attempt = 0;
         while attempt < TRIES {
             let name = host_name(self.mark, attempt);
-            let peer =
-                Peer { name: self.container_name, mtu: self.mtu, mac: self.mac, netns: Some(self.netns) };
+            let peer = Peer {
+                name: self.container_name,
+                mtu: self.mtu,
+                mac: self.mac,
+                queues: self.queues,
+                netns: Some(self.netns),
+            };
             let mut pair = NewLink::new(&name, NewKind::Veth(peer));
             pair.mtu = self.mtu;
             pair.master = self.master;

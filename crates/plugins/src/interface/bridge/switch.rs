@@ -153,7 +153,7 @@ fn create_gateway_port(
 ) -> Result<Link, Error> {
     let port_name = crate::fingerprint::hashed("veth", 12, &[name, "gateway"]);
     let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
-    let peer = Peer { name, mtu: network.mtu, mac: None, netns: None };
+    let peer = Peer { name, mtu: network.mtu, mac: None, queues: network.queues, netns: None };
     let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
     pair.mtu = network.mtu;
     pair.master = Some(bridge.index);
