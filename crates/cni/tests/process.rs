@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cni::Error;
@@ -17,31 +15,8 @@ use cni::plugin::{Plugin, process};
 use cni::result::Success;
 use cni::runtime::exec::Exec;
 
-/// `target/PROFILE/examples/ledger`, as the tree says now: `cargo test --test process` alone does not build it.
-fn ledger() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT
-        .get_or_init(|| {
-            let test = std::env::current_exe().unwrap();
-            let profile = test.parent().and_then(Path::parent).unwrap();
-            let name = match profile.file_name().and_then(OsStr::to_str).unwrap() {
-                "debug" => "dev",
-                other => other,
-            };
-            let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-                .args(["build", "--quiet", "--locked", "--package", "cni", "--example", "ledger"])
-                .args(["--profile", name])
-                .env("CARGO_TARGET_DIR", profile.parent().unwrap())
-                .current_dir(env!("CARGO_MANIFEST_DIR"))
-                .status();
-            assert!(built.unwrap().success(), "build the example");
-            profile.join("examples/ledger")
-        })
-        .clone()
-}
-
 fn start(variables: &[(&str, &str)], stdin: Stdio) -> Child {
-    let mut command = Command::new(ledger());
+    let mut command = Command::new(testkit::example("ledger"));
     command.env_clear().envs(variables.iter().copied());
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -105,7 +80,7 @@ fn k2_by_hand_it_introduces_itself_on_stderr() {
 #[test]
 fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
     // Building is not what is timed.
-    ledger();
+    let _ = testkit::example("ledger");
     let started = Instant::now();
     let mut child = start(&[("CNI_COMMAND", "VERSION")], Stdio::piped());
     let held = child.stdin.take();

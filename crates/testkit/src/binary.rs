@@ -26,12 +26,28 @@ pub fn binary(name: &str) -> PathBuf {
         );
         return path;
     }
+    fresh("--bin", name, "")
+}
+
+/// The path of an example of one of our crates.
+///
+/// # Panics
+/// If it is not there and cannot be built, with cargo's words.
+#[must_use]
+#[track_caller]
+pub fn example(name: &str) -> PathBuf {
+    fresh("--example", name, "examples")
+}
+
+/// What cargo calls by `option`, and puts into `directory` of a profile's: as the tree says now.
+#[track_caller]
+fn fresh(option: &str, name: &str, directory: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     // target/debug/deps/net_rig-0123456789abcdef: programs are two floors up.
     let profile = test.parent().and_then(Path::parent).expect("a test lies in target/PROFILE/deps");
-    let path = profile.join(name);
+    let path = profile.join(directory).join(name);
     if !is_fresh(&path) {
-        build(name, profile);
+        build(option, &path, profile);
     }
     path
 }
@@ -68,7 +84,9 @@ fn sources_of(dep_info: &str) -> impl Iterator<Item = PathBuf> {
         .into_iter()
 }
 
-fn build(name: &str, profile_directory: &Path) {
+#[track_caller]
+fn build(option: &str, path: &Path, profile_directory: &Path) {
+    let name = path.file_name().and_then(|name| name.to_str()).expect("a program's name");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let profile = match profile_directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -87,17 +105,17 @@ fn build(name: &str, profile_directory: &Path) {
         command.env_remove(name);
     }
     let output = command
-        .args(["build", "--quiet", "--locked", "--bin", name, "--profile", profile])
+        .args(["build", "--quiet", "--locked", option, name, "--profile", profile])
         .env("CARGO_TARGET_DIR", target)
         .current_dir(workspace())
         .output()
         .unwrap_or_else(|error| panic!("run cargo to build {name}: {error}"));
     assert!(
         output.status.success(),
-        "cargo build --bin {name}:\n{}",
+        "cargo build {option} {name}:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let checked = File::create(profile_directory.join(name).with_extension("checked"));
+    let checked = File::create(path.with_extension("checked"));
     // What changed while cargo was at work counts as changed later.
     checked
         .and_then(|file| file.set_modified(started))

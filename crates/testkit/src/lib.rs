@@ -34,7 +34,7 @@ pub mod snapshot;
 mod world;
 
 pub use attachment::Attachment;
-pub use binary::{binary, workspace};
+pub use binary::{binary, example, workspace};
 pub use command::{Command, Finished, Running};
 pub use feature::{Feature, record_skip, skip};
 pub use host::{Host, Netns, Pod, test_name};
