@@ -263,6 +263,13 @@ pub(crate) struct Slice {
     pub(crate) ports: Vec<Port>,
 }
 
+impl Slice {
+    /// What a label of it says.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
 /// An address, and what is known of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -304,7 +311,8 @@ pub(crate) struct Target {
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) protocol: String,
-    pub(crate) port: u16,
+    /// What a hand wrote is in no range: the API server takes it.
+    pub(crate) port: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) app_protocol: Option<String>,
 }
