@@ -293,3 +293,66 @@ fn an_address_is_kept_though_every_block_is_leased_for_many_who_ask_at_once() {
     assert_eq!(named("v2", &conf(1, true)).0, free, "it was kept");
     assert_right(&nodes, &[]);
 }
+
+#[test]
+fn what_a_hand_wrote_into_an_object_is_shown_plainly_and_leads_to_no_other_directory() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.21.0.0/25", 3);
+    let mut conf = network(0, &json!({ "range": "10.21.0.0/25" }));
+    conf["ipam"]["dataDir"] = json!("/var/lib/weft/elsewhere");
+    let ip = given(nodes.attachment(&sandbox, "c").add(&conf))[0].clone();
+    let obeyed = "\u{1b}[31m\u{9b}2J\u{7f}\u{202e}";
+    let spec = json!({ "pool": "10.21.0.0-25", "range": "10.21.0.120/32", "node": obeyed, "owner": obeyed, "claim": obeyed,
+        "ledger": "../elsewhere/10.21.0.0-25" });
+    nodes.kube.apply(
+        &json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock", "metadata": { "name": "10.21.0.0-25.10.21.0.120-32" },
+            "spec": spec })
+        .to_string(),
+    );
+    let is_obeyed = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    for words in [&["show", "--blocks"] as &[&str], &["who", "10.21.0.120"], &["who", &ip], &["check"]] {
+        let all = ["ipam"].into_iter().chain(words.iter().copied());
+        let own = ["--data-dir", "/var/lib/weft/ipam-0"];
+        let for_people = weft(&nodes, &all.clone().chain(own).collect::<Vec<_>>());
+        let for_programs = weft(&nodes, &all.chain(own).chain(["-o", "json"]).collect::<Vec<_>>());
+        assert_eq!(for_people.code, for_programs.code, "{words:?}");
+        for shown in [&for_people, &for_programs] {
+            assert!(!shown.stdout.contains(is_obeyed) && !shown.stdout.contains("container c"), "{shown:?}");
+        }
+        assert!(!for_people.stdout.contains("ON THIS NODE"), "{}", for_people.stdout);
+        let document: Value = serde_json::from_str(&for_programs.stdout).expect("JSON");
+        let node = document[0]["node"].as_str().unwrap_or(obeyed);
+        assert!(node == obeyed || words[1] == ip, "{document}");
+    }
+}
+
+#[test]
+fn an_address_of_which_whereabouts_names_no_pod_is_told_and_not_taken_for_one_that_nobody_has() {
+    let nodes = nodes!(1);
+    let version = json!({ "name": "v1alpha1", "served": true, "storage": true,
+        "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } });
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "ippools.whereabouts.cni.cncf.io" },
+        "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced", "versions": [version],
+            "names": { "plural": "ippools", "singular": "ippool", "kind": "IPPool" } },
+    });
+    nodes.kube.apply(&definition.to_string());
+    nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    let given = json!({ "5": { "id": "c" }, "6": { "id": "d", "podref": "default/gone" } });
+    let object = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "10.22.0.0-24", "namespace": "kube-system" },
+        "spec": { "range": "10.22.0.0/24", "allocations": given } });
+    nodes.kube.apply(&object.to_string());
+    let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
+    assert_eq!(told.code, Some(1), "{told:?}");
+    for (address, outcome) in
+        [("10.22.0.5", "whereabouts does not say whose it is"), ("10.22.0.6", "its pod is gone: not kept")]
+    {
+        assert!(
+            told.stdout.lines().any(|line| line.starts_with(address) && line.ends_with(outcome)),
+            "{told:?}"
+        );
+    }
+}

@@ -291,3 +291,198 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
     kube.kubectl(["delete", "service", "-n", "default", "web"]);
     cluster.machine.wait(CONTROLLER, "takes them away", || cluster.slices("web").is_empty().then_some(()));
 }
+
+/// A slice that somebody made by hand.
+fn by_hand(kube: &Kube, name: &str, labels: Value, ports: Value) -> Value {
+    let mut slice = json!({ "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": { "name": name, "namespace": "default" },
+        "endpoints": [{ "addresses": ["10.9.9.9"], "conditions": { "ready": true } }] });
+    slice["apiVersion"] = json!(discovery(kube));
+    slice["metadata"]["labels"] = labels;
+    slice["ports"] = ports;
+    slice
+}
+
+#[test]
+fn a_name_that_somebody_else_has_keeps_no_service_from_its_addresses() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    let theirs =
+        json!({ "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "somebody" });
+    for name in ["web-weft-0", "web-weft-1"] {
+        kube.apply(&by_hand(kube, name, theirs.clone(), json!([])).to_string());
+    }
+    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+    cluster.condition("a", true);
+    let port = json!({ "ports": [{ "port": 80 }] });
+    cluster.service("web", asks("storage"), &port);
+    let beside = ("10.9.9.9", true);
+    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true), beside]);
+    // One of ours that a hand took from us stays as it is then, and another one is made.
+    kube.kubectl([
+        "label",
+        "--overwrite",
+        "endpointslice",
+        "-n",
+        "default",
+        "web-weft-2",
+        "endpointslice.kubernetes.io/managed-by=somebody",
+    ]);
+    until("another one is made", || (cluster.slices("web").len() == 4).then_some(()));
+    assert_eq!(
+        cluster.listed("web"),
+        BTreeMap::from([("10.1.0.1".to_owned(), true), (beside.0.to_owned(), true)])
+    );
+}
+
+#[test]
+fn one_services_trouble_holds_up_no_other_one() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    // Nobody answers there, so nothing of this Service's can be made.
+    let refuses = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": { "name": "refuses" }, "webhooks": [{ "name": "refuses.weft.dev", "sideEffects": "None",
+            "admissionReviewVersions": ["v1"], "clientConfig": { "url": "https://127.0.0.1:9/" },
+            "objectSelector": { "matchLabels": { "kubernetes.io/service-name": "refused" } },
+            "rules": [{ "apiGroups": ["discovery.k8s.io"], "apiVersions": ["*"], "operations": ["*"],
+                "resources": ["endpointslices"] }] }] });
+    kube.apply(&refuses.to_string());
+    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+    cluster.condition("a", true);
+    let port = json!({ "ports": [{ "port": 80 }] });
+    cluster.service("web", asks("storage"), &port);
+    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    cluster.service("refused", asks("storage"), &port);
+    // 1, 2, 4 and 8 s after each other; the next try is 16 s later.
+    until("it was tried some times", || {
+        (cluster.figure("weft_services_failed_writes_total ") >= 5).then_some(())
+    });
+    let began = std::time::Instant::now();
+    cluster.condition("a", false);
+    cluster.until_listed("the change is written", "web", &[("10.1.0.1", false)]);
+    assert!(began.elapsed() < std::time::Duration::from_secs(6), "{:?}", began.elapsed());
+    kube.kubectl(["delete", "validatingwebhookconfiguration", "refuses"]);
+    cluster.until_listed("what was refused is written, too", "refused", &[("10.1.0.1", false)]);
+}
+
+#[test]
+fn slices_that_make_no_sense_spoil_nothing() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+    cluster.condition("a", true);
+    let port = json!({ "ports": [{ "port": 80 }] });
+    cluster.service("web", asks("storage"), &port);
+    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    let ours = json!({ "kubernetes.io/service-name": "web",
+        "endpointslice.kubernetes.io/managed-by": "weft-controller-services" });
+    for (name, port) in [("high", json!(70000)), ("low", json!(-1)), ("none", Value::Null)] {
+        let slice = by_hand(kube, name, ours.clone(), json!([{ "port": port }]));
+        kube.apply(&slice.to_string());
+    }
+    cluster.until_listed("what is no Service's goes", "web", &[("10.1.0.1", true)]);
+    // They are there when it starts, too.
+    cluster.machine.stop(CONTROLLER, "KILL");
+    for (name, port) in [("high", json!(70000)), ("low", json!(-1))] {
+        kube.apply(&by_hand(kube, name, ours.clone(), json!([{ "port": port }])).to_string());
+    }
+    cluster.start();
+    cluster.condition("a", false);
+    cluster.until_listed("another one goes on", "web", &[("10.1.0.1", false)]);
+}
+
+#[test]
+fn what_a_hand_changed_or_removed_is_put_right() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+    cluster.condition("a", true);
+    let port = json!({ "ports": [{ "port": 80 }] });
+    cluster.service("web", asks("storage"), &port);
+    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    let slice = || cluster.slices("web")[0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    for round in 0..6 {
+        kube.kubectl(["delete", "endpointslice", "-n", "default", &slice()]);
+        if round % 2 == 0 {
+            cluster.condition("a", round % 4 == 0);
+        }
+        cluster
+            .machine
+            .wait(CONTROLLER, "it is made again", || (cluster.listed("web").len() == 1).then_some(()));
+    }
+    let patch = r#"{"endpoints":[{"addresses":["10.6.6.6"],"conditions":{"ready":true}}],"metadata":{"ownerReferences":null}}"#;
+    kube.kubectl(["patch", "endpointslice", "-n", "default", &slice(), "--type=merge", "-p", patch]);
+    cluster.machine.wait(CONTROLLER, "it is put right", || {
+        (cluster.listed("web").keys().eq(["10.1.0.1"])).then_some(())
+    });
+    // To another Service's, which asks, too: its name must not be in the way for ever.
+    cluster.service("other", asks("none"), &port);
+    kube.kubectl([
+        "label",
+        "--overwrite",
+        "endpointslice",
+        "-n",
+        "default",
+        &slice(),
+        "kubernetes.io/service-name=other",
+    ]);
+    cluster.machine.wait(CONTROLLER, "it is made again", || (cluster.listed("web").len() == 1).then_some(()));
+    // With a pod that makes the other one want it.
+    cluster.service("other", asks("storage"), &port);
+    cluster.machine.wait(CONTROLLER, "the other one", || (cluster.listed("other").len() == 1).then_some(()));
+    kube.kubectl([
+        "label",
+        "--overwrite",
+        "endpointslice",
+        "-n",
+        "default",
+        &slice(),
+        "kubernetes.io/service-name=other",
+    ]);
+    cluster.machine.wait(CONTROLLER, "both are listed", || {
+        (cluster.listed("web").len() == 1 && cluster.listed("other").len() == 1).then_some(())
+    });
+}
+
+#[test]
+fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    let manager = "kube-controller-manager";
+    let program = kube.program(manager);
+    let account = format!("--kubeconfig={}", kube.certified("admin"));
+    let which = "--controllers=endpoint,endpointslice,endpointslicemirroring,garbagecollector";
+    kube.apply(r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"worker"}}"#);
+    cluster.machine.start(manager, [&*program, &account, which, "--leader-elect=false"]);
+    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+    cluster.condition("a", true);
+    let path = "/api/v1/namespaces/default/pods/a/status";
+    let mut pod = kube.json(["pod", "-n", "default", "a"]);
+    pod["status"]["podIP"] = json!("10.0.0.9");
+    pod["status"]["podIPs"] = json!([{ "ip": "10.0.0.9" }]);
+    kube.attempt(["replace", "--raw", path, "-f", "-"], &pod.to_string()).success();
+    let port = json!([{ "port": 80 }]);
+    let selects = json!({ "ports": port, "selector": { "app": "web" } });
+    cluster.service("web", asks("storage"), &selects);
+    let listed = || cluster.listed("web").keys().eq(["10.0.0.9"]).then_some(());
+    cluster.machine.wait(manager, "Kubernetes lists it", listed);
+    until("it is told", || {
+        cluster.told("web").iter().any(|told| told.contains("make the Service anew")).then_some(())
+    });
+    // Why: what Kubernetes listed stays.
+    kube.kubectl([
+        "patch",
+        "service",
+        "-n",
+        "default",
+        "web",
+        "--type=merge",
+        "-p",
+        r#"{"spec":{"selector":null}}"#,
+    ]);
+    cluster.until_listed("both", "web", &[("10.0.0.9", true), ("10.1.0.1", true)]);
+    kube.kubectl(["delete", "service", "-n", "default", "web"]);
+    cluster.until_listed("nothing is left", "web", &[]);
+    cluster.service("web", asks("storage"), &json!({ "ports": port }));
+    cluster.until_listed("the network alone", "web", &[("10.1.0.1", true)]);
+}

@@ -280,7 +280,7 @@ pub(crate) fn ended() -> Result<impl Future<Output = ()>, Failure> {
 /// Writes the status of one sandbox and tells its Events; for a node without an agent.
 pub(crate) fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        let client = cluster::client(kubeconfig).await?;
+        let client = cluster::client_of_objects(kubeconfig).await?;
         publisher::publish(&client, entry)
             .await
             .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use cni::name::{ContainerId, IfName};
@@ -31,7 +31,7 @@ use crate::privilege;
 
 /// How long the agent may take to have orders, or to say that there are none.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause after a failure: the agent may be away.
+/// Pause after a failure, as the agent may be away, and between two answers that there is nothing to do.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How often it is looked whether somebody wants us to stop.
 const TICK: Duration = Duration::from_millis(200);
@@ -64,7 +64,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (sender, receiver) = mpsc::sync_channel(0);
     let config = arguments.config.clone();
     // Waiting for the agent cannot be interrupted, so somebody else waits.
-    thread::spawn(move || while sender.send(errand(config.as_deref())).is_ok() {});
+    thread::spawn(move || {
+        loop {
+            let began = Instant::now();
+            let told = errand(config.as_deref());
+            let pause = pause(&told, began.elapsed());
+            if sender.send(told).is_err() {
+                return;
+            }
+            thread::sleep(pause);
+        }
+    });
     let (log, mut away) = (Progress::beside(Format::Json), false);
     while !interrupt.has_come() {
         match receiver.recv_timeout(TICK) {
@@ -80,7 +90,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 if !std::mem::replace(&mut away, true) {
                     log.line(format!("weft: {failure}; asked again every {} s", PAUSE.as_secs()));
                 }
-                thread::sleep(PAUSE);
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -89,6 +98,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// How long it is not asked again. An agent lets who asks wait until there is something; a proxy, which has no orders, says so at
+/// once, and would each time.
+fn pause(told: &Result<Errand, Failure>, took: Duration) -> Duration {
+    match told {
+        Ok(errand) if !errand.orders.is_empty() => Duration::ZERO,
+        Ok(_) => PAUSE.saturating_sub(took),
+        Err(_) => PAUSE,
+    }
 }
 
 /// Asks the agent once; it waits a while until there is something to do.
@@ -135,5 +154,26 @@ fn ask(socket: &str, question: &Question) -> Result<Vec<Order>, Error> {
         Answer::Plan(_) => {
             Err(Error::config("it gives no orders: it is of an older release")).context(step())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use npwg::exchange::Certainty;
+
+    use super::*;
+
+    #[test]
+    fn who_says_at_once_that_there_is_nothing_is_not_asked_again_at_once() {
+        let container = ContainerId::new("c").unwrap();
+        let order = Order::TakeDown { container, uid: "u".into(), certainty: Certainty::Gone };
+        let errand = |orders| {
+            let configuration = RawValue::from_string("{}".into()).unwrap();
+            Ok(Errand { configuration, multus: false, orders })
+        };
+        assert_eq!(pause(&errand(vec![]), Duration::ZERO), PAUSE);
+        assert_eq!(pause(&errand(vec![]), Duration::from_secs(20)), Duration::ZERO);
+        assert_eq!(pause(&errand(vec![order]), Duration::ZERO), Duration::ZERO);
+        assert_eq!(pause(&Err(Failure::new("away")), Duration::from_secs(60)), PAUSE);
     }
 }

@@ -63,10 +63,47 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 pub(crate) fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|cause| Failure::new(format!("encode the outcome: {cause}")))?;
-    print(&format!("{text}\n"))
+    print(&format!("{}\n", escaped(&text)))
+}
+
+/// A document with every character that a terminal would obey written as JSON may write any: it leaves DEL and what is above it
+/// as it is.
+fn escaped(document: &str) -> String {
+    let mut text = String::with_capacity(document.len());
+    for c in document.chars() {
+        match c {
+            '\n' => text.push(c),
+            c if is_obeyed(c) => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 /// The text on one line without anything that a terminal would obey.
 pub(crate) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_obeyed(c) { ' ' } else { c }).collect()
+}
+
+/// Does a terminal do something at it instead of showing it? What turns the direction of writing has a line read otherwise than it
+/// is, too.
+fn is_obeyed(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stranger_wrote_reaches_no_terminal_and_is_the_same_to_a_program() {
+        let name = "a\u{1b}[31m\u{7f}\u{9b}2J\u{85}\u{202e}\u{2066}\u{2028}\t\n\"\\ü€";
+        let document = serde_json::json!({ name: [name], "n": 1.5 });
+        let text = escaped(&serde_json::to_string_pretty(&document).unwrap());
+        assert!(text.lines().count() > 3 && text.chars().all(|c| c == '\n' || !is_obeyed(c)), "{text:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), document);
+        assert_eq!(plain(name), "a [31m  2J        \"\\ü€".replacen("        ", "      ", 1));
+    }
 }

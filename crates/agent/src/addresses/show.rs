@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ipam::grid::addresses_of;
-use ipam::ledger::{Block, Clock, Slot, State};
+use ipam::ledger::{self, Block, Clock, Slot, State};
 use ipam::registry::Object;
 use ipnet::IpNet;
 use serde::Serialize;
@@ -163,7 +163,8 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
 /// What ledgers of a pool are called: a network that has a part of it has one called after that part.
 fn names(census: &Census, pool: &str) -> BTreeSet<String> {
     let leased = census.objects_of(pool).map(|object| ledger_name(&object.holder.ledger).to_owned());
-    leased.chain([pool.to_owned()]).filter(|name| !name.is_empty()).collect()
+    // It is part of a path.
+    leased.chain([pool.to_owned()]).filter(|name| ledger::is_name(name)).collect()
 }
 
 /// The blocks in it.

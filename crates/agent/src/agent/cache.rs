@@ -118,6 +118,18 @@ impl<T: PartialEq> Cache<T> {
         object
     }
 
+    /// The same of one that was written, if it is known: one that the watch told the end of while it was written is gone.
+    pub(crate) fn renew(&self, key: &Key, object: T) {
+        if let Some(known) = self.state().objects.get_mut(key) {
+            *known = Arc::new(object);
+        }
+    }
+
+    /// Takes out what the API, asked directly, does not have.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.state().objects.remove(key);
+    }
+
     /// Takes one thing in that the API says; returns whether anything is different now.
     fn take<K: Reduced<Form = T>>(&self, event: Event<K>) -> bool {
         let mut state = self.state();
@@ -239,6 +251,21 @@ mod tests {
         cache.take(Event::<PodObject>::InitDone);
         assert_eq!(uids(&cache), ["3"]);
         assert!(cache.take(Event::Delete(pod("b", "3"))) && cache.count() == 0);
+    }
+
+    #[test]
+    fn what_was_written_while_its_end_was_told_does_not_come_back() {
+        let cache: Cache<Pod> = Cache::new("pods");
+        cache.take(Event::Apply(pod("a", "1")));
+        let key = ("n".to_owned(), "a".to_owned());
+        cache.renew(&key, pod("a", "2").reduce());
+        assert_eq!(uids(&cache), ["2"]);
+        cache.take(Event::Delete(pod("a", "1")));
+        cache.renew(&key, pod("a", "3").reduce());
+        assert_eq!(cache.count(), 0);
+        cache.learn(key.clone(), pod("a", "4").reduce());
+        cache.forget(&key);
+        assert_eq!(cache.count(), 0);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::Response;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::client::ClientBuilder;
@@ -24,8 +26,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
+use tower::BoxError;
 use tower::timeout::TimeoutLayer;
-use tower::util::MapErrLayer;
+use tower::util::{MapErrLayer, MapResponseLayer};
 
 use super::unanswered;
 use crate::failure::Failure;
@@ -36,8 +39,21 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// for it itself, and one that hangs, or is gone behind its address, says nothing for five: who asks again comes to another one.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
+/// Largest answer to who asks for single objects, in bytes: a server stores none of a tenth of that.
+const OBJECT_MAX: usize = 16 << 20;
+
 /// A client: by a kubeconfig, or as a pod of the cluster.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+    // A list of a large cluster is large, and a watch has no end.
+    client_of(config(kubeconfig).await?, ANSWER_MAX, usize::MAX)
+}
+
+/// The same for who asks for single objects and ends: what has no end is no object, and must not take the node's memory.
+pub(crate) async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+    client_of(config(kubeconfig).await?, ANSWER_MAX, OBJECT_MAX)
+}
+
+async fn config(kubeconfig: Option<&Path>) -> Result<Config, Failure> {
     let mut config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => {
             let failed = |cause: &dyn std::fmt::Display| {
@@ -52,15 +68,25 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure>
         })?,
     };
     config.connect_timeout = Some(CONNECT_MAX);
-    client_of(config, ANSWER_MAX)
+    Ok(config)
 }
 
-fn client_of(config: Config, patience: Duration) -> Result<Client, Failure> {
+/// A client that gives a server up which does not begin to answer for `patience`, and an answer of more than `most` bytes.
+fn client_of(config: Config, patience: Duration, most: usize) -> Result<Client, Failure> {
     let server = config.cluster_url.to_string();
+    let of_body = server.clone();
+    let too_large = move |cause: BoxError| match cause.is::<LengthLimitError>() {
+        true => unanswered::by(&of_body, format!("its answer has more than {most} bytes").into()),
+        false => cause,
+    };
     let named = MapErrLayer::new(move |cause| unanswered::by(&server, cause));
+    let bounded = MapResponseLayer::new(move |answer: Response<_>| {
+        answer.map(|body| Limited::new(body, most).map_err(too_large.clone()))
+    });
     let builder = ClientBuilder::try_from(config);
     let builder = builder.map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))?;
-    Ok(builder.with_layer(&TimeoutLayer::new(patience)).with_layer(&named).build())
+    let builder = builder.with_layer(&TimeoutLayer::new(patience)).with_layer(&named);
+    Ok(builder.with_layer(&bounded).build())
 }
 
 /// A path of credentials; an empty one, as in a variable that was emptied, is none.
@@ -371,6 +397,7 @@ resource!(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -378,11 +405,30 @@ mod tests {
     async fn a_server_that_takes_calls_and_says_nothing_is_given_up_and_named() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", silent.local_addr().unwrap());
-        let client = client_of(Config::new(server.parse().unwrap()), Duration::from_millis(50)).unwrap();
+        let client =
+            client_of(Config::new(server.parse().unwrap()), Duration::from_millis(50), usize::MAX).unwrap();
         let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
         let error =
             timeout(ASK_MAX, api.list(&all)).await.expect("it is given up").expect_err("nothing is answered");
         assert_eq!(unanswered::said(&error), format!("{server}: request timed out"));
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_end_to_who_asks_for_one_object_is_given_up() {
+        let endless = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", endless.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut client, _) = endless.accept().await.unwrap();
+            assert!(client.read(&mut [0; 4096]).await.unwrap() > 0);
+            let head =
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+            client.write_all(head.as_bytes()).await.unwrap();
+            let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+            while client.write_all(chunk.as_bytes()).await.is_ok() {}
+        });
+        let client = client_of(Config::new(server.parse().unwrap()), ANSWER_MAX, OBJECT_MAX).unwrap();
+        let asked = ask(Api::<NamespaceObject>::all(client), "n").await;
+        assert_eq!(asked, Err(format!("{server}: its answer has more than 16777216 bytes")));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) fn plan(
         Error { code: code::TRY_AGAIN_LATER, ..error }.details(cure)
     };
     let plan = runtime().map_err(later)?.block_on(async {
-        let client = cluster::client(kubeconfig).await.map_err(later)?;
+        let client = cluster::client_of_objects(kubeconfig).await.map_err(later)?;
         ask_and_plan(question, node, client).await
     })?;
     let publish = Order::Publish {
@@ -54,7 +54,7 @@ pub(crate) fn plan(
 /// Do these credentials read what a plan takes?
 pub(crate) fn reach(kubeconfig: &Path) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        let client = cluster::client(Some(kubeconfig)).await?;
+        let client = cluster::client_of_objects(Some(kubeconfig)).await?;
         let asked = ask(Api::<NamespaceObject>::all(client), npwg::manifest::DEFAULT_NAMESPACE).await;
         asked.map(drop).map_err(|why| Failure::new(format!("{}: {why}", kubeconfig.display())))
     })

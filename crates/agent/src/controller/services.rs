@@ -7,20 +7,21 @@
 //! Rules:
 //! - levels, not edges: at each change all of it is looked at again, changes of a second together;
 //! - slices that somebody else looks after are not even seen; ours go with their Service, by its ownership too;
-//! - what cannot be written is looked at again, more and more rarely; one Service's trouble holds up no other one;
+//! - what cannot be written is tried again, more and more rarely, and holds up nothing else ([`rests`]);
 //! - what a Service asks for and cannot have is told to its owner in an Event, once for each text.
 //!
 //! Source: Kubernetes EndpointSlices; multus-service for the annotation.
 
 mod comparison;
 pub(crate) mod objects;
+mod rests;
 mod wanted;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -34,19 +35,20 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use self::comparison::{Deed, deeds};
 use self::objects::{Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject};
+use self::rests::Rests;
 use crate::agent::cache::{Cache, follow};
-use crate::agent::cluster::{Reduced, key};
+use crate::agent::cluster::{Key, Reduced};
 use crate::agent::health::Told;
 use crate::agent::{events, unanswered};
 
 /// Changes that come so close together are looked at together.
 const GATHER: Duration = Duration::from_secs(1);
-/// The first and the longest pause after trouble.
+/// The first and the longest pause while the server does not say which slices it has.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How long one write may take.
 const WRITE_MAX: Duration = Duration::from_secs(5);
@@ -56,6 +58,17 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 enum Version {
     V1,
     V1beta1,
+}
+
+/// What came of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// Another one of its name is there, and none of this Service's.
+    Taken,
+    Refused,
+    /// There was no answer in time.
+    Unanswered,
 }
 
 /// Who lists addresses of Services.
@@ -106,12 +119,13 @@ impl Lister {
         self.pods.synced().await;
         self.slices.synced().await;
         let mut changes = (self.services.changes(), self.pods.changes(), self.slices.changes());
-        let mut pause = PAUSES.0;
+        let mut rests = Rests::default();
         loop {
             // What changes from here on is looked at in the next round.
             changes.0.mark_unchanged();
             changes.1.mark_unchanged();
             changes.2.mark_unchanged();
+            self.round(version, &mut rests).await;
             let changed = async {
                 // The senders live as long as we do.
                 let _ = tokio::select! {
@@ -120,13 +134,10 @@ impl Lister {
                     one = changes.2.changed() => one,
                 };
             };
-            if self.round(version).await {
-                pause = PAUSES.0;
-                changed.await;
-                sleep(GATHER).await;
-            } else {
-                sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+            let next = rests.next();
+            tokio::select! {
+                () = changed => sleep(GATHER).await,
+                () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
             }
         }
     }
@@ -151,20 +162,14 @@ impl Lister {
         version
     }
 
-    /// Looks at everything; was all that was to be done done?
-    async fn round(&self, version: Version) -> bool {
+    /// Looks at everything, and does what is to be done but for what rests.
+    async fn round(&self, version: Version, rests: &mut Rests) {
         let (services, mut pods, mut slices) =
-            (self.services.all(), by_namespace(&self.pods.all()), BTreeMap::new());
-        for slice in self.slices.all() {
-            let labels = slice.metadata.labels.as_ref();
-            let of = labels.and_then(|labels| labels.get(SERVICE_NAME)).cloned().unwrap_or_default();
-            let namespace = slice.metadata.namespace.clone().unwrap_or_default();
-            slices.entry((namespace, of)).or_insert_with(Vec::new).push(slice);
-        }
-        let (mut done, mut asking, mut refused) = (true, 0, BTreeMap::new());
+            (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
+        let (mut seen, mut asking, mut refused) = (BTreeSet::new(), 0, BTreeMap::new());
         for service in services {
-            let present =
-                slices.remove(&(service.namespace.clone(), service.name.clone())).unwrap_or_default();
+            let key = (service.namespace.clone(), service.name.clone());
+            let present = slices.remove(&key).unwrap_or_default();
             let groups = match &service.wish {
                 None if present.is_empty() => continue,
                 None => Vec::new(),
@@ -177,33 +182,48 @@ impl Lister {
                     })
                 }
             };
-            done &= self.act(version, deeds(&service, &groups, &present)).await;
+            let deeds = deeds(&service, &groups, &present, rests.taken(&key));
+            self.act(version, &key, deeds, rests).await;
+            seen.insert(key);
         }
         // Of Services that are gone: whoever collects garbage may be slow.
-        for present in slices.into_values() {
-            done &= self
-                .act(version, present.iter().map(|slice| Deed::Delete(slice.as_ref().clone())).collect())
-                .await;
+        for (key, present) in slices {
+            let deeds = present.iter().map(|slice| Deed::Delete(slice.as_ref().clone())).collect();
+            self.act(version, &key, deeds, rests).await;
+            seen.insert(key);
         }
+        rests.retain(|key| seen.contains(key));
         self.asking.set(asking);
         self.refused.set(refused.len() as u64);
         self.tell(refused).await;
-        done
     }
 
-    /// Does it, as far as it can be done.
-    async fn act(&self, version: Version, deeds: Vec<Deed>) -> bool {
+    /// Does it for one Service, as far as it can be done.
+    async fn act(&self, version: Version, service: &Key, deeds: Vec<Deed>, rests: &mut Rests) {
+        if rests.has(service, Instant::now()) {
+            return;
+        }
         let mut done = true;
         for deed in deeds {
-            done &= match version {
+            let outcome = match version {
                 Version::V1 => self.write::<false>(&deed).await,
                 Version::V1beta1 => self.write::<true>(&deed).await,
             };
+            done &= outcome == Outcome::Done;
+            match outcome {
+                Outcome::Taken => rests.take(service, deed.name()),
+                // All others would wait as long for each that is left.
+                Outcome::Unanswered => break,
+                Outcome::Done | Outcome::Refused => {}
+            }
         }
-        done
+        match done {
+            true => rests.done(service),
+            false => rests.failed(service, Instant::now()),
+        }
     }
 
-    async fn write<const BETA: bool>(&self, deed: &Deed) -> bool
+    async fn write<const BETA: bool>(&self, deed: &Deed) -> Outcome
     where
         SliceObject<BETA>: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Reduced<Form = Slice>
@@ -212,44 +232,44 @@ impl Lister {
             + Serialize
             + DeserializeOwned,
     {
-        let (Deed::Create(slice) | Deed::Replace(slice) | Deed::Delete(slice)) = deed;
-        let metadata = &slice.metadata;
-        let (namespace, name) = (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref());
-        let name = name.unwrap_or_default();
-        let api = Api::<SliceObject<BETA>>::namespaced(self.client.clone(), namespace);
-        let (object, parameters) = (SliceObject::of(slice), PostParams::default());
-        let write = async {
-            match deed {
-                Deed::Create(_) => api.create(&parameters, &object).await.map(Some),
-                Deed::Replace(_) => api.replace(name, &parameters, &object).await.map(Some),
-                Deed::Delete(_) => {
-                    let of = Preconditions { uid: metadata.uid.clone(), resource_version: None };
-                    let parameters = DeleteParams { preconditions: Some(of), ..DeleteParams::default() };
-                    api.delete(name, &parameters).await.map(|_| None)
-                }
-            }
-        };
-        let why = match timeout(WRITE_MAX, write).await {
+        let namespace = deed.slice().metadata.namespace.clone().unwrap_or_default();
+        let api = Api::<SliceObject<BETA>>::namespaced(self.client.clone(), &namespace);
+        let slice = format!("{namespace}/{}", deed.name());
+        let place = (namespace, deed.name().to_owned());
+        let (outcome, why) = match timeout(WRITE_MAX, send(&api, deed)).await {
             Ok(Ok(written)) => {
                 self.written.inc();
                 // Before the watch tells of it nothing else is to be thought of it.
-                if let Some(object) = written {
-                    self.slices.learn(key(&object), object.reduce());
+                match (deed, written) {
+                    (Deed::Create(_), Some(object)) => drop(self.slices.learn(place, object.reduce())),
+                    (_, Some(object)) => self.slices.renew(&place, object.reduce()),
+                    (_, None) => {}
                 }
-                return true;
+                return Outcome::Done;
             }
-            // It is gone already, or another one of its name is there by now: the watch tells.
-            Ok(Err(kube::Error::Api(status)))
-                if matches!((deed, status.code), (Deed::Delete(_), 404 | 409)) =>
-            {
-                return true;
+            Ok(Err(error)) => {
+                let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
+                if code == 404 {
+                    // The watch may have told of its end before we learned of its beginning.
+                    self.slices.forget(&place);
+                }
+                match (deed, code) {
+                    // It is gone already, or another one of its name is there by now: the watch tells.
+                    (Deed::Delete(_), 404 | 409) => return Outcome::Done,
+                    (Deed::Create(ours), 409) if is_anothers(&api, ours).await => {
+                        (Outcome::Taken, "it is somebody else's: another name is taken".to_owned())
+                    }
+                    _ => (Outcome::Refused, unanswered::said(&error)),
+                }
             }
-            Ok(Err(error)) => unanswered::said(&error),
-            Err(_) => format!("the API server does not answer within {} s", WRITE_MAX.as_secs()),
+            Err(_) => {
+                let why = format!("the API server does not answer within {} s", WRITE_MAX.as_secs());
+                (Outcome::Unanswered, why)
+            }
         };
         self.failed.inc();
-        warn!(slice = format!("{namespace}/{name}"), why, "cannot be written; it is tried again");
-        false
+        warn!(slice, why, "cannot be written; it is tried again");
+        outcome
     }
 
     /// Tells owners of what is refused, once for each text.
@@ -281,6 +301,48 @@ impl Lister {
             let _ = timeout(WRITE_MAX, told.publish(&self.recorder, &about)).await;
         }
     }
+}
+
+/// Asks for it; the slice as it is then, if one is left.
+async fn send<const BETA: bool>(
+    api: &Api<SliceObject<BETA>>,
+    deed: &Deed,
+) -> Result<Option<SliceObject<BETA>>, kube::Error>
+where
+    SliceObject<BETA>: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let (object, parameters) = (SliceObject::of(deed.slice()), PostParams::default());
+    match deed {
+        Deed::Create(_) => api.create(&parameters, &object).await.map(Some),
+        Deed::Replace(_) => api.replace(deed.name(), &parameters, &object).await.map(Some),
+        Deed::Delete(slice) => {
+            let of = Preconditions { uid: slice.metadata.uid.clone(), resource_version: None };
+            let parameters = DeleteParams { preconditions: Some(of), ..DeleteParams::default() };
+            api.delete(deed.name(), &parameters).await.map(|_| None)
+        }
+    }
+}
+
+/// Is the slice of this name none of the same Service's of ours?
+async fn is_anothers<const BETA: bool>(api: &Api<SliceObject<BETA>>, ours: &Slice) -> bool
+where
+    SliceObject<BETA>: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let name = ours.metadata.name.as_deref().unwrap_or_default();
+    let Ok(Ok(Some(there))) = timeout(WRITE_MAX, api.get_opt(name)).await else { return false };
+    let there = there.slice();
+    [MANAGED_BY, SERVICE_NAME].iter().any(|key| there.label(key) != ours.label(key))
+}
+
+/// Slices by their Service.
+fn by_service(slices: Vec<Arc<Slice>>) -> BTreeMap<Key, Vec<Arc<Slice>>> {
+    let mut all: BTreeMap<Key, Vec<Arc<Slice>>> = BTreeMap::new();
+    for slice in slices {
+        let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        let service = slice.label(SERVICE_NAME).unwrap_or_default().to_owned();
+        all.entry((namespace, service)).or_default().push(slice);
+    }
+    all
 }
 
 fn by_namespace(pods: &[Arc<Backend>]) -> BTreeMap<String, Vec<Arc<Backend>>> {

@@ -228,11 +228,19 @@ fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
     let (network_name, range, own) = place(pool, slices)?;
     let name = name_of(pool);
     let mut all = Vec::new();
-    for (offset, entry) in pool["spec"]["allocations"].as_object().into_iter().flatten() {
+    let allocations = &pool["spec"]["allocations"];
+    let Some(allocations) = allocations.as_object() else {
+        let wrong = (!allocations.is_null()).then(|| format!("ippool {name}: spec.allocations: no map"));
+        return wrong.map_or(Ok(all), Err);
+    };
+    for (offset, entry) in allocations {
         let refuse = |why: &str| format!("ippool {name}: spec.allocations: {offset:?}: {why}");
         let number: u128 = offset.parse().map_err(|_| refuse("not a number"))?;
         if number >= addresses_of(own) {
             return Err(refuse("outside of its range"));
+        }
+        if !entry.is_object() {
+            return Err(refuse("not an allocation"));
         }
         all.push(Allocation {
             network_name: network_name.clone(),
@@ -304,13 +312,15 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
                 pools::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
             );
         }
-        let (namespace, name) = pod.split_once('/').unwrap_or_default();
-        let outcome = match census.pods.get(&(namespace.to_owned(), name.to_owned())) {
-            Some(holder) => {
+        let pod = pod.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+        let outcome = match pod.map(|pod| census.pods.get(&pod)) {
+            Some(Some(holder)) => {
                 let kept = keep(client, &known[&key], allocation, &holder.uid).await;
                 kept.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
             }
-            None => Outcome::Gone,
+            Some(None) => Outcome::Gone,
+            // Early releases did not write it down: somebody may have the address.
+            None => Outcome::Refused("whereabouts does not say whose it is".to_owned()),
         };
         made.insert(at, outcome);
     }
@@ -493,6 +503,8 @@ mod tests {
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "x": {} })), "\"x\": not a number"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "-1": {} })), "\"-1\": not a number"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "256": {} })), "\"256\": outside of its range"),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "5": null })), "\"5\": not an allocation"),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!(["5"])), "spec.allocations: no map"),
         ] {
             let why = Found { pools: vec![pool], ..Found::default() }.allocations().unwrap_err();
             assert!(why.contains(word), "{why}");

@@ -4,12 +4,12 @@
 //! that is not there is replaced by a short-lived process that does the same; what the agent is told afterwards
 //! is for its figures, and never fails or delays an ADD noticeably.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::{Context, Error, code};
 use linux::unix::connect_within;
@@ -107,23 +107,56 @@ pub(super) fn tell(node: &NodeConfiguration, question: &Question) -> Result<(), 
 }
 
 /// It is there and does not hear: the same call may succeed later.
-fn unheard(socket: &Path, cause: &std::io::Error) -> Error {
+fn unheard(socket: &Path, cause: &io::Error) -> Error {
     let code = if cause.kind() == ErrorKind::TimedOut { code::TRY_AGAIN_LATER } else { code::IO_FAILURE };
     Error::new(code, format!("agent {}: {cause}", socket.display()))
 }
 
-/// Puts a question to whoever is at the other end, who may say nothing for `patience`.
+/// A conversation that has an end, however often the other side says a little.
+#[derive(Debug)]
+struct Bounded<'a> {
+    stream: &'a mut UnixStream,
+    end: Instant,
+}
+
+impl Bounded<'_> {
+    /// What is left of its time; never nothing, which would be for ever.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Puts a question to whoever is at the other end; it and the answer may take `patience`.
 fn ask(stream: &mut UnixStream, question: &Question, patience: Duration) -> Result<Reply, Error> {
-    let bounded =
-        stream.set_read_timeout(Some(patience)).and_then(|()| stream.set_write_timeout(Some(patience)));
-    bounded.map_err(|cause| Error::io("set a time limit", cause))?;
+    let mut stream = Bounded { stream, end: Instant::now() + patience };
     // The agent is there but slow, or ends just now: the same call may succeed later.
     let again = |error: Error| match error.code {
         code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
         _ => error,
     };
-    exchange::send(stream, question).map_err(again)?;
-    exchange::receive(stream).map_err(again)
+    exchange::send(&mut stream, question).map_err(again)?;
+    exchange::receive(&mut stream).map_err(again)
 }
 
 /// Runs `weft plan --once`, which reads a question and writes an answer.
@@ -164,7 +197,7 @@ pub(super) fn find_brain() -> PathBuf {
     beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(BRAIN))
 }
 
-fn absent(cause: &std::io::Error) -> Error {
+fn absent(cause: &io::Error) -> Error {
     let cure = "there is no agent and no manifestDir: start the agent, install weft beside weft-cni, or set manifestDir";
     Error::new(code::TRY_AGAIN_LATER, cause.to_string()).details(cure)
 }
@@ -172,7 +205,6 @@ fn absent(cause: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::time::Instant;
 
     use super::*;
 
@@ -193,6 +225,9 @@ mod tests {
         let began = Instant::now();
         let late = run("exec sleep 60");
         assert!(late.code == code::TRY_AGAIN_LATER && began.elapsed() < Duration::from_secs(20), "{late}");
+        // One that says a little again and again has no more time.
+        let slow = run(r"printf '\0\0\0\200'; for n in $(seq 128); do printf ' ' || exit; sleep 0.1; done");
+        assert!(slow.code == code::TRY_AGAIN_LATER && began.elapsed() < Duration::from_secs(10), "{slow}");
         let failed = run("exit 3");
         assert!(failed.msg.contains("exit status: 3"), "{failed}");
         std::fs::remove_dir_all(&directory).unwrap();

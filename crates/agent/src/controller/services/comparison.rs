@@ -5,7 +5,8 @@
 //! - a slice has at most a hundred addresses, so that the change of one pod is a small one for whoever watches;
 //! - a slice that is empty, of other ports, or of a Service that asks for nothing, goes;
 //! - what the server drops of a slice because it does not know it is no difference;
-//! - names are the first free ones: who did not hear that his slice was made tries to make the same one.
+//! - names are the first free ones: who did not hear that his slice was made tries to make the same one; what somebody else has
+//!   is not free.
 //!
 //! Source: Kubernetes `pkg/controller/endpointslice/reconciler.go`, `--max-endpoints-per-slice`.
 
@@ -33,10 +34,27 @@ pub(crate) enum Deed {
     Delete(Slice),
 }
 
-/// What is to be done about the slices of ours that a Service has.
-pub(crate) fn deeds(service: &Service, groups: &[Group], present: &[Arc<Slice>]) -> Vec<Deed> {
-    let mut taken: BTreeSet<String> =
-        present.iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+impl Deed {
+    /// The slice.
+    pub(crate) fn slice(&self) -> &Slice {
+        let (Deed::Create(slice) | Deed::Replace(slice) | Deed::Delete(slice)) = self;
+        slice
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        self.slice().metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// What is to be done about the slices of ours that a Service has; names that are `taken` are others'.
+pub(crate) fn deeds(
+    service: &Service,
+    groups: &[Group],
+    present: &[Arc<Slice>],
+    mut taken: BTreeSet<String>,
+) -> Vec<Deed> {
+    taken.extend(present.iter().filter_map(|slice| slice.metadata.name.clone()));
     let mut deeds = Vec::new();
     let of =
         |group: &Group, slice: &Slice| slice.family == group.family && sorted(&slice.ports) == group.ports;

@@ -122,12 +122,15 @@ struct PodSpec {
     hostname: String,
     subdomain: String,
     containers: Vec<Container>,
+    init_containers: Vec<Container>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct Container {
     ports: Vec<ContainerPort>,
+    /// Of an init container: `Always` makes it one that runs beside the others.
+    restart_policy: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -196,7 +199,9 @@ impl Reduced for BackendObject {
         if addresses.is_empty() {
             return identity;
         }
-        let ports = spec.containers.into_iter().flat_map(|container| container.ports);
+        let beside =
+            spec.init_containers.into_iter().filter(|container| container.restart_policy == "Always");
+        let ports = spec.containers.into_iter().chain(beside).flat_map(|container| container.ports);
         let named = ports.filter(|port| !port.name.is_empty());
         Backend {
             labels: metadata.labels.unwrap_or_default(),
@@ -263,6 +268,13 @@ pub(crate) struct Slice {
     pub(crate) ports: Vec<Port>,
 }
 
+impl Slice {
+    /// What a label of it says.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
 /// An address, and what is known of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -304,7 +316,8 @@ pub(crate) struct Target {
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) protocol: String,
-    pub(crate) port: u16,
+    /// What a hand wrote is in no range: the API server takes it.
+    pub(crate) port: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) app_protocol: Option<String>,
 }
@@ -382,7 +395,9 @@ mod tests {
             "metadata": { "namespace": "n", "name": "p", "uid": "u", "labels": { "app": "web" },
                 "annotations": { NETWORK_STATUS: annotation } },
             "spec": { "nodeName": "w", "containers": [{ "ports": [{ "name": "http", "protocol": "TCP", "containerPort": 8080 },
-                { "containerPort": 9 }] }] },
+                { "containerPort": 9 }] }], "initContainers": [
+                { "ports": [{ "name": "admin", "protocol": "TCP", "containerPort": 15000 }], "restartPolicy": "Always" },
+                { "ports": [{ "name": "first", "protocol": "TCP", "containerPort": 7 }] }] },
             "status": { "phase": phase, "conditions": [{ "type": "Ready", "status": "True" }] },
         });
         serde_json::from_value::<BackendObject>(object).unwrap().reduce()
@@ -398,7 +413,8 @@ mod tests {
         let pod = reduced(&status.to_string(), "Running");
         let found: Vec<_> = pod.addresses.iter().map(|(network, ip)| format!("{network} {ip}")).collect();
         assert_eq!(found, ["n/a 10.0.0.1", "n/a 10.0.0.2", "n/a fd00::1", "n/b 10.0.0.3"]);
-        assert_eq!(pod.ports, [("http".to_owned(), "TCP".to_owned(), 8080)]);
+        let ports: Vec<_> = pod.ports.iter().map(|(name, _, number)| (name.as_str(), *number)).collect();
+        assert_eq!(ports, [("http", 8080), ("admin", 15000)]);
         assert!(pod.ready && !pod.terminating);
     }
 

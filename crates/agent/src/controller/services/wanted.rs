@@ -130,7 +130,7 @@ fn ports(ports: &[ServicePort], pod: &Backend) -> Vec<Port> {
             },
         };
         let (name, protocol) = (wanted.name.clone(), protocol.to_owned());
-        Some(Port { name, protocol, port, app_protocol: wanted.app_protocol.clone() })
+        Some(Port { name, protocol, port: port.into(), app_protocol: wanted.app_protocol.clone() })
     };
     let mut found: Vec<Port> = ports.iter().filter_map(of_pod).collect();
     found.sort();
@@ -155,8 +155,8 @@ fn is_headless(wish: &Wish) -> Result<(), String> {
     }
     if let Some((key, value)) = spec.selector.first_key_value() {
         return Err(format!(
-            "{SERVICE_NETWORK}: spec.selector has {key}={value}: Kubernetes lists the default network's addresses for it: move it \
-             to the annotation {SERVICE_SELECTOR}"
+            "{SERVICE_NETWORK}: spec.selector has {key}={value}: Kubernetes lists the default network's addresses for it, \
+             and leaves them there when it is taken out: make the Service anew, with the annotation {SERVICE_SELECTOR} instead"
         ));
     }
     Ok(())

@@ -60,7 +60,7 @@ fn pods(present: &[Arc<Slice>]) -> Vec<Endpoint> {
 #[test]
 fn two_hundred_and_fifty_addresses_are_three_slices_and_one_more_is_one_write() {
     let mut present = Vec::new();
-    let made = deeds(&service(), &[group((0..250).map(|pod| (pod, true)))], &present);
+    let made = deeds(&service(), &[group((0..250).map(|pod| (pod, true)))], &present, BTreeSet::new());
     assert_eq!(made.len(), 3);
     apply(&mut present, made, false);
     let sizes: Vec<_> = present.iter().map(|slice| slice.endpoints.len()).collect();
@@ -69,27 +69,27 @@ fn two_hundred_and_fifty_addresses_are_three_slices_and_one_more_is_one_write() 
     assert_eq!(names, ["web-weft-0", "web-weft-1", "web-weft-2"]);
     // One comes, of the first name of all; one goes, and one is not ready any more.
     let now = (1..251).map(|pod| (pod, pod != 120));
-    let written = deeds(&service(), &[group(now.clone())], &present);
+    let written = deeds(&service(), &[group(now.clone())], &present, BTreeSet::new());
     assert_eq!(written.len(), 2, "the slice that one goes from takes the new one: {written:?}");
     apply(&mut present, written, false);
-    assert_eq!(deeds(&service(), &[group(now)], &present), []);
+    assert_eq!(deeds(&service(), &[group(now)], &present, BTreeSet::new()), []);
     // All of them go.
-    let gone = deeds(&service(), &[], &present);
+    let gone = deeds(&service(), &[], &present, BTreeSet::new());
     assert!(gone.len() == 3 && gone.iter().all(|deed| matches!(deed, Deed::Delete(_))), "{gone:?}");
 }
 
 #[test]
 fn other_ports_or_another_service_of_the_name_are_written() {
     let mut present = Vec::new();
-    apply(&mut present, deeds(&service(), &[group([(1, true)])], &[]), false);
+    apply(&mut present, deeds(&service(), &[group([(1, true)])], &[], BTreeSet::new()), false);
     let mut other = group([(1, true)]);
     other.ports[0].port = 81;
-    let written = deeds(&service(), &[other], &present);
+    let written = deeds(&service(), &[other], &present, BTreeSet::new());
     let [Deed::Create(made), Deed::Delete(gone)] = written.as_slice() else { panic!("{written:?}") };
     assert_eq!((made.ports[0].port, gone.ports[0].port), (81, 80));
     assert_ne!(made.metadata.name, gone.metadata.name, "both are there for a moment");
     let anew = Service { uid: "t".into(), ..service() };
-    let written = deeds(&anew, &[group([(1, true)])], &present);
+    let written = deeds(&anew, &[group([(1, true)])], &present, BTreeSet::new());
     let [Deed::Replace(slice)] = written.as_slice() else { panic!("{written:?}") };
     assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].uid, "t");
     assert_eq!(slice.metadata.resource_version.as_deref(), Some("1"), "another writer is not overwritten");
@@ -108,9 +108,9 @@ proptest! {
                 true => Vec::new(),
                 false => vec![group(round.clone())],
             };
-            let first = deeds(&service(), &groups, &present);
+            let first = deeds(&service(), &groups, &present, BTreeSet::new());
             apply(&mut present, first, old);
-            prop_assert_eq!(deeds(&service(), &groups, &present), []);
+            prop_assert_eq!(deeds(&service(), &groups, &present, BTreeSet::new()), []);
             prop_assert!(present.iter().all(|slice| (1..=ENDPOINTS_MAX).contains(&slice.endpoints.len())));
             let listed = pods(&present);
             prop_assert_eq!(listed.len(), round.len());

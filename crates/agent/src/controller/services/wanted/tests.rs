@@ -36,7 +36,7 @@ fn pod(name: &str, addresses: &[(&str, &str)]) -> Backend {
 }
 
 /// Family, ports and addresses of each group.
-fn listed(wish: &Wish, pods: Vec<Backend>) -> Vec<(&'static str, Vec<u16>, Vec<String>)> {
+fn listed(wish: &Wish, pods: Vec<Backend>) -> Vec<(&'static str, Vec<i32>, Vec<String>)> {
     let pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
     let groups = groups(&service(), wish, &pods).expect("it can be read");
     let listed = groups.into_iter().map(|Group { family, ports, endpoints }| {
