@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::lease::{Counter, Refusal, give_back};
+use ipam::lease::{Asked, Counter, Refusal, give_back};
 use ipam::ledger::{Clock, Lease, State};
 use ipam::registry::{Fault, Holder, Object};
 use ipam::turn::{self, Ask, Supply, Wish};
@@ -217,7 +217,10 @@ impl Supplier {
             looks: LOOKS,
         };
         let supply = match demand.wish {
-            Want::Ahead => self.lease_ahead(&counter, shelf).await,
+            Want::Ahead => {
+                let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
+                self.lease_ahead(&counter, &known, shelf).await
+            }
             Want::Room => {
                 let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
                 Ok(Supply { refusal: counter.has_room(&known).await.err(), ..Supply::default() })
@@ -275,9 +278,14 @@ impl Supplier {
         })
     }
 
-    async fn lease_ahead(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<Supply, String> {
+    async fn lease_ahead(
+        &self,
+        counter: &Counter<'_, Cluster>,
+        known: &[turn::Known],
+        shelf: &mut Shelf,
+    ) -> Result<Supply, String> {
         if !counter.grid.is_single() && shelf.ready.is_empty() {
-            match counter.ahead().await {
+            match counter.ahead(Asked { known, seen: &[] }).await {
                 Ok(object) => {
                     info!(block = %object.net, "leased ahead");
                     shelf.ready.push((Instant::now(), object));
