@@ -13,7 +13,8 @@
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
 //! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch. An agent that is being replaced
 //! answers beside its successor: so a question ends with whoever asked it ([`super::socket`]), and takes or gives back nothing of
-//! its node's but what the watch showed while he was there.
+//! its node's but what the watch showed while he was there, which he is asked ([`super::asker`]) where it shows something that his
+//! ledger does not have.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use super::asker::Asker;
 use super::cache::{Cache, follow};
 use super::cluster::{ASK_MAX, Reduced};
 use super::metrics::Metrics;
@@ -96,7 +98,7 @@ impl Supplier {
     }
 
     /// Answers a demand.
-    pub(crate) async fn deliver(&self, demand: &Demand, metrics: &Metrics) -> Delivery {
+    pub(crate) async fn deliver(&self, demand: &Demand, asker: &Asker<'_>, metrics: &Metrics) -> Delivery {
         let refused = |why: String| Delivery { refusal: Some(why), ..Delivery::default() };
         if demand.addresses > VERSION {
             let other = demand.addresses;
@@ -108,7 +110,7 @@ impl Supplier {
         let demand = &Demand { ledger, ..demand.clone() };
         let shelf = self.shelf(&demand.ledger);
         let mut shelf = shelf.lock().await;
-        let answered = self.answer(demand, &mut shelf, metrics).await;
+        let answered = self.answer((demand, asker), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.refusal.is_some() => "refused",
             Ok(_) => "supplied",
@@ -191,7 +193,12 @@ impl Supplier {
         Ok(true)
     }
 
-    async fn answer(&self, demand: &Demand, shelf: &mut Shelf, metrics: &Metrics) -> Result<Supply, String> {
+    async fn answer(
+        &self,
+        (demand, asker): (&Demand, &Asker<'_>),
+        shelf: &mut Shelf,
+        metrics: &Metrics,
+    ) -> Result<Supply, String> {
         let pool = self.pool(demand, shelf).await?;
         let filter = filter(demand, &pool)?;
         let registry = Cluster::new(
@@ -233,9 +240,9 @@ impl Supplier {
                 Ok(supply)
             }
             Want::Kept(_) | Want::KeptAddress(_) => {
-                self.serve_claim(&counter, &pool.name, demand, shelf).await
+                self.serve_claim(&counter, &pool.name, (demand, asker), shelf).await
             }
-            _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
+            _ => self.serve(&counter, &pool.name, (demand, asker), wish(demand.wish), shelf).await,
         }?;
         if supply.refusal == Some(Refusal::Anew) {
             shelf.pool = None;
@@ -310,11 +317,11 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        demand: &Demand,
+        (demand, asker): (&Demand, &Asker<'_>),
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, demand, wish(demand.wish), shelf).await;
+            return self.serve(counter, pool, (demand, asker), wish(demand.wish), shelf).await;
         };
         let range = demand.pool.range;
         let wish = match (claim.address(range)?, demand.wish) {
@@ -327,7 +334,7 @@ impl Supplier {
             (Some(ip), _) => Wish::KeptAddress(ip),
             (None, wanted) => wish(wanted),
         };
-        let supply = self.serve(counter, pool, demand, wish, shelf).await?;
+        let supply = self.serve(counter, pool, (demand, asker), wish, shelf).await?;
         let refusal = supply.refusal.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
             // It is asked again.
@@ -344,7 +351,7 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        demand: &Demand,
+        (demand, asker): (&Demand, &Asker<'_>),
         wish: Wish,
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
@@ -361,6 +368,11 @@ impl Supplier {
         let mut seen = self.seen(pool, &demand.ledger).await;
         seen.retain(|object| !ahead.contains(&object.lease_id()));
         let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
+        // It may be the next one's, who has the ledger by now.
+        let is_known = |object: &Object| ask.known.iter().any(|known| known.lease == object.lease_id());
+        if !seen.iter().all(is_known) {
+            asker.is_still_there().await?;
+        }
         let mut supply = turn::serve(counter, &ask, &seen).await;
         let wanted = match (demand.wish, &supply.refusal) {
             // One of a block may be kept, too, where there is nothing else.
@@ -480,5 +492,5 @@ fn delivery(supply: Supply) -> Delivery {
         _ => (None, None),
     };
     let refusal = refusal.map(|refusal| refusal.to_string());
-    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken }
+    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken, still: false }
 }
