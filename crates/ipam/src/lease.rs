@@ -20,7 +20,8 @@
 //!
 //! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made. A question
 //! whose asker is dead may go on beside the next one of its ledger. So of what is ours a question takes or gives back only
-//! what was ours, under the same lease, before it was asked (`seen`): what came later may be in use.
+//! what was ours, under the same lease, before it was asked (`seen`): what came later may be in use. What the ledger has (`known`) is
+//! not leased for anybody else, whatever has become of its object: somebody may hold something in it.
 
 use std::collections::HashSet;
 use std::fmt;
