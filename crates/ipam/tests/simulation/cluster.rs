@@ -604,17 +604,8 @@ impl Cluster {
             ..Holder::default()
         };
         let seed = mark(&Owner::of(node.name.clone()));
-        let shares = self.shape.shared;
-        let task = agent(
-            node.api.clone(),
-            self.grid,
-            filter,
-            (holder, shares),
-            clock,
-            seed,
-            question,
-            node.seen.clone(),
-        );
+        let (api, seen, holder) = (node.api.clone(), node.seen.clone(), (holder, self.shape.shared));
+        let task = agent(api, self.grid, filter, holder, clock, seed, question, seen);
         node.agent.push((Box::pin(task), place));
     }
 

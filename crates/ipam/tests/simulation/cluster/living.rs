@@ -71,12 +71,7 @@ impl Cluster {
         self.freed.clear();
         self.deleted.push(block.net);
         if self.shape.late {
-            for _ in 0..self.random.below(8) {
-                self.now += REST / 2;
-                self.begin(index);
-                self.finish(index);
-            }
-            ledger = Ledger::open(Arc::new(self.nodes[index].disk.clone())).unwrap().expect("a ledger");
+            ledger = self.meanwhile(index);
         }
         self.write_doubt(index, &mut ledger, &block.uid);
         // Something in it may be held in the page of an earlier lease alone, which is compared as well.
@@ -104,6 +99,16 @@ impl Cluster {
             self.again += u64::from(had.expect("nothing goes wrong"));
         }
         self.api.server.lock().unwrap().trouble = trouble;
+    }
+
+    /// What its pods ask for before its agent has seen it; the ledger then.
+    fn meanwhile(&mut self, index: usize) -> Ledger {
+        for _ in 0..self.random.below(8) {
+            self.now += REST / 2;
+            self.begin(index);
+            self.finish(index);
+        }
+        Ledger::open(Arc::new(self.nodes[index].disk.clone())).unwrap().expect("a ledger")
     }
 
     fn write_doubt(&self, index: usize, ledger: &mut Ledger, lease: &str) {
