@@ -386,6 +386,10 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     let second = make();
     assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
     sticky(1, &second, "s2", "DEL").success();
+    // On its own node the sandbox of the one that was deleted by force is there until it is taken down.
+    let words = ["another container of this node has", &kept[0]];
+    assert_refused("not taken down", &sticky(0, &second, "s3", "ADD"), 11, &words);
+    sticky(0, &first, "s1", "DEL").success();
     assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
 }
 

@@ -356,3 +356,37 @@ fn an_address_of_which_whereabouts_names_no_pod_is_told_and_not_taken_for_one_th
         );
     }
 }
+
+#[test]
+fn what_a_claim_kept_is_kept_until_the_last_of_the_pods_that_share_it_has_gone() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+        "metadata": { "name": "vm.net", "namespace": "blue" }, "spec": { "network": "net", "interface": "eth0" } });
+    nodes.kube.apply(&claim.to_string());
+    let call = |verb: &str, node: usize, container: &str| {
+        let mut conf = network(node, &json!({ "range": "10.23.0.0/24", "quarantine": 0 }));
+        conf["args"] = json!({ "cni": { "ipam-claim-reference": "vm.net" } });
+        nodes.attachment(&sandbox, container).call(verb, conf.to_string())
+    };
+    let kept = given(call("ADD", 0, "stays"))[0].clone();
+    let status = json!([{ "name": "blue/net", "interface": "eth0", "ips": [kept] }]).to_string();
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "stays", "namespace": "blue",
+        "annotations": { "k8s.v1.cni.cncf.io/network-status": status } },
+        "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+    nodes.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
+    // It would move, and does not: the address was the other one's last.
+    assert_eq!(given(call("ADD", 1, "moved")), std::slice::from_ref(&kept));
+    nodes.stop(0, "KILL");
+    call("DEL", 1, "moved").success();
+    nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
+    control(&nodes, &[("keeper", 9604)]);
+    nodes.machine.wait("keeper", "has looked", || (rounds(&nodes, 9604) > 3).then_some(()));
+    let single = || nodes.blocks().into_iter().find(|block| block["spec"]["range"] == format!("{kept}/32"));
+    assert_eq!(single().expect("it")["spec"]["claim"], "claim/blue/vm.net");
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "stays", "--force", "--grace-period=0"]);
+    let is_over =
+        || single().is_none_or(|block| block["spec"]["claim"].as_str().unwrap_or_default().is_empty());
+    rig::machine::until("it to be kept for nobody", || is_over().then_some(()));
+}

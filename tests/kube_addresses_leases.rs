@@ -443,3 +443,35 @@ fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_a
         nodes.log(0).contains("not this node's any more").then_some(())
     });
 }
+
+/// What a call asks that was killed, if its ledger was free a moment before its socket was closed: it knows nothing of what the
+/// next call was given, and will never hear or say anything.
+#[test]
+fn a_question_of_a_call_that_is_dead_takes_nothing_from_the_next_one_though_its_socket_is_open() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.84.0.0/29", 0);
+    let conf = network(0, &json!({ "range": "10.84.0.0/29", "quarantine": 0 }));
+    let held = given(nodes.attachment(&sandbox, "held").add(&conf))[0].clone();
+    let own = || {
+        let range = format!("{held}/32");
+        nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == range)
+    };
+    for wish in [json!("nothing"), json!("any"), json!({ "address": held })] {
+        let demand = json!({ "addresses": 1,
+            "pool": { "name": name, "given": false, "network": "", "range": "10.84.0.0/29" },
+            "filter": { "subnet": "10.84.0.0/29", "first": "10.84.0.1", "last": "10.84.0.6", "gateway": null, "exclude": [] },
+            "ledger": name, "directory": ledgers(0), "known": [], "wish": wish,
+            "pod": { "namespace": "blue", "name": "held", "uid": "uid-held" }, "owner": "uid-held/held/eth0",
+            "claim": "", "shared": false, "rest": 0, "answers": true });
+        let ask = "import socket,struct,sys\ns=socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n\
+                   s.connect('/run/weft-0/agent.sock')\nb=sys.argv[1].encode()\n\
+                   s.sendall(struct.pack('>I',len(b))+b)\nwhile s.recv(65536): pass";
+        // The agent's watch has seen what the call was given.
+        std::thread::sleep(Duration::from_secs(1));
+        let before = own();
+        nodes.machine.run(["/usr/bin/python3", "-c", ask, &demand.to_string()]);
+        assert!(before.is_some() && own() == before, "{wish}: {before:?}, {:?}", own());
+    }
+    nodes.attachment(&sandbox, "held").check(&conf).success();
+}

@@ -10,6 +10,7 @@
 //! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. The
 //! ledgers of addresses are written by `weft-cni`, which it runs. One thread does it all.
 
+mod asker;
 mod brain;
 mod busy;
 pub(crate) mod cache;

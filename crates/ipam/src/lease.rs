@@ -20,7 +20,8 @@
 //!
 //! Rules: an answer that was lost leaves an object that is ours; it is found again (`adopt`) before another is made. A question
 //! whose asker is dead may go on beside the next one of its ledger. So of what is ours a question takes or gives back only
-//! what was ours, under the same lease, before it was asked (`seen`): what came later may be in use.
+//! what was ours, under the same lease, before it was asked (`seen`): what came later may be in use. What the ledger has (`known`) is
+//! not leased for anybody else, whatever has become of its object: somebody may hold something in it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -104,6 +105,15 @@ pub struct Counter<'a, R> {
     pub looks: u32,
 }
 
+/// What was so when a question was asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked<'a> {
+    /// What its ledger has.
+    pub known: &'a [Known],
+    /// What was its ledger's by then, as far as that was seen.
+    pub seen: &'a [Object],
+}
+
 /// What becomes of a single address that lies in somebody's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inside {
@@ -113,23 +123,36 @@ enum Inside {
     IsAskedFor,
 }
 
+impl Asked<'_> {
+    /// What the ledger has, but for what it gives back: a single address among that is somebody's of this node, whatever has become
+    /// of its object, or of its pod's.
+    fn had(&self) -> impl Iterator<Item = IpNet> {
+        self.known.iter().filter(|known| known.state != State::Returning).map(|known| known.net)
+    }
+
+    fn has(&self, net: IpNet) -> bool {
+        self.had().any(|had| had == net)
+    }
+}
+
 impl<R: Registry> Counter<'_, R> {
     /// Leases a block; if every one is leased, an address that one of them has given up and nobody has any more.
-    pub async fn block_or_address(&self, seen: &[Object]) -> Result<Lease, Refusal> {
-        match self.block().await {
-            Err(Refusal::Exhausted) => self.any_address(None, seen).await,
+    pub async fn block_or_address(&self, asked: Asked<'_>) -> Result<Lease, Refusal> {
+        match self.block(asked).await {
+            Err(Refusal::Exhausted) => self.any_address(None, asked).await,
             outcome => outcome,
         }
     }
 
     /// Leases a block.
-    pub async fn block(&self) -> Result<Lease, Refusal> {
-        self.ahead().await.map(|object| of_block(&object))
+    pub async fn block(&self, asked: Asked<'_>) -> Result<Lease, Refusal> {
+        self.ahead(asked).await.map(|object| of_block(&object))
     }
 
     /// Leases a block that nobody needs yet; its object, with which it is confirmed when it is needed.
-    pub async fn ahead(&self) -> Result<Object, Refusal> {
-        let mut taken: HashSet<IpNet> = HashSet::new();
+    pub async fn ahead(&self, asked: Asked<'_>) -> Result<Object, Refusal> {
+        // Of what the ledger has it is to say first what is held.
+        let mut taken: HashSet<IpNet> = asked.had().collect();
         // A block is the node's, whoever it was leased for.
         let Holder { node, ledger, .. } = self.holder.clone();
         let holder = Holder { node, ledger, ..Holder::default() };
@@ -232,8 +255,8 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// Leases this very address. Whoever names it does not wait until it has rested.
-    pub async fn address(&self, ip: IpAddr, seen: &[Object]) -> Result<Lease, Refusal> {
-        self.address_at(ip, Clock { rest: 0, ..self.clock }, Inside::IsAskedFor, seen).await
+    pub async fn address(&self, ip: IpAddr, asked: Asked<'_>) -> Result<Lease, Refusal> {
+        self.address_at(ip, Clock { rest: 0, ..self.clock }, Inside::IsAskedFor, asked).await
     }
 
     async fn address_at(
@@ -241,14 +264,20 @@ impl<R: Registry> Counter<'_, R> {
         ip: IpAddr,
         clock: Clock,
         inside: Inside,
-        seen: &[Object],
+        asked: Asked<'_>,
     ) -> Result<Lease, Refusal> {
         let net = IpNet::from(ip);
         for _ in 0..BLIND {
-            let object = match make(self.registry, net, &self.holder).await {
+            // What the ledger has had an object.
+            let made = match asked.has(net) {
+                true => Err(Fault::Conflict),
+                false => make(self.registry, net, &self.holder).await,
+            };
+            let object = match made {
                 Ok(object) => object,
                 Err(Fault::Conflict) => match self.registry.read(net).await? {
-                    Some(known) => self.take_over(known, clock, seen).await?,
+                    Some(known) => self.take_over(known, clock, asked).await?,
+                    None if asked.has(net) => return Err(Refusal::Here(ip)),
                     None => continue,
                 },
                 Err(fault) => return Err(fault.into()),
@@ -286,27 +315,27 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Takes an address that is written down already, if it is ours to take. One that is changed meanwhile, by who
     /// answers a notice perhaps, is looked at once more.
-    async fn take_over(&self, object: Object, clock: Clock, seen: &[Object]) -> Result<Object, Refusal> {
+    async fn take_over(&self, object: Object, clock: Clock, asked: Asked<'_>) -> Result<Object, Refusal> {
         let net = object.net;
-        if let Some(taken) = self.take(object, clock, seen).await? {
+        if let Some(taken) = self.take(object, clock, asked).await? {
             return Ok(taken);
         }
         let object = self.registry.read(net).await?.ok_or(Refusal::Contended)?;
-        self.take(object, clock, seen).await?.ok_or(Refusal::Contended)
+        self.take(object, clock, asked).await?.ok_or(Refusal::Contended)
     }
 
     /// The same; nothing if it was changed meanwhile.
-    async fn take(&self, object: Object, clock: Clock, seen: &[Object]) -> Result<Option<Object>, Refusal> {
+    async fn take(&self, object: Object, clock: Clock, asked: Asked<'_>) -> Result<Option<Object>, Refusal> {
         let Holder { node, ledger, owner, claim, turn, .. } = &object.holder;
         let (own, refused) = (&self.holder, Refusal::Held { net: object.net, node: node.clone() });
         let claimed = !claim.is_empty() && *claim == own.claim;
+        let ours = node == &own.node && ledger == &own.ledger && owner == &own.owner;
         if !claim.is_empty() && !claimed {
             return Err(refused);
         }
         if !node.is_empty() {
             // An earlier answer was lost. It is taken anew, so that nobody who still works on that question gives it back.
-            let ours = node == &own.node && ledger == &own.ledger && owner == &own.owner;
-            if ours && !was_seen(&object, seen) {
+            if ours && !was_seen(&object, asked.seen) {
                 return Err(Refusal::Contended);
             }
             let movable = ours || claimed && (self.shares_claim || self.registry.is_gone(owner).await?);
@@ -315,6 +344,10 @@ impl<R: Registry> Counter<'_, R> {
             }
         } else if let (false, Some(ends)) = (claimed, object.rests_until(clock)) {
             return Err(Refusal::Resting(ends));
+        }
+        // A pod may be gone from the cluster, and not from its node.
+        if asked.has(object.net) && !ours && !(claimed && self.shares_claim) {
+            return Err(Refusal::Here(object.net.addr()));
         }
         let holder = Holder { turn: turn + 1, freed: 0, ..own.clone() };
         match self.registry.replace(&Object { holder, ..object }).await {
@@ -326,11 +359,11 @@ impl<R: Registry> Counter<'_, R> {
 
     /// Leases an address of the registry's choice: the one that is kept for us, else one that nobody has. If every block is
     /// leased it is `spare`, which is free in a block of our own.
-    pub async fn any_address(&self, spare: Option<IpAddr>, seen: &[Object]) -> Result<Lease, Refusal> {
+    pub async fn any_address(&self, spare: Option<IpAddr>, asked: Asked<'_>) -> Result<Lease, Refusal> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.claimed(&self.holder.claim).await?;
             if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
-                let object = self.take_over(object, self.clock, seen).await?;
+                let object = self.take_over(object, self.clock, asked).await?;
                 return self.outside_blocks(object, Inside::IsAskedFor).await;
             }
         }
@@ -342,22 +375,24 @@ impl<R: Registry> Counter<'_, R> {
                 && (node, ledger, owner, claim) == (&own.node, &own.ledger, &own.owner, &own.claim)
         };
         if let Some(object) = all.iter().find(ours).filter(|_| !self.holder.owner.is_empty()) {
-            let object = self.take_over(object.clone(), self.clock, seen).await?;
+            let object = self.take_over(object.clone(), self.clock, asked).await?;
             return self.outside_blocks(object, Inside::GivesWay).await;
         }
-        let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).collect();
+        let mut taken: HashSet<IpNet> = all.iter().map(|object| object.net).chain(asked.had()).collect();
         for _ in 0..TRIES {
             let Some(ip) = self.unwritten(&taken).or_else(|| self.hole(&all, &taken)) else { break };
-            match self.address_at(ip, self.clock, Inside::GivesWay, seen).await {
+            match self.address_at(ip, self.clock, Inside::GivesWay, asked).await {
                 Err(Refusal::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
                 Err(Refusal::Contended) => taken.extend([IpNet::from(ip)]),
                 other => return other,
             }
         }
-        match (self.released(all, seen).await, spare) {
+        match (self.released(all, asked).await, spare) {
             (Err(Refusal::Exhausted | Refusal::Resting(_) | Refusal::Contended), Some(ip)) => {
-                match self.address(ip, seen).await {
-                    Err(Refusal::Held { .. } | Refusal::Contended) => Err(Refusal::Taken(ip)),
+                match self.address(ip, asked).await {
+                    Err(Refusal::Held { .. } | Refusal::Here(_) | Refusal::Contended) => {
+                        Err(Refusal::Taken(ip))
+                    }
                     outcome => outcome,
                 }
             }
@@ -381,7 +416,7 @@ impl<R: Registry> Counter<'_, R> {
     }
 
     /// An address that was given back: the one that has rested longest.
-    async fn released(&self, all: Vec<Object>, seen: &[Object]) -> Result<Lease, Refusal> {
+    async fn released(&self, all: Vec<Object>, asked: Asked<'_>) -> Result<Lease, Refusal> {
         // Where one is asked for, somebody is about to have it.
         let nobodys = |object: &Object| {
             let is_free = object.is_nobodys() && object.holder.asks.is_empty();
@@ -391,14 +426,16 @@ impl<R: Registry> Counter<'_, R> {
         free.sort_by_key(|object| object.holder.freed);
         let mut refusal = Refusal::Exhausted;
         for object in free.into_iter().take(TRIES) {
-            match self.take_over(object, self.clock, seen).await {
+            match self.take_over(object, self.clock, asked).await {
                 Ok(object) => match self.outside_blocks(object, Inside::GivesWay).await {
                     // What is left of one that was asked for, in somebody's block.
                     Err(Refusal::Held { .. }) => {}
                     outcome => return outcome,
                 },
                 Err(resting @ Refusal::Resting(_)) => return Err(resting),
-                Err(Refusal::Held { .. } | Refusal::Contended) => refusal = Refusal::Contended,
+                Err(Refusal::Held { .. } | Refusal::Here(_) | Refusal::Contended) => {
+                    refusal = Refusal::Contended;
+                }
                 Err(other) => return Err(other),
             }
         }
@@ -542,8 +579,9 @@ pub async fn reclaim<R: Registry>(registry: &R, mut object: Object, now: u64) ->
 ///
 /// # Errors
 /// The registry's.
-pub async fn end_claim<R: Registry>(registry: &R, object: Object) -> Result<(), Fault> {
-    let holder = Holder { claim: String::new(), ..object.holder };
+pub async fn end_claim<R: Registry>(registry: &R, object: Object, now: u64) -> Result<(), Fault> {
+    // Of pods that had it together the last one may be gone only now.
+    let holder = Holder { claim: String::new(), freed: now, ..object.holder };
     registry.replace(&Object { holder, ..object }).await.map(drop)
 }
 

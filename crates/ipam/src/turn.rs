@@ -16,10 +16,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::confirm::{confirm, held_in, held_in_doubt, held_otherwise};
+use crate::confirm::{confirm, doubt, held_in, held_in_doubt, held_otherwise};
 use crate::filter::Filter;
 use crate::grid::addresses_of;
-use crate::lease::{Counter, Refusal, give_back};
+use crate::lease::{Asked, Counter, Refusal, give_back};
 use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
 use crate::number::number;
 use crate::registry::{Object, Registry};
@@ -335,6 +335,16 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
     }
     for lease in &supply.leases {
         let mut lease = lease.clone();
+        // Its block was deleted under who holds it, and whoever leased it could not know.
+        match lease.bound.then(|| set_apart(ledger, lease.net.addr())) {
+            Some(None) => continue,
+            Some(Some(holes)) => edits.extend(holes),
+            None => {}
+        }
+        // What was leased of it before is not the node's any more.
+        let before: Vec<Block> =
+            ledger.blocks().filter(|block| block.net == lease.net && block.uid != lease.uid).collect();
+        edits.extend(before.iter().filter_map(|block| doubt(ledger, &block.uid)));
         lease.holes.extend(held_otherwise(ledger, &lease));
         edits.extend(ledger.add(&lease, clock.now));
         let of_lease = |block: &Block| block.uid == lease.uid && block.net == lease.net;
@@ -344,6 +354,17 @@ pub fn receive(ledger: &mut Ledger, clock: Clock, mark: u64, supply: &Supply) ->
         }
     }
     edits
+}
+
+/// Makes a single address a hole of the blocks around it; nothing if somebody holds it there.
+fn set_apart(ledger: &mut Ledger, ip: IpAddr) -> Option<Vec<Edit>> {
+    let blocks = ledger.all_of(ip).filter(|(block, _)| !block.bound);
+    let slots: Vec<(Place, Slot)> = blocks.map(|(_, place)| (place, ledger.slot(place))).collect();
+    if slots.iter().any(|(_, slot)| matches!(slot, Slot::Held(..) | Slot::Unknown)) {
+        return None;
+    }
+    let free = slots.into_iter().filter(|(_, slot)| matches!(slot, Slot::Free(_)));
+    Some(free.map(|(place, _)| ledger.give_up(place)).collect())
 }
 
 /// The agent's side: gives back, confirms, leases.
@@ -382,10 +403,10 @@ pub async fn serve<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Obj
                 Wish::Address(ip) if supply.leases.iter().any(|lease| lease.net.contains(&ip)) => {
                     return supply;
                 }
-                _ => lease(counter, ask.wish, before).await,
+                _ => lease(counter, ask, before).await,
             }
         }
-        Ok(_) => lease(counter, ask.wish, before).await,
+        Ok(_) => lease(counter, ask, before).await,
         Err(refusal) => Err(refusal),
     };
     match leased {
@@ -412,12 +433,13 @@ fn is_confirmed(ask: &Ask, supply: &Supply, ip: IpAddr) -> bool {
     around.any(|known| supply.confirmed.iter().any(|(old, _)| *old == known.lease))
 }
 
-async fn lease<R: Registry>(counter: &Counter<'_, R>, wish: Wish, seen: &[Object]) -> Result<Lease, Refusal> {
-    let leased = match wish {
-        Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip, seen).await,
-        Wish::Any if !counter.grid.is_single() => counter.block_or_address(seen).await,
-        Wish::Kept(spare) => counter.any_address(spare, seen).await,
-        Wish::Any | Wish::Nothing => counter.any_address(None, seen).await,
+async fn lease<R: Registry>(counter: &Counter<'_, R>, ask: &Ask, seen: &[Object]) -> Result<Lease, Refusal> {
+    let asked = Asked { known: &ask.known, seen };
+    let leased = match ask.wish {
+        Wish::Address(ip) | Wish::KeptAddress(ip) => counter.address(ip, asked).await,
+        Wish::Any if !counter.grid.is_single() => counter.block_or_address(asked).await,
+        Wish::Kept(spare) => counter.any_address(spare, asked).await,
+        Wish::Any | Wish::Nothing => counter.any_address(None, asked).await,
     }?;
     if leased.bound { counter.standing(leased).await } else { Ok(leased) }
 }

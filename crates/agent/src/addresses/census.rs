@@ -112,6 +112,12 @@ impl Census {
         Ok(Census { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..census })
     }
 
+    /// The pods of a namespace, as they are at this moment.
+    pub(crate) async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, String> {
+        let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
+        Ok(pods.into_iter().map(ShownPod::reduce).collect())
+    }
+
     async fn of_objects(client: &Client) -> Result<Census, String> {
         let pools = list(Api::<PoolObject>::all(client.clone()), "ippools").await?;
         let blocks = list(Api::<BlockObject>::all(client.clone()), "ipblocks").await?;
@@ -291,6 +297,11 @@ impl Reduced for ShownPod {
 impl Holder {
     fn key(&self) -> Key {
         (self.namespace.clone(), self.name.clone())
+    }
+
+    /// Does it show this address?
+    pub(crate) fn shows(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|(shown, ..)| *shown == ip)
     }
 
     fn of(object: PodObject) -> Holder {

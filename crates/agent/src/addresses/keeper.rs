@@ -28,7 +28,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::census::{Census, Followed};
+use super::census::{self, Census, Followed};
 use super::claims::OF_CLAIM;
 use super::dead::Dead;
 use super::findings::Finding;
@@ -179,7 +179,7 @@ impl Keeper {
                 let net = object.net;
                 let done = match claim.is_empty() {
                     true => registry.delete(&object).await,
-                    false => end_claim(&registry, object).await,
+                    false => end_claim(&registry, object, now()).await,
                 };
                 match done {
                     Ok(()) => {
@@ -193,9 +193,18 @@ impl Keeper {
         Ok(ended)
     }
 
-    /// Is the pod of its claim there at this moment? What is followed may be behind; without an answer it is there.
+    /// Is the pod of its claim there at this moment, or one that still has the address of an IPAMClaim? What is followed may be
+    /// behind; without an answer it is there.
     async fn is_there(&self, object: &Object) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
+        if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
+            let pods = Census::pods_of(&self.client, namespace).await;
+            let shown = pods.map(|pods| pods.iter().any(|pod| pod.shows(object.net.addr())));
+            return shown.unwrap_or_else(|error| {
+                warn!(claim, %error, "still kept");
+                true
+            });
+        }
         let (pod, uid) = match claim.strip_prefix(IMPORTED) {
             Some(pod) => (pod, owner.split('/').next().unwrap_or_default()),
             None => (claim.strip_prefix(OF_POD).unwrap_or_default(), ""),
@@ -239,8 +248,10 @@ impl Keeper {
         if let Some(rest) = claim.strip_prefix(OF_POD) {
             return !pod(rest, "") && kept > self.retention;
         }
-        let Some(rest) = claim.strip_prefix(OF_CLAIM) else { return false };
-        claims.is_some_and(|claims| parts(rest).is_some_and(|place| !claims.contains(&place)))
+        let Some(place) = claim.strip_prefix(OF_CLAIM).and_then(parts) else { return false };
+        // Of the pods that share it the one that its object names may be gone before the others.
+        let has_it = |pod: &census::Holder| pod.namespace == place.0 && pod.shows(object.net.addr());
+        claims.is_some_and(|claims| !claims.contains(&place)) && !census.pods.values().any(has_it)
     }
 
     /// The IPAMClaims; nothing where the cluster does not know such objects.

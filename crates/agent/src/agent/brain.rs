@@ -29,6 +29,7 @@ use npwg::refusal::Refusal;
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, info, warn};
 
+use super::asker::Asker;
 use super::busy::{Busy, Call};
 use super::cache::{Cache, follow};
 use super::changes::Changes;
@@ -388,8 +389,8 @@ impl Oracle for Brain {
         self.plan(question, &[]).await
     }
 
-    async fn supply(&self, demand: &Demand) -> Delivery {
-        self.supplier.deliver(demand, &self.metrics).await
+    async fn supply(&self, demand: &Demand, asker: &Asker<'_>) -> Delivery {
+        self.supplier.deliver(demand, asker, &self.metrics).await
     }
 
     fn orders(&self) -> Vec<Order> {

@@ -26,6 +26,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
+use super::asker::Asker;
 use super::busy::Call;
 use super::metrics::Metrics;
 use super::traces::{Trace, Traces};
@@ -64,7 +65,7 @@ pub(crate) trait Oracle: Send + Sync + 'static {
     /// The plan for a sandbox, or why there is none.
     fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
     /// Blocks for a ledger of addresses.
-    fn supply(&self, _: &Demand) -> impl Future<Output = Delivery> + Send {
+    fn supply(&self, _: &Demand, _: &Asker<'_>) -> impl Future<Output = Delivery> + Send {
         async {
             Delivery { refusal: Some("no cluster to lease addresses from".into()), ..Delivery::default() }
         }
@@ -216,15 +217,21 @@ impl<O: Oracle> Desk<O> {
     async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
         let delivery = match exchange::receive::<Demand>(&mut &*bytes) {
             Ok(demand) => {
+                let (mut reading, writing) = stream.split();
+                let asker = Asker::new(demand.answers, writing);
                 let answered = timeout(ANSWER_MAX, async {
                     let _turn = self.turn_of(demand.wish).await?;
-                    Some(self.oracle.supply(&demand).await)
+                    Some(self.oracle.supply(&demand, &asker).await)
                 });
-                let gone = async { stream.read_u8().await.is_err() };
+                let gone = async {
+                    while let Ok(said) = reading.read_u8().await {
+                        asker.heard(said);
+                    }
+                };
                 let answered = tokio::select! {
                     // First, so that nothing is changed by what was read after he had gone.
                     biased;
-                    true = gone, if !matches!(demand.wish, Want::Ahead | Want::Return) => return Ok(()),
+                    () = gone, if !matches!(demand.wish, Want::Ahead | Want::Return) => return Ok(()),
                     answered = answered => answered.ok().flatten(),
                 };
                 let late =

@@ -13,14 +13,15 @@
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
 //! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch. An agent that is being replaced
 //! answers beside its successor: so a question ends with whoever asked it ([`super::socket`]), and takes or gives back nothing of
-//! its node's but what the watch showed while he was there.
+//! its node's but what the watch showed while he was there, which he is asked ([`super::asker`]) where it shows something that his
+//! ledger does not have.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::lease::{Counter, Refusal, give_back};
+use ipam::lease::{Asked, Counter, Refusal, give_back};
 use ipam::ledger::{Clock, Lease, State};
 use ipam::registry::{Fault, Holder, Object};
 use ipam::turn::{self, Ask, Supply, Wish};
@@ -33,6 +34,7 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use super::asker::Asker;
 use super::cache::{Cache, follow};
 use super::cluster::{ASK_MAX, Reduced};
 use super::metrics::Metrics;
@@ -96,7 +98,7 @@ impl Supplier {
     }
 
     /// Answers a demand.
-    pub(crate) async fn deliver(&self, demand: &Demand, metrics: &Metrics) -> Delivery {
+    pub(crate) async fn deliver(&self, demand: &Demand, asker: &Asker<'_>, metrics: &Metrics) -> Delivery {
         let refused = |why: String| Delivery { refusal: Some(why), ..Delivery::default() };
         if demand.addresses > VERSION {
             let other = demand.addresses;
@@ -108,7 +110,7 @@ impl Supplier {
         let demand = &Demand { ledger, ..demand.clone() };
         let shelf = self.shelf(&demand.ledger);
         let mut shelf = shelf.lock().await;
-        let answered = self.answer(demand, &mut shelf, metrics).await;
+        let answered = self.answer((demand, asker), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.refusal.is_some() => "refused",
             Ok(_) => "supplied",
@@ -191,7 +193,12 @@ impl Supplier {
         Ok(true)
     }
 
-    async fn answer(&self, demand: &Demand, shelf: &mut Shelf, metrics: &Metrics) -> Result<Supply, String> {
+    async fn answer(
+        &self,
+        (demand, asker): (&Demand, &Asker<'_>),
+        shelf: &mut Shelf,
+        metrics: &Metrics,
+    ) -> Result<Supply, String> {
         let pool = self.pool(demand, shelf).await?;
         let filter = filter(demand, &pool)?;
         let registry = Cluster::new(
@@ -217,7 +224,10 @@ impl Supplier {
             looks: LOOKS,
         };
         let supply = match demand.wish {
-            Want::Ahead => self.lease_ahead(&counter, shelf).await,
+            Want::Ahead => {
+                let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
+                self.lease_ahead(&counter, &known, shelf).await
+            }
             Want::Room => {
                 let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
                 Ok(Supply { refusal: counter.has_room(&known).await.err(), ..Supply::default() })
@@ -230,9 +240,9 @@ impl Supplier {
                 Ok(supply)
             }
             Want::Kept(_) | Want::KeptAddress(_) => {
-                self.serve_claim(&counter, &pool.name, demand, shelf).await
+                self.serve_claim(&counter, &pool.name, (demand, asker), shelf).await
             }
-            _ => self.serve(&counter, &pool.name, demand, wish(demand.wish), shelf).await,
+            _ => self.serve(&counter, &pool.name, (demand, asker), wish(demand.wish), shelf).await,
         }?;
         if supply.refusal == Some(Refusal::Anew) {
             shelf.pool = None;
@@ -275,9 +285,14 @@ impl Supplier {
         })
     }
 
-    async fn lease_ahead(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<Supply, String> {
+    async fn lease_ahead(
+        &self,
+        counter: &Counter<'_, Cluster>,
+        known: &[turn::Known],
+        shelf: &mut Shelf,
+    ) -> Result<Supply, String> {
         if !counter.grid.is_single() && shelf.ready.is_empty() {
-            match counter.ahead().await {
+            match counter.ahead(Asked { known, seen: &[] }).await {
                 Ok(object) => {
                     info!(block = %object.net, "leased ahead");
                     shelf.ready.push((Instant::now(), object));
@@ -302,11 +317,11 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        demand: &Demand,
+        (demand, asker): (&Demand, &Asker<'_>),
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, demand, wish(demand.wish), shelf).await;
+            return self.serve(counter, pool, (demand, asker), wish(demand.wish), shelf).await;
         };
         let range = demand.pool.range;
         let wish = match (claim.address(range)?, demand.wish) {
@@ -319,7 +334,7 @@ impl Supplier {
             (Some(ip), _) => Wish::KeptAddress(ip),
             (None, wanted) => wish(wanted),
         };
-        let supply = self.serve(counter, pool, demand, wish, shelf).await?;
+        let supply = self.serve(counter, pool, (demand, asker), wish, shelf).await?;
         let refusal = supply.refusal.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
             // It is asked again.
@@ -336,7 +351,7 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        demand: &Demand,
+        (demand, asker): (&Demand, &Asker<'_>),
         wish: Wish,
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
@@ -353,6 +368,11 @@ impl Supplier {
         let mut seen = self.seen(pool, &demand.ledger).await;
         seen.retain(|object| !ahead.contains(&object.lease_id()));
         let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
+        // It may be the next one's, who has the ledger by now.
+        let is_known = |object: &Object| ask.known.iter().any(|known| known.lease == object.lease_id());
+        if !seen.iter().all(is_known) {
+            asker.is_still_there().await?;
+        }
         let mut supply = turn::serve(counter, &ask, &seen).await;
         let wanted = match (demand.wish, &supply.refusal) {
             // One of a block may be kept, too, where there is nothing else.
@@ -472,5 +492,5 @@ fn delivery(supply: Supply) -> Delivery {
         _ => (None, None),
     };
     let refusal = refusal.map(|refusal| refusal.to_string());
-    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken }
+    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken, still: false }
 }

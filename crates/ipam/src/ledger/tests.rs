@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::turn::{Supply, receive};
 
 const CLOCK: Clock = Clock { now: 1_000_000, rest: 60_000 };
 
@@ -491,4 +492,30 @@ fn a_name_of_a_ledger_is_no_path_and_has_an_end() {
         assert!(!is_name(text), "{text}");
     }
     assert!(is_name(&"a".repeat(128)) && !is_name(&"a".repeat(129)));
+}
+
+#[test]
+fn what_comes_of_a_lease_that_was_deleted_is_no_second_place_for_its_addresses() {
+    let mut ledger = ledger(&["10.0.0.0/30"]);
+    let [held, free] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    let place = ledger.find(held).unwrap();
+    let _ = ledger.hold(place, 1, 7);
+    let heard = |ledger: &mut Ledger, lease| {
+        let supply = Supply { leases: vec![lease], ..Supply::default() };
+        let _ = receive(ledger, CLOCK, 8, &supply);
+    };
+    for ip in [held, free] {
+        let net = IpNet::from(ip);
+        heard(&mut ledger, Lease { bound: true, net, ..lease("10.0.0.0/30", "single") });
+    }
+    let own: Vec<Place> = ledger.held_by(8).collect();
+    assert!(matches!(own.as_slice(), [own] if ledger.address(*own) == Some(free)), "{own:?}");
+    assert_eq!(ledger.slot(ledger.find(free).unwrap()), Slot::Hole);
+    // The block itself, anew: what is given of it now is given of the new lease alone.
+    heard(&mut ledger, lease("10.0.0.0/30", "anew"));
+    let states: Vec<State> = ledger.blocks().filter(|block| !block.bound).map(|block| block.state).collect();
+    assert_eq!(states, [State::Unconfirmed, State::Active]);
+    let rest = ["10.0.0.0", "10.0.0.3"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    assert_eq!([take(&mut ledger, CLOCK, 9), take(&mut ledger, CLOCK, 9)], rest);
+    assert_eq!(ledger.choose(CLOCK, |_| true), Choice::Full);
 }

@@ -3,7 +3,7 @@
 mod end;
 mod living;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
@@ -41,6 +41,10 @@ pub(crate) struct Shape {
     pub(crate) steps: u64,
     /// How many claims keep addresses; none: no address is asked for by name either.
     pub(crate) claims: u64,
+    /// May pods ask a node for addresses before its agent has seen that one of its objects was deleted?
+    pub(crate) late: bool,
+    /// May several pods have a claim's address at a time?
+    pub(crate) shared: bool,
 }
 
 pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -144,7 +148,7 @@ pub(crate) struct Cluster {
     nodes: Vec<Node>,
     now: u64,
     /// Who was told each address, on which node.
-    told: BTreeMap<IpAddr, (usize, Owner)>,
+    told: BTreeMap<IpAddr, BTreeSet<(usize, Owner)>>,
     /// Deleted under pods: since when their addresses rest is known to nobody who has them next.
     deleted: Vec<IpNet>,
     /// When an address was given back, as far as nobody's clock was moved.
@@ -396,6 +400,7 @@ impl Cluster {
                 36..60 => self.come_back(node),
                 94..96 => self.lose_sight(node),
                 96..104 => self.lose_object(node),
+                104..150 if self.shape.late => self.lose_object(node),
                 60..64 => {
                     let down = self.random.once_in(2);
                     self.api.server.lock().unwrap().down = down;
@@ -515,7 +520,7 @@ impl Cluster {
         if let Some(told) = self.nodes[index].pods.get_mut(owner)
             && let Some(ip) = told.take()
         {
-            self.told.remove(&ip);
+            self.leave(ip, index, owner);
             let is_deleted = self.deleted.iter().any(|net| net.contains(&ip));
             match is_deleted || self.nodes.iter().any(|node| node.moved) {
                 true => self.freed.remove(&ip),
@@ -524,6 +529,16 @@ impl Cluster {
         }
         if !owner.claim.is_empty() {
             self.api.server.lock().unwrap().gone.insert(owner.name.clone());
+        }
+    }
+
+    /// One of those who have an address has it no more.
+    fn leave(&mut self, ip: IpAddr, index: usize, owner: &Owner) {
+        let holders = self.told.entry(ip).or_default();
+        holders.remove(&(index, owner.clone()));
+        if holders.is_empty() {
+            self.told.remove(&ip);
+            self.api.server.lock().unwrap().shown.remove(&ip);
         }
     }
 
@@ -589,8 +604,8 @@ impl Cluster {
             ..Holder::default()
         };
         let seed = mark(&Owner::of(node.name.clone()));
-        let task =
-            agent(node.api.clone(), self.grid, filter, holder, clock, seed, question, node.seen.clone());
+        let (api, seen, holder) = (node.api.clone(), node.seen.clone(), (holder, self.shape.shared));
+        let task = agent(api, self.grid, filter, holder, clock, seed, question, seen);
         node.agent.push((Box::pin(task), place));
     }
 
@@ -627,9 +642,13 @@ impl Cluster {
             "seed {seed}: {owner:?} had {again:?} and is given {ip}"
         );
         assert!(self.filter.admits(ip), "seed {seed}: {ip} is not in the range");
-        if let Some((node, other)) = self.told.insert(ip, (index, owner.clone())) {
+        self.api.server.lock().unwrap().shown.insert(ip);
+        let holders = self.told.entry(ip).or_default();
+        holders.insert((index, owner.clone()));
+        for (node, other) in holders.iter() {
+            let shares = self.shape.shared && !owner.claim.is_empty() && owner.claim == other.claim;
             assert!(
-                (node, &other) == (index, owner),
+                shares || (*node, other) == (index, owner),
                 "seed {seed}, step {}: {ip} is {other:?}'s on n{node} and is given to {owner:?} on n{index}",
                 self.steps
             );
@@ -723,7 +742,7 @@ impl Cluster {
     /// The controller takes back what nodes have that are dead and fenced: it reads, makes sure, then takes. Of one claim it
     /// hears that it has ended.
     fn reclaim(&self) -> Task<()> {
-        let (api, now) = (self.api.clone(), self.now);
+        let (api, now, shared) = (self.api.clone(), self.now, self.shape.shared);
         let ended = format!("c{}", now % self.shape.claims.max(1));
         Box::pin(async move {
             let Ok(all) = api.all().await else { return };
@@ -732,7 +751,10 @@ impl Cluster {
                 if dead.contains(&object.holder.node) {
                     let _ = ipam::lease::reclaim(&api, object, now).await;
                 } else if object.holder.node.is_empty() && object.holder.claim == ended {
-                    let _ = ipam::lease::end_claim(&api, object).await;
+                    // Of pods that share it one may have it still.
+                    if !shared || api.shows(object.net.addr()).await == Ok(false) {
+                        let _ = ipam::lease::end_claim(&api, object, now).await;
+                    }
                 }
             }
         })
@@ -753,14 +775,13 @@ async fn agent(
     api: Api,
     grid: Grid,
     filter: Arc<Filter>,
-    holder: Holder,
+    (holder, shares_claim): (Holder, bool),
     clock: Clock,
     seed: u64,
     ask: Ask,
     seen: Vec<Object>,
 ) -> Supply {
     let looks = LOOKS;
-    let counter =
-        Counter { registry: &api, grid, filter: &filter, holder, shares_claim: false, clock, seed, looks };
+    let counter = Counter { registry: &api, grid, filter: &filter, holder, shares_claim, clock, seed, looks };
     turn::serve(&counter, &ask, &seen).await
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::handover::{self, GivenUp};
-use ipam::lease::{Counter, Refusal};
+use ipam::lease::{Asked, Counter, Refusal};
 use ipam::ledger::{Clock, Lease, Ledger, Slot};
 use ipam::registry::{Fault, Holder, Object, Registry, Standing};
 use ipam::turn::{self, Ask, GiveUp, Wish};
@@ -332,8 +332,8 @@ fn play(deeds: [Deed; 2], history: &[Step], is_held: bool) -> Played {
                 looks: 1,
             };
             match deed {
-                Deed::Block => counter.block().await,
-                Deed::Address(ip) => counter.address(ip.parse().unwrap(), &[]).await,
+                Deed::Block => counter.block(Asked::default()).await,
+                Deed::Address(ip) => counter.address(ip.parse().unwrap(), Asked::default()).await,
                 Deed::GivesUp(ip) => give_up(&gate, grid, ip.parse().unwrap(), &ledger).await,
                 Deed::Asks => ask_twice(&counter).await,
                 Deed::AsksFor(ip) => ask(&counter, &gate, &[], Wish::Address(ip.parse().unwrap())).await,

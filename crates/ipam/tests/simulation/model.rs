@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -33,6 +34,8 @@ impl Random {
 pub(crate) struct Server {
     pub(crate) objects: BTreeMap<IpNet, Object>,
     pub(crate) gone: BTreeSet<String>,
+    /// The addresses that pods show.
+    pub(crate) shown: BTreeSet<IpAddr>,
     /// Nodes that are dead and fenced.
     pub(crate) dead: BTreeSet<String>,
     pub(crate) random: Random,
@@ -59,6 +62,7 @@ impl Api {
         let server = Server {
             objects: BTreeMap::new(),
             gone: BTreeSet::new(),
+            shown: BTreeSet::new(),
             dead: BTreeSet::new(),
             random: Random(seed.wrapping_mul(0x9e37_79b9).wrapping_add(88_172_645_463_325_252)),
             trouble: 12,
@@ -79,6 +83,11 @@ impl Api {
     /// Which nodes are dead and fenced.
     pub(crate) async fn dead(&self) -> Result<BTreeSet<String>, Fault> {
         self.request(|server| Ok(server.dead.clone())).await
+    }
+
+    /// Does a pod show this address?
+    pub(crate) async fn shows(&self, ip: IpAddr) -> Result<bool, Fault> {
+        self.request(|server| Ok(server.shown.contains(&ip))).await
     }
 
     /// One request: it is under way for a while, arrives or not, and its answer comes back or not.

@@ -235,3 +235,44 @@ fn what_is_held_in_doubt_is_not_given_back_to_who_is_leasing_the_block_around_it
     assert_eq!(asked().confirmed, [(old.lease_id(), read().lease_id())], "it is a hole by now");
     assert_eq!((read().holder.node.as_str(), read().holder.owner.as_str()), ("n0", "o"));
 }
+
+#[test]
+fn what_the_ledger_has_is_leased_for_nobody_else_though_its_object_was_deleted() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let had = |net: &str| {
+        let (net, lease) = (net.parse().unwrap(), "deleted.0".to_owned());
+        Known { net, lease, state: State::Active, held: Vec::new() }
+    };
+    let asked = |known: Vec<Known>, wish| wait(serve(&world.counter(), &Ask { known, wish }, &[]));
+    let [ip, block] = ["10.0.0.1/32", "10.0.0.0/30"].map(|net| net.parse::<IpNet>().unwrap());
+    let named = asked(vec![had("10.0.0.1/32")], Wish::Address(ip.addr()));
+    assert_eq!((named.refusal, named.leases), (Some(Refusal::Here(ip.addr())), Vec::new()));
+    let _ = world.make("10.0.0.4/30", "n1", 0);
+    let any = asked(vec![had("10.0.0.1/32")], Wish::Kept(None)).leases;
+    assert!(matches!(any.as_slice(), [lease] if lease.bound && lease.net != ip), "{any:?}");
+    let none = asked(vec![had("10.0.0.0/30")], Wish::Any);
+    assert_eq!((none.refusal, none.leases), (Some(Refusal::Exhausted), Vec::new()));
+    assert_eq!(wait(world.api.read(block)), Ok(None));
+}
+
+/// Deleted by force, for example: its sandbox is taken down a moment later.
+#[test]
+fn what_is_kept_for_a_pod_does_not_move_on_its_node_before_the_last_one_is_gone_from_there() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    let holder = Holder { owner: "before".into(), claim: "c".into(), ..world.counter().holder };
+    let object = wait(make(&world.api, ip.into(), &holder)).unwrap();
+    world.api.server.lock().unwrap().gone.insert("before".into());
+    let asked = |node: &str, known: Vec<Known>, shares_claim| {
+        let holder = Holder { node: node.into(), owner: "next".into(), ..holder.clone() };
+        let counter = Counter { holder, shares_claim, ..world.counter() };
+        let supply = wait(serve(&counter, &Ask { known, wish: Wish::Kept(None) }, &[]));
+        (supply.leases.first().map(|lease| lease.net), supply.refusal)
+    };
+    for state in [State::Active, State::Unconfirmed] {
+        assert_eq!(asked("n0", vec![known(&object, state)], false), (None, Some(Refusal::Here(ip))));
+    }
+    assert_eq!(asked("n0", vec![known(&object, State::Active)], true), (Some(ip.into()), None), "shared");
+    world.api.server.lock().unwrap().gone.insert("next".into());
+    assert_eq!(asked("n1", Vec::new(), false), (Some(ip.into()), None), "of another node nothing is known");
+}

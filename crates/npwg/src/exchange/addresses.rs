@@ -14,6 +14,9 @@ use crate::plan::PodIdentity;
 /// The form of demand this release sends.
 pub const VERSION: u32 = 1;
 
+/// What whoever asks says, as one byte, when it is asked whether it is still there ([`Delivery::still`]): it has the ledger locked.
+pub const STILL: u8 = b'y';
+
 /// What a ledger asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,6 +46,9 @@ pub struct Demand {
     pub shared: bool,
     /// How long a freed address rests, in milliseconds.
     pub rest: u64,
+    /// Does it say [`STILL`] when it is asked? An older release does not.
+    #[serde(default)]
+    pub answers: bool,
 }
 
 /// Which pool.
@@ -142,6 +148,9 @@ pub struct Delivery {
     pub own: Option<IpAddr>,
     /// It is because this address, which the demand named as free in the ledger, is somebody else's by now.
     pub taken: Option<IpAddr>,
+    /// No answer yet: is whoever asked still there?
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub still: bool,
 }
 
 /// A block that is leased.

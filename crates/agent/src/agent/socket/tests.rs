@@ -1,7 +1,7 @@
 //! Plans, and addresses that somebody needs, while others give addresses back and come to no end.
 
 use cni::name::{ContainerId, IfName};
-use npwg::exchange::addresses::{Addresses, PoolName};
+use npwg::exchange::addresses::{Addresses, PoolName, STILL};
 use serde_json::value::RawValue;
 
 use super::*;
@@ -20,7 +20,7 @@ impl Oracle for Giving {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, demand: &Demand) -> Delivery {
+    async fn supply(&self, demand: &Demand, _: &Asker<'_>) -> Delivery {
         match demand.wish {
             Want::Return | Want::Nothing | Want::Ahead => std::future::pending().await,
             _ => Delivery { refusal: Some("nothing".into()), ..Delivery::default() },
@@ -52,6 +52,7 @@ fn demand(wish: Want) -> Vec<u8> {
         claim: String::new(),
         shared: false,
         rest: 0,
+        answers: true,
     };
     let mut bytes = Vec::new();
     exchange::send(&mut bytes, &demand).unwrap();
@@ -138,7 +139,7 @@ impl Oracle for Working {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &Demand) -> Delivery {
+    async fn supply(&self, _: &Demand, _: &Asker<'_>) -> Delivery {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _work = Work(&self.0);
         std::future::pending().await
@@ -176,5 +177,61 @@ async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_gi
     timeout(patience, at_work(1)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(working.0.load(Ordering::Relaxed), 1, "what is to be given back");
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Asks whoever asks for addresses whether he is there.
+struct Asking;
+
+impl Oracle for Asking {
+    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+        Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+    }
+
+    async fn supply(&self, _: &Demand, asker: &Asker<'_>) -> Delivery {
+        let refusal = asker.is_still_there().await.err();
+        Delivery { refusal: Some(refusal.unwrap_or_else(|| "there".to_owned())), ..Delivery::default() }
+    }
+
+    fn orders(&self) -> Vec<Order> {
+        Vec::new()
+    }
+
+    fn metrics(&self) -> Option<&Metrics> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn who_is_asked_whether_he_is_there_is_if_he_says_so_and_one_of_an_earlier_release_is_not_asked() {
+    let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
+    let socket = Socket::bind(&path).unwrap();
+    tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));
+    for (says, expected) in [(Some(STILL), "there"), (None, "does not say"), (Some(0), "does not say")] {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        stream.write_all(&demand(Want::Any)).await.unwrap();
+        let hear = async |stream: &mut UnixStream| {
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).await.unwrap();
+            let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
+            stream.read_exact(&mut bytes).await.unwrap();
+            serde_json::from_slice::<Delivery>(&bytes).unwrap()
+        };
+        assert!(hear(&mut stream).await.still);
+        if let Some(said) = says {
+            stream.write_all(&[said]).await.unwrap();
+        }
+        let answer = hear(&mut stream).await;
+        assert!(!answer.still && answer.refusal.unwrap().contains(expected), "{says:?}");
+    }
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    let bytes = demand(Want::Any);
+    let mut earlier: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
+    let _ = earlier.as_object_mut().unwrap().remove("answers");
+    let mut bytes = Vec::new();
+    exchange::send(&mut bytes, &earlier).unwrap();
+    stream.write_all(&bytes).await.unwrap();
+    let answer = receive::<Delivery>(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await.unwrap();
+    assert_eq!(answer.refusal.as_deref(), Some("there"));
     std::fs::remove_file(&path).unwrap();
 }

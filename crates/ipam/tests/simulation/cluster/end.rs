@@ -88,9 +88,15 @@ impl Cluster {
             _ => None,
         };
         self.nodes[index].calls.push(Call::of(verb));
+        self.finish(index);
+        owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten())
+    }
+
+    /// The calls of a node come to their end, while nothing else happens.
+    pub(super) fn finish(&mut self, index: usize) {
         for _ in 0..100_000 {
             if self.nodes[index].calls.is_empty() {
-                return owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten());
+                return;
             }
             self.nodes[index].go_on();
             self.advance(index);

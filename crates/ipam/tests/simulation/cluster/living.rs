@@ -10,7 +10,7 @@ use ipam::registry::Holder;
 use ipam::{Ledger, confirm, turn};
 
 use super::super::handover::Giver;
-use super::{Cluster, Owner};
+use super::{Cluster, Owner, REST};
 
 impl Cluster {
     /// It is not heard of any more, and said to be gone.
@@ -34,7 +34,7 @@ impl Cluster {
     }
 
     /// A hand deletes an object of a node under its pods, which go on. Its agent has the ledger doubt it, and leases it again, if
-    /// something in it is held, before anybody else comes.
+    /// something in it is held, before anybody else comes but pods of its own, where it is late.
     pub(super) fn lose_object(&mut self, index: usize) {
         let node = &self.nodes[index];
         if !node.alive || !node.calls.is_empty() || *node.api.partitioned.lock().unwrap() {
@@ -58,7 +58,10 @@ impl Cluster {
                     && object.net.contains(&block.net)
                     && !object.holes.contains(&block.net.addr())
             };
-            if server.down || !is_it || server.objects.values().find(is_open).is_some() {
+            // For whom else it was kept, and who else has it, was in the object alone.
+            let mut holders = self.told.get(&block.net.addr()).into_iter().flatten();
+            let is_shared = self.shape.shared && block.bound && holders.any(|(node, _)| *node != index);
+            if server.down || !is_it || is_shared || server.objects.values().find(is_open).is_some() {
                 return;
             }
             server.objects.remove(&block.net);
@@ -67,6 +70,9 @@ impl Cluster {
         // Since when what is free in it rests is written in the ledger alone.
         self.freed.clear();
         self.deleted.push(block.net);
+        if self.shape.late {
+            ledger = self.meanwhile(index);
+        }
         self.write_doubt(index, &mut ledger, &block.uid);
         // Something in it may be held in the page of an earlier lease alone, which is compared as well.
         let held: Vec<_> = ledger
@@ -95,8 +101,19 @@ impl Cluster {
         self.api.server.lock().unwrap().trouble = trouble;
     }
 
+    /// What its pods ask for before its agent has seen it; the ledger then.
+    fn meanwhile(&mut self, index: usize) -> Ledger {
+        for _ in 0..self.random.below(8) {
+            self.now += REST / 2;
+            self.begin(index);
+            self.finish(index);
+        }
+        Ledger::open(Arc::new(self.nodes[index].disk.clone())).unwrap().expect("a ledger")
+    }
+
     fn write_doubt(&self, index: usize, ledger: &mut Ledger, lease: &str) {
-        let edit = confirm::doubt(ledger, lease).expect("it is active");
+        // In doubt since it was leased anew, or not there any more.
+        let Some(edit) = confirm::doubt(ledger, lease) else { return };
         let offset = usize::try_from(edit.offset).unwrap();
         let disk = &self.nodes[index].disk;
         disk.0.lock().unwrap()[offset..offset + edit.bytes.len()].copy_from_slice(&edit.bytes);

@@ -1,6 +1,6 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use ipam::ledger::{Lease, Ledger, State};
 use ipam::turn::{self, Supply, Wish};
 use linux::unix::connect_within;
 use npwg::exchange::addresses::{
-    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
+    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, STILL, VERSION, Want,
 };
 use npwg::exchange::{receive, send};
 
@@ -60,6 +60,7 @@ pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Wa
         claim: settings.claim.name.clone(),
         shared: settings.claim.shared,
         rest: settings.rest,
+        answers: true,
     }
 }
 
@@ -92,7 +93,12 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
     stream.set_read_timeout(Some(patience)).map_err(failed)?;
     send(&mut stream, demand)?;
-    let Delivery { leases, gone, confirmed, lost, refusal, own, taken } = receive(&mut stream)?;
+    let mut delivery: Delivery = receive(&mut stream)?;
+    while delivery.still {
+        stream.write_all(&[STILL]).map_err(failed)?;
+        delivery = receive(&mut stream)?;
+    }
+    let Delivery { leases, gone, confirmed, lost, refusal, own, taken, still: _ } = delivery;
     let leases =
         leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
     let lack = refusal.map(|why| Lack { why, own, taken });
