@@ -47,6 +47,7 @@ type Choice = (&'static str, Kind, &'static [(&'static str, &'static str)]);
 
 /// What can be wrong with a number of bytes that a packet may have.
 const MTU: Choice = ("mtu", Number, &[("67", "67"), ("65536", "65536"), ("-1", "-1")]);
+const QUEUES: Choice = ("queues", Number, &[("4097", "4097"), ("-1", "-1")]);
 const MAC: &[(&str, &str)] =
     &[(r#""x""#, r#""x""#), (r#""ff:ff:ff:ff:ff:ff""#, "ff:ff"), (r#""00:00:00:00:00:00""#, "00:00")];
 const RUNTIME_MAC: Choice = ("runtimeConfig.mac", Text, MAC);
@@ -95,6 +96,7 @@ const CASES: &[Case] = &[
                 ("isDefaultGateway", Flag, &[]),
                 ("forceAddress", Flag, &[]),
                 MTU,
+                QUEUES,
                 ("hairpinMode", Flag, &[]),
                 ("promiscMode", Flag, &[]),
                 ("vlan", Number, &[("4095", "4095"), ("-1", "-1"), ("65536", "65536")]),
@@ -173,7 +175,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "ptp",
         base: r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}"#,
-        choices: &[&[MTU, ("ipam", Object, &[]), ("dns", Object, &[])], &MASQUERADE],
+        choices: &[&[MTU, QUEUES, ("ipam", Object, &[]), ("dns", Object, &[])], &MASQUERADE],
     },
     Case {
         plugin: "host-device",
