@@ -204,10 +204,11 @@ impl Clock {
     ///
     /// A clock that was set back by more than the rest and a minute makes nobody wait for the old time to come again. Less
     /// may be the time since a question was asked, which is by its own clock.
+    /// Without a rest nothing waits, not even what somebody gave back while a question was on its way.
     pub(crate) fn rests_until(self, since: u64) -> Option<u64> {
         let ends = since.saturating_add(self.rest);
         let latest = self.now.saturating_add(self.rest).saturating_add(QUESTION_MAX);
-        (since > 0 && self.now < ends && since <= latest).then_some(ends)
+        (self.rest > 0 && since > 0 && self.now < ends && since <= latest).then_some(ends)
     }
 }
 

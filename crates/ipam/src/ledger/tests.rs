@@ -56,6 +56,12 @@ fn every_change_is_what_its_edit_says() {
 }
 
 #[test]
+fn without_a_rest_nothing_waits_for_what_was_given_back_while_it_was_asked_for() {
+    assert_eq!(Clock { now: 100, rest: 0 }.rests_until(101), None);
+    assert_eq!(Clock { now: 100, rest: 10 }.rests_until(101), Some(111));
+}
+
+#[test]
 fn who_has_been_free_longest_goes_first_and_rests_before() {
     let mut ledger = ledger(&["10.0.0.0/30"]);
     let given: Vec<IpAddr> = (0..4).map(|mark| take(&mut ledger, CLOCK, mark)).collect();
