@@ -69,6 +69,19 @@ impl Cluster {
         self.kube.apply(&service.to_string());
     }
 
+    /// A pod in the network `storage`, and the Service `web` that lists it.
+    fn list_one(&self) {
+        self.kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
+        self.condition("a", true);
+        self.service("web", asks("storage"), &one_port());
+        self.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    }
+
+    /// Gives a slice another label.
+    fn relabel(&self, slice: &str, label: &str) {
+        self.kube.kubectl(["label", "--overwrite", "endpointslice", "-n", "default", slice, label]);
+    }
+
     /// What the condition of a pod is, as its kubelet would say it.
     fn condition(&self, name: &str, ready: bool) {
         let path = format!("/api/v1/namespaces/default/pods/{name}/status");
@@ -292,6 +305,10 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
     cluster.machine.wait(CONTROLLER, "takes them away", || cluster.slices("web").is_empty().then_some(()));
 }
 
+fn one_port() -> Value {
+    json!({ "ports": [{ "port": 80 }] })
+}
+
 /// A slice that somebody made by hand.
 fn by_hand(kube: &Kube, name: &str, labels: Value, ports: Value) -> Value {
     let mut slice = json!({ "kind": "EndpointSlice", "addressType": "IPv4",
@@ -314,20 +331,11 @@ fn a_name_that_somebody_else_has_keeps_no_service_from_its_addresses() {
     }
     kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
     cluster.condition("a", true);
-    let port = json!({ "ports": [{ "port": 80 }] });
-    cluster.service("web", asks("storage"), &port);
+    cluster.service("web", asks("storage"), &one_port());
     let beside = ("10.9.9.9", true);
     cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true), beside]);
     // One of ours that a hand took from us stays as it is then, and another one is made.
-    kube.kubectl([
-        "label",
-        "--overwrite",
-        "endpointslice",
-        "-n",
-        "default",
-        "web-weft-2",
-        "endpointslice.kubernetes.io/managed-by=somebody",
-    ]);
+    cluster.relabel("web-weft-2", "endpointslice.kubernetes.io/managed-by=somebody");
     until("another one is made", || (cluster.slices("web").len() == 4).then_some(()));
     assert_eq!(
         cluster.listed("web"),
@@ -347,12 +355,8 @@ fn one_services_trouble_holds_up_no_other_one() {
             "rules": [{ "apiGroups": ["discovery.k8s.io"], "apiVersions": ["*"], "operations": ["*"],
                 "resources": ["endpointslices"] }] }] });
     kube.apply(&refuses.to_string());
-    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
-    cluster.condition("a", true);
-    let port = json!({ "ports": [{ "port": 80 }] });
-    cluster.service("web", asks("storage"), &port);
-    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
-    cluster.service("refused", asks("storage"), &port);
+    cluster.list_one();
+    cluster.service("refused", asks("storage"), &one_port());
     // 1, 2, 4 and 8 s after each other; the next try is 16 s later.
     until("it was tried some times", || {
         (cluster.figure("weft_services_failed_writes_total ") >= 5).then_some(())
@@ -369,11 +373,7 @@ fn one_services_trouble_holds_up_no_other_one() {
 fn slices_that_make_no_sense_spoil_nothing() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
-    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
-    cluster.condition("a", true);
-    let port = json!({ "ports": [{ "port": 80 }] });
-    cluster.service("web", asks("storage"), &port);
-    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    cluster.list_one();
     let ours = json!({ "kubernetes.io/service-name": "web",
         "endpointslice.kubernetes.io/managed-by": "weft-controller-services" });
     for (name, port) in [("high", json!(70000)), ("low", json!(-1)), ("none", Value::Null)] {
@@ -395,11 +395,7 @@ fn slices_that_make_no_sense_spoil_nothing() {
 fn what_a_hand_changed_or_removed_is_put_right() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
-    kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
-    cluster.condition("a", true);
-    let port = json!({ "ports": [{ "port": 80 }] });
-    cluster.service("web", asks("storage"), &port);
-    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
+    cluster.list_one();
     let slice = || cluster.slices("web")[0]["metadata"]["name"].as_str().expect("a name").to_owned();
     for round in 0..6 {
         kube.kubectl(["delete", "endpointslice", "-n", "default", &slice()]);
@@ -416,29 +412,13 @@ fn what_a_hand_changed_or_removed_is_put_right() {
         (cluster.listed("web").keys().eq(["10.1.0.1"])).then_some(())
     });
     // To another Service's, which asks, too: its name must not be in the way for ever.
-    cluster.service("other", asks("none"), &port);
-    kube.kubectl([
-        "label",
-        "--overwrite",
-        "endpointslice",
-        "-n",
-        "default",
-        &slice(),
-        "kubernetes.io/service-name=other",
-    ]);
+    cluster.service("other", asks("none"), &one_port());
+    cluster.relabel(&slice(), "kubernetes.io/service-name=other");
     cluster.machine.wait(CONTROLLER, "it is made again", || (cluster.listed("web").len() == 1).then_some(()));
     // With a pod that makes the other one want it.
-    cluster.service("other", asks("storage"), &port);
+    cluster.service("other", asks("storage"), &one_port());
     cluster.machine.wait(CONTROLLER, "the other one", || (cluster.listed("other").len() == 1).then_some(()));
-    kube.kubectl([
-        "label",
-        "--overwrite",
-        "endpointslice",
-        "-n",
-        "default",
-        &slice(),
-        "kubernetes.io/service-name=other",
-    ]);
+    cluster.relabel(&slice(), "kubernetes.io/service-name=other");
     cluster.machine.wait(CONTROLLER, "both are listed", || {
         (cluster.listed("web").len() == 1 && cluster.listed("other").len() == 1).then_some(())
     });

@@ -223,18 +223,13 @@ impl Supplier {
             seed: self.seed(demand),
             looks: LOOKS,
         };
+        let had = || -> Vec<turn::Known> { demand.known.iter().map(known).collect() };
         let supply = match demand.wish {
-            Want::Ahead => {
-                let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
-                self.lease_ahead(&counter, &known, shelf).await
-            }
-            Want::Room => {
-                let known: Vec<turn::Known> = demand.known.iter().map(known).collect();
-                Ok(Supply { refusal: counter.has_room(&known).await.err(), ..Supply::default() })
-            }
+            Want::Ahead => self.lease_ahead(&counter, &had(), shelf).await,
+            Want::Room => Ok(Supply { refusal: counter.has_room(&had()).await.err(), ..Supply::default() }),
             Want::Return => {
                 self.give_back_old(&counter, shelf).await?;
-                let ask = Ask { known: demand.known.iter().map(known).collect(), wish: Wish::Nothing };
+                let ask = Ask { known: had(), wish: Wish::Nothing };
                 let mut supply = Supply::default();
                 turn::give_back_returning(&counter, &ask, &mut supply).await;
                 Ok(supply)
