@@ -1,14 +1,15 @@
 //! Connections to processes of this node.
 //!
 //! A socket whose owner no longer accepts takes so many callers as its backlog holds, and then the next one waits for as long
-//! as it likes, whatever it meant to wait for an answer.
+//! as it likes, whatever it meant to wait for an answer. One that says a little again and again has an answer waited for as long
+//! as it likes where each read has a limit of its own: so the whole has one.
 //!
-//! Source: unix(7), connect(2), socket(7) `SO_SNDTIMEO`.
+//! Source: unix(7), connect(2), socket(7) `SO_RCVTIMEO`, `SO_SNDTIMEO`.
 
-use std::io;
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -23,16 +24,58 @@ pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream>
     match connect(&socket, &SocketAddrUnix::new(path)?) {
         Ok(()) => Ok(UnixStream::from(socket)),
         Err(rustix::io::Errno::AGAIN) => {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "nobody takes calls there: its owner does not run"))
+            Err(io::Error::new(ErrorKind::TimedOut, "nobody takes calls there: its owner does not run"))
         }
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A conversation that has an end, however often the other side says a little.
+///
+/// Reads and writes fail with [`ErrorKind::TimedOut`] once it is over, and with that or [`ErrorKind::WouldBlock`] if it ends while
+/// they wait.
+#[derive(Debug)]
+pub struct Bounded<'a> {
+    stream: &'a mut UnixStream,
+    end: Instant,
+}
+
+impl Bounded<'_> {
+    /// From now on it may take `patience`.
+    pub fn within(stream: &mut UnixStream, patience: Duration) -> Bounded<'_> {
+        Bounded { stream, end: Instant::now() + patience }
+    }
+
+    /// What is left of its time; never nothing, which would be for ever.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::time::Instant;
 
     use super::*;
 
@@ -51,14 +94,11 @@ mod tests {
             }
             assert!(taken.len() < 100);
         };
-        assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
         assert!(began.elapsed() >= Duration::from_millis(150) && began.elapsed() < Duration::from_secs(20));
         assert!(!taken.is_empty());
         drop(listener);
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(
-            connect_within(&path, Duration::from_secs(1)).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
+        assert_eq!(connect_within(&path, Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

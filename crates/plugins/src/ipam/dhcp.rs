@@ -38,7 +38,7 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::version::Version;
 use cni::{Context, Error, code};
-use linux::unix::connect_within;
+use linux::unix::{Bounded, connect_within};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -298,8 +298,7 @@ fn converse(socket: &Path, question: &Question, wait: Duration) -> Result<Answer
         }
         _ => Error::io(&place, cause),
     })?;
-    let failed = |cause| Error::io(&place, cause);
-    stream.set_read_timeout(Some(wait)).map_err(failed)?;
+    let mut stream = Bounded::within(&mut stream, wait);
     wire::send(&mut stream, question).context(&place)?;
     match wire::receive(&mut stream).context(&place)? {
         Answer::Refused(error) => Err(error.context("dhcp daemon")),

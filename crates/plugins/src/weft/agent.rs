@@ -4,15 +4,15 @@
 //! that is not there is replaced by a short-lived process that does the same; what the agent is told afterwards
 //! is for its figures, and never fails or delays an ADD noticeably.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cni::{Context, Error, code};
-use linux::unix::connect_within;
+use linux::unix::{Bounded, connect_within};
 use npwg::configuration::NodeConfiguration;
 use npwg::exchange::{self, Answer, Order, Question, Reply, Report};
 use npwg::plan::Plan;
@@ -112,44 +112,9 @@ fn unheard(socket: &Path, cause: &io::Error) -> Error {
     Error::new(code, format!("agent {}: {cause}", socket.display()))
 }
 
-/// A conversation that has an end, however often the other side says a little.
-#[derive(Debug)]
-struct Bounded<'a> {
-    stream: &'a mut UnixStream,
-    end: Instant,
-}
-
-impl Bounded<'_> {
-    /// What is left of its time; never nothing, which would be for ever.
-    fn left(&self) -> io::Result<Option<Duration>> {
-        match self.end.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
-            left => Ok(Some(left)),
-        }
-    }
-}
-
-impl Read for Bounded<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Bounded<'_> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(buffer)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
 /// Puts a question to whoever is at the other end; it and the answer may take `patience`.
 fn ask(stream: &mut UnixStream, question: &Question, patience: Duration) -> Result<Reply, Error> {
-    let mut stream = Bounded { stream, end: Instant::now() + patience };
+    let mut stream = Bounded::within(stream, patience);
     // The agent is there but slow, or ends just now: the same call may succeed later.
     let again = |error: Error| match error.code {
         code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
@@ -205,6 +170,7 @@ fn absent(cause: &io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
 
     use super::*;
 

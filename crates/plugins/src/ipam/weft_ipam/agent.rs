@@ -10,7 +10,7 @@ use ipam::Grid;
 use ipam::grid::BITS_MAX;
 use ipam::ledger::{Lease, Ledger, State};
 use ipam::turn::{self, Supply, Wish};
-use linux::unix::connect_within;
+use linux::unix::{Bounded, connect_within};
 use npwg::exchange::addresses::{
     Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, STILL, VERSION, Want,
 };
@@ -91,8 +91,9 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
-    stream.set_read_timeout(Some(patience)).map_err(failed)?;
     send(&mut stream, demand)?;
+    // The ledger is locked meanwhile.
+    let mut stream = Bounded::within(&mut stream, patience);
     let mut delivery: Delivery = receive(&mut stream)?;
     while delivery.still {
         stream.write_all(&[STILL]).map_err(failed)?;
@@ -129,5 +130,62 @@ pub(super) fn supply_alone(pool: &Pool, ledger: &Ledger, wish: Wish) -> Supply {
             .collect(),
         confirmed,
         ..Supply::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    use npwg::plan::PodIdentity;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_asks_again_and_again_whether_somebody_is_there_has_no_more_time_for_it() {
+        let path = std::env::temp_dir().join(format!("weft-still-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let agent = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _: Demand = receive(&mut stream).unwrap();
+            let began = Instant::now();
+            let still = Delivery { still: true, ..Delivery::default() };
+            while began.elapsed() < 5 * COURTESY && send(&mut stream, &still).is_ok() {
+                if stream.read_exact(&mut [0]).is_err() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let range = "10.0.0.0/24".parse().unwrap();
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        let demand = Demand {
+            addresses: VERSION,
+            pool: PoolName { name: "p".into(), given: false, network: String::new(), range },
+            filter: Addresses {
+                subnet: range,
+                first: ip(1),
+                last: ip(254),
+                gateway: None,
+                exclude: Vec::new(),
+            },
+            ledger: "p".into(),
+            directory: "/".into(),
+            known: Vec::new(),
+            wish: Want::Return,
+            pod: PodIdentity::default(),
+            owner: String::new(),
+            claim: String::new(),
+            shared: false,
+            rest: 0,
+            answers: true,
+        };
+        let began = Instant::now();
+        assert!(ask(&path, &demand).is_err());
+        assert!(began.elapsed() >= COURTESY && began.elapsed() < 2 * COURTESY, "{:?}", began.elapsed());
+        agent.join().unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 }
