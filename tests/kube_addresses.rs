@@ -668,7 +668,7 @@ fn define_whereabouts(nodes: &Nodes) {
         });
         nodes.kube.apply(&definition.to_string());
     }
-    nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    nodes.kube.wait_until_served();
 }
 
 #[test]

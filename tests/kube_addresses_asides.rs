@@ -339,7 +339,7 @@ fn an_address_of_which_whereabouts_names_no_pod_is_told_and_not_taken_for_one_th
             "names": { "plural": "ippools", "singular": "ippool", "kind": "IPPool" } },
     });
     nodes.kube.apply(&definition.to_string());
-    nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    nodes.kube.wait_until_served();
     let given = json!({ "5": { "id": "c" }, "6": { "id": "d", "podref": "default/gone" } });
     let object = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
         "metadata": { "name": "10.22.0.0-24", "namespace": "kube-system" },

@@ -442,12 +442,14 @@ fn annotation(key: &str, value: Option<&str>) -> Value {
 
 /// A cluster with the agent's rights and its policy; nothing, and the test is skipped, where tokens do not say their node.
 fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
-    let kube = rig::Kube::new(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
+    let kube = rig::Kube::prepare(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
     if kube.minor() < NODE_IN_TOKEN_MINOR {
         let why = format!("Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
         testkit::record_skip(&testkit::test_name(), &why);
         return None;
     }
+    kube.launch();
+    kube.wait();
     kube.service_account("kube-system", "weft-agent");
     for file in ["rbac.yaml", "policy.yaml"] {
         let path = testkit::workspace().join("deploy/base").join(file);

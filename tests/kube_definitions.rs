@@ -31,7 +31,7 @@ fn define(kube: &Kube, machine: &Machine) {
     let definitions = machine.run([weft.to_str().expect("a path"), "crds"]);
     let said = kube.apply(&definitions);
     assert!(said.contains("network-attachment-definitions.k8s.cni.cncf.io created"), "{said}");
-    kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    kube.wait_until_served();
     until("it is served", || {
         kube.attempt(["get", "net-attach-def", "-A"], "").code.filter(|code| *code == 0)
     });

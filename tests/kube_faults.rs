@@ -116,7 +116,7 @@ fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_
         let path = testkit::workspace().join(format!("deploy/crds/{name}.yaml"));
         agent.kube.apply(&std::fs::read_to_string(path).expect("a file of the project"));
     }
-    agent.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    agent.kube.wait_until_served();
     let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "p" },
         "spec": { "range": "10.82.0.0/24", "blockBits": 6 } });
     agent.kube.apply(&pool.to_string());

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rig::Machine;
-use rig::kube::{Accounts, Kube};
+use rig::kube::{Accounts, Kube, files};
 use rig::machine::until;
 use rig::parts::text;
 use serde_json::{Value, json};
@@ -35,8 +35,7 @@ impl Cluster {
     fn new(host: Host) -> Option<Cluster> {
         let machine = Arc::new(Machine::new(host, "control"));
         let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
-        let rights = std::fs::read_to_string(workspace().join("deploy/services/rbac.yaml"));
-        kube.apply(&rights.expect("a file of the project"));
+        kube.apply(&files(&["deploy/services/rbac.yaml"]));
         let account = kube.service_account("kube-system", "weft-controller-services");
         let cluster = Cluster { kube, machine, account };
         cluster.start();

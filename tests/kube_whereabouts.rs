@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rig::addresses::{Nodes, given, name, network};
+use rig::kube::files;
 use rig::machine::until;
 use rig::parts::text;
 use rig::peers::peers;
@@ -63,7 +64,7 @@ fn prepare(nodes: &Nodes) {
     }
     let flat = json!({ "datastore": "kubernetes", "kubernetes": { "kubeconfig": nodes.kube.admin() } });
     nodes.machine.write("/etc/cni/net.d/whereabouts.d/whereabouts.conf", flat.to_string());
-    nodes.kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    nodes.kube.wait_until_served();
     for (slices, range, slice) in
         [("sliced", "10.35.0.0/16", "10.35.0.64/26"), ("red", "10.36.0.0/16", "10.36.0.64/26")]
     {
@@ -176,8 +177,7 @@ fn end_of_the_old_ones(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     old.plugin = "whereabouts".to_owned();
     old.del(&config).success();
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "small-old-1", "--force", "--grace-period=0"]);
-    let rights = std::fs::read_to_string(testkit::workspace().join("deploy/ipam/rbac.yaml")).unwrap();
-    nodes.kube.apply(&rights);
+    nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let controller = testkit::binary("weft");
     let words = ["controller", "--ipam", "--node-grace", "2", "--interval", "1", "--kubeconfig", &account];

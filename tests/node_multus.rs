@@ -74,7 +74,7 @@ fn prepare(node: &Node, plugins: &str) {
     }
     let crd = workspace().join("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml");
     node.kube().kubectl(["apply", "-f", text(&crd)]);
-    node.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    node.kube().wait_until_served();
     node.kube().apply(&installation());
     node.kube().apply(&definitions());
     node.write("/etc/cni/net.d/10-default.conflist", default_network().to_string());

@@ -22,7 +22,7 @@ macro_rules! node {
         let Some(node) = Node::new(host) else { return };
         let weft = testkit::binary("weft");
         node.kube().apply(&node.machine().run([weft.to_str().expect("a path"), "crds"]));
-        node.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        node.kube().wait_until_served();
         node
     }};
 }

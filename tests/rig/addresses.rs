@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use testkit::{Attachment, Finished, Pod, workspace};
+use testkit::{Attachment, Finished, Pod};
 
-use crate::kube::{Accounts, Kube};
+use crate::kube::{Accounts, Kube, files};
 use crate::machine::Machine;
 use crate::parts::text;
 
@@ -43,12 +43,14 @@ impl Nodes {
     pub fn new(machine: impl Into<Arc<Machine>>, count: usize) -> Option<Nodes> {
         let machine = machine.into();
         let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
-        for path in std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").flatten() {
-            kube.apply(&std::fs::read_to_string(path.path()).expect("a file of the project"));
-        }
-        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
-        let rights = std::fs::read_to_string(workspace().join("deploy/base/rbac.yaml"));
-        kube.apply(&rights.expect("a file of the project"));
+        kube.apply(&files(&[
+            "deploy/crds/ipamclaims.k8s.cni.cncf.io.yaml",
+            "deploy/crds/ipblocks.weft.dev.yaml",
+            "deploy/crds/ippools.weft.dev.yaml",
+            "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml",
+            "deploy/base/rbac.yaml",
+        ]));
+        kube.wait_until_served();
         machine.install(&testkit::binary("weft-cni"), &["weft-ipam", "whereabouts"]);
         let configuration = kube.service_account("kube-system", "weft-agent");
         let nodes = Nodes { machine, kube, configuration, count };
@@ -235,9 +237,7 @@ pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
 /// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
 #[track_caller]
 pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
-    let rights =
-        std::fs::read_to_string(workspace().join("deploy/ipam/rbac.yaml")).expect("a file of the project");
-    nodes.kube.apply(&rights);
+    nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let program = testkit::binary("weft");
     let fixed = [text(&program), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];

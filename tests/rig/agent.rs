@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use testkit::{Attachment, Host, Pod, workspace};
+use testkit::{Attachment, Host, Pod};
 
 use crate::cluster::bridge;
-use crate::kube::{Accounts, Kube};
+use crate::kube::{Accounts, Kube, files, namespace};
 use crate::machine::{Machine, until};
 use crate::parts::text;
 
@@ -42,12 +42,9 @@ impl Agent {
     pub fn new(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
         let machine = machine.into();
         let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
-        let file =
-            |path: &str| std::fs::read_to_string(workspace().join(path)).expect("a file of the project");
-        kube.apply(&file("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"));
-        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
-        kube.apply(&file("deploy/base/rbac.yaml"));
-        kube.kubectl(["create", "namespace", NAMESPACE]);
+        let definitions = "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml";
+        kube.apply(&(files(&[definitions, "deploy/base/rbac.yaml"]) + &namespace(NAMESPACE)));
+        kube.wait_until_served();
         crate::install(&machine);
         machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
         let configuration = kube.service_account("kube-system", "weft-agent");

@@ -60,7 +60,7 @@ impl Node {
         let deploy = workspace().join("deploy");
         let (definitions, base) = (deploy.join("crds"), deploy.join(way));
         self.kube().kubectl(["apply", "-f", text(&definitions)]);
-        self.kube().kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+        self.kube().wait_until_served();
         self.kube().kubectl(["apply", "-k", text(&base)]);
     }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod, workspace};
 
-use crate::kube::{Accounts, Kube};
+use crate::kube::{Accounts, Kube, files, namespace};
 use crate::machine::{CONFIGURATIONS, Machine};
 use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
@@ -86,15 +86,14 @@ impl OpenStack {
             (cloud.expect("a thread").join().expect("a cloud"), cluster)
         });
         let (kube, neutron) = (cluster?, cloud?);
-        let file =
-            |path: &str| std::fs::read_to_string(workspace().join(path)).expect("a file of the project");
-        kube.apply(&file("deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"));
-        kube.apply(&file("deploy/crds/kuryrports.openstack.org.yaml"));
-        kube.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
-        kube.apply(&file("deploy/base/rbac.yaml"));
-        kube.apply(&file("deploy/neutron/rbac.yaml"));
-        kube.kubectl(["create", "namespace", NAMESPACE]);
-        kube.kubectl(["create", "namespace", "red"]);
+        let definitions = files(&[
+            "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml",
+            "deploy/crds/kuryrports.openstack.org.yaml",
+            "deploy/base/rbac.yaml",
+            "deploy/neutron/rbac.yaml",
+        ]);
+        kube.apply(&(definitions + &namespace(NAMESPACE) + &namespace("red")));
+        kube.wait_until_served();
         crate::install(&machine);
         machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
         machine.run(["ln", "-s", "/run/neutron/ovn/node-1", "/run/openvswitch"]);
