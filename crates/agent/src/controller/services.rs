@@ -235,23 +235,21 @@ impl Lister {
         let namespace = deed.slice().metadata.namespace.clone().unwrap_or_default();
         let api = Api::<SliceObject<BETA>>::namespaced(self.client.clone(), &namespace);
         let slice = format!("{namespace}/{}", deed.name());
-        let place = (namespace, deed.name().to_owned());
+        let asking = self.slices.ask((namespace, deed.name().to_owned()));
         let (outcome, why) = match timeout(WRITE_MAX, send(&api, deed)).await {
             Ok(Ok(written)) => {
                 self.written.inc();
                 // Before the watch tells of it nothing else is to be thought of it.
-                match (deed, written) {
-                    (Deed::Create(_), Some(object)) => drop(self.slices.learn(place, object.reduce())),
-                    (_, Some(object)) => self.slices.renew(&place, object.reduce()),
-                    (_, None) => {}
+                if let Some(object) = written {
+                    asking.found(object.reduce());
                 }
                 return Outcome::Done;
             }
             Ok(Err(error)) => {
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 if code == 404 {
-                    // The watch may have told of its end before we learned of its beginning.
-                    self.slices.forget(&place);
+                    // Its end the watch tells later.
+                    asking.gone();
                 }
                 match (deed, code) {
                     // It is gone already, or another one of its name is there by now: the watch tells.
