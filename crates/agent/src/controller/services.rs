@@ -40,7 +40,7 @@ use tracing::{info, warn};
 
 use self::comparison::{Deed, deeds};
 use self::objects::{Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject};
-use self::rests::Rests;
+use self::rests::{PAUSES, Rests};
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::{Key, Reduced};
 use crate::agent::health::Told;
@@ -48,8 +48,6 @@ use crate::agent::{events, unanswered};
 
 /// Changes that come so close together are looked at together.
 const GATHER: Duration = Duration::from_secs(1);
-/// The first and the longest pause while the server does not say which slices it has.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How long one write may take.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
