@@ -13,58 +13,23 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rig::dhcp::{LEASES, LOG, serve};
+use rig::dhcp::{self, LEASES, LOG, STATE, attachment, count, daemon, given, serve, wait, wait_for_daemon};
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, in_version, with};
 use serde_json::{Value, json};
-use testkit::{Attachment, Feature, Host, Pod, Running, host};
+use testkit::{Feature, Host, Pod, host};
 
-const STATE: &str = "/run/cni/dhcp.leases";
-
-/// A host whose bridge is there already.
+/// A host whose bridge is there already, and nothing left to the kernel's own time.
 fn world(host: &Host) {
     rig::install(host);
-    // With an address and a port of its own, so that it is the same with pods and without.
-    host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
-    host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
-    host.run(["ip", "link", "set", "p0", "master", "br0"]);
-    // Nothing is left to the kernel's own time.
-    for link in ["br0", "p0", "p1"] {
-        host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{link}.disable_ipv6=1")]);
-        host.run(["ip", "link", "set", link, "up"]);
-    }
-    host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
-    host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
-}
-
-/// The daemon, impatient.
-fn daemon(host: &Host) -> Running {
-    let running =
-        host.command("/opt/cni/bin/dhcp").args(["daemon", "-timeout", "1s", "-resendtimeout", "8s"]).start();
-    wait("the daemon listens", || {
-        host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")).is_ok()
-    });
-    running
+    dhcp::furnish(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
 }
 
 /// A machine beside the pods, 10.1.0.66.
 fn beside(host: &Host) -> Pod {
-    let pod = host.pod("beside");
-    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
-    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
-    pod.run(["ip", "address", "add", "10.1.0.66/24", "dev", "eth0"]);
-    pod.run(["ip", "link", "set", "eth0", "up"]);
+    let pod = dhcp::beside(host, "10.1.0.66/24");
     // Without it nothing can be sent to everybody.
     pod.run(["ip", "route", "add", "default", "dev", "eth0"]);
     pod
-}
-
-#[track_caller]
-fn wait(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < until, "after 20 s it is still not so that {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn config() -> Value {
@@ -74,21 +39,8 @@ fn config() -> Value {
     })
 }
 
-fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a> {
-    let mut attachment = host.attachment("bridge", pod, ifname);
-    attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAME={}", pod.name());
-    attachment
-}
-
-/// What the server has given: address, host name and identity of the client.
-fn given(host: &Host) -> Vec<(String, String, String)> {
-    let text = host.read(LEASES).unwrap_or_default();
-    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
-    fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
-}
-
 fn said(host: &Host, word: &str) -> usize {
-    host.read(LOG).unwrap_or_default().matches(word).count()
+    count(host, LOG, word)
 }
 
 #[test]
@@ -98,9 +50,7 @@ fn what_cannot_be_written_down_is_not_given_and_what_nobody_hears_ends_nobody() 
     // Its log takes no line: it is on a disk that is full.
     let script = "exec /opt/cni/bin/dhcp daemon -timeout 1s -resendtimeout 8s 2>/dev/full";
     let (_server, _daemon) = (serve(&host, 50, &[]), host.command("sh").args(["-c", script]).start());
-    wait("the daemon listens", || {
-        host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")).is_ok()
-    });
+    wait_for_daemon(&host);
     let (web, db) = (host.pod("web"), host.pod("db"));
     let [eth0, other] = [&web, &db].map(|pod| attachment(&host, pod, "eth0"));
     let result = eth0.add(&config()).success().json();

@@ -14,65 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rig::dhcp::{
-    IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, asker, kea, mislead, option, serve, serve_both, words,
+    IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, SAID, STATE, asker, attachment, beside, count, daemon, daemon_of,
+    furnish, given, kea, mislead, option, serve, serve_both, wait, words,
 };
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, with};
 use serde_json::{Value, json};
-use testkit::{Attachment, Feature, Host, Pod, Running, host};
-
-const STATE: &str = "/run/cni/dhcp.leases";
-const SAID: &str = "/run/daemon.log";
+use testkit::{Feature, Host, Pod, host};
 
 /// A host whose bridge is there already, with an address of each family that is not asked about.
 fn world(host: &Host) {
     rig::install(host);
-    host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
-    host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
-    host.run(["ip", "link", "set", "p0", "master", "br0"]);
     // The router does not listen to itself.
-    for key in ["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"] {
-        host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{key}")]);
-    }
-    for link in ["br0", "p0", "p1"] {
-        host.run(["ip", "link", "set", link, "up"]);
-    }
-    host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
+    furnish(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
     host.run(["ip", "address", "add", "2001:db8::1/64", "dev", "br0"]);
-    host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
-}
-
-/// The daemon, impatient.
-fn daemon(host: &Host) -> Running {
-    daemon_with(host, "-timeout 1s -resendtimeout 8s")
-}
-
-fn daemon_with(host: &Host, flags: &str) -> Running {
-    let script = format!("exec /opt/cni/bin/dhcp daemon {flags} 2>>{SAID}");
-    let running = host.command("sh").args(["-c", &script]).start();
-    wait("the daemon listens", || {
-        host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")).is_ok()
-    });
-    running
-}
-
-/// A machine beside the pods, with this address.
-fn beside(host: &Host, address: &str) -> Pod {
-    let pod = host.pod("beside");
-    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
-    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
-    pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0"]);
-    pod.run(["ip", "address", "add", address, "dev", "eth0"]);
-    pod.run(["ip", "link", "set", "eth0", "up"]);
-    pod
-}
-
-#[track_caller]
-fn wait(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(25);
-    while !is_so() {
-        assert!(Instant::now() < until, "after 25 s it is still not so that {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn config(ipam: &Value) -> Value {
@@ -83,23 +37,6 @@ fn config(ipam: &Value) -> Value {
 /// Of IPv6 alone, where no router is waited for.
 fn alone() -> Value {
     config(&json!({ "prefixLengthV6": 64 }))
-}
-
-fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a> {
-    let mut attachment = host.attachment("bridge", pod, ifname);
-    attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAME={}", pod.name());
-    attachment
-}
-
-/// What dnsmasq has given: address, host name and identity of the client.
-fn given(host: &Host) -> Vec<(String, String, String)> {
-    let text = host.read(LEASES).unwrap_or_default();
-    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
-    fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
-}
-
-fn count(host: &Host, file: &str, word: &str) -> usize {
-    host.read(file).unwrap_or_default().matches(word).count()
 }
 
 fn first(result: &Value) -> String {
@@ -283,7 +220,7 @@ fn a_lease_is_given_back_while_its_server_is_asked_to_extend_it() {
     world(&host);
     let longer: Value = serde_json::from_str(LONGER).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
-    let _daemon = daemon_with(&host, "-timeout 9s");
+    let _daemon = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     eth0.add(&alone()).success();

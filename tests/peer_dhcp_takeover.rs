@@ -9,17 +9,14 @@
 
 #![cfg(test)]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rig::dhcp::{IMPATIENT, LEASES, LOG, serve};
+use rig::dhcp::{IMPATIENT, LEASES, LOG, SAID, STATE, count, daemon_of, given, serve, wait};
 use rig::peers::go_plugins;
 use rig::{addresses_on, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, Running, host};
 
-const DAEMON_LOG: &str = "/run/daemon.log";
-const STATE: &str = "/run/cni/dhcp.leases";
-const SOCKET: &str = "/run/cni/dhcp.sock";
 const RUNTIME: &str = "/var/lib/cni/results";
 const MULTUS: &str = "/var/lib/cni/multus/results";
 
@@ -31,28 +28,12 @@ fn world(host: &Host) {
     host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
 }
 
-fn start(host: &Host, program: &str, flags: &str) -> Running {
-    let script = format!("exec {program} daemon {flags} 2>>{DAEMON_LOG}");
-    let running = host.command("sh").args(["-c", &script]).start();
-    wait("the daemon listens", || host.within(|| std::os::unix::net::UnixStream::connect(SOCKET)).is_ok());
-    running
-}
-
 fn theirs(host: &Host) -> Running {
-    start(host, &go_plugins().join("dhcp").display().to_string(), "")
+    daemon_of(host, &go_plugins().join("dhcp").display().to_string(), "")
 }
 
 fn ours(host: &Host) -> Running {
-    start(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
-}
-
-#[track_caller]
-fn wait(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(30);
-    while !is_so() {
-        assert!(Instant::now() < until, "after 30 s it is still not so that {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
 }
 
 fn config() -> Value {
@@ -96,19 +77,12 @@ fn file(directory: &str, pod: &Pod) -> String {
     format!("{directory}/net-{}-eth0", pod.container_id())
 }
 
-/// What the server has given: address, host name and identity of the client.
-fn given(host: &Host) -> Vec<(String, String, String)> {
-    let text = host.read(LEASES).unwrap_or_default();
-    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
-    fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
-}
-
 fn said(host: &Host, word: &str) -> usize {
-    host.read(LOG).unwrap_or_default().matches(word).count()
+    count(host, LOG, word)
 }
 
 fn logged(host: &Host, words: &[&str]) -> bool {
-    let log = host.read(DAEMON_LOG).unwrap_or_default();
+    let log = host.read(SAID).unwrap_or_default();
     log.lines().any(|line| words.iter().all(|word| line.contains(word)))
 }
 
@@ -129,10 +103,10 @@ fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
     let (before, asked) = (given(&host), said(&host, "DHCPDISCOVER("));
     assert_eq!(before.len(), 2);
     let second = ours(&host);
-    wait("both are taken over", || host.read(DAEMON_LOG).unwrap().matches(": taken over").count() == 2);
+    wait("both are taken over", || host.read(SAID).unwrap().matches(": taken over").count() == 2);
     // At once: what was taken over is written down, and nobody needs to look into the cache again.
     second.kill();
-    let third = start(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
+    let third = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
     for result in &results {
         let extended = format!("DHCPACK(br0) {}", address(result));
         let so_far = said(&host, &extended);
@@ -276,7 +250,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
     host.run("ip link add eth0 type veth peer name far0".split(' '));
     let asked = said(&host, "DHCPREQUEST(");
     for (what, mut entry, words) in hostile {
-        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {DAEMON_LOG}")]);
+        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {SAID}")]);
         entry["containerId"] = json!(what);
         host.write(format!("{RUNTIME}/net-{what}-eth0"), entry.to_string());
         for (name, text) in [("x", "{"), ("net-../x-eth0", "\0"), ("y", "[]")] {
@@ -284,7 +258,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         }
         let running = ours(&host);
         wait("it has looked", || logged(&host, &["listening on"]));
-        assert!(words.is_empty() || logged(&host, &[words]), "{what}: {:?}", host.read(DAEMON_LOG));
+        assert!(words.is_empty() || logged(&host, &[words]), "{what}: {:?}", host.read(SAID));
         assert!(
             !logged(&host, &["taken over"]) || words.contains("gone") || logged(&host, &["not taken over"]),
             "{what}"

@@ -1,17 +1,106 @@
-//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6; and an impostor, for what no
-//! real one says.
+//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6; an impostor, for what no
+//! real one says; and a daemon that asks them.
 //!
 //! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq does not do: leases of seconds, REQUEST without rapid commit, a
 //! lease that is not known.
 
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::{Host, Pod, Running};
+use testkit::{Attachment, Host, Pod, Running};
 
 use crate::machine::until;
+
+/// Where the daemon writes its leases down.
+pub const STATE: &str = "/run/cni/dhcp.leases";
+/// What the daemon says.
+pub const SAID: &str = "/run/daemon.log";
+/// Where the daemon listens.
+const SOCKET: &str = "/run/cni/dhcp.sock";
+
+/// Makes the bridge, with a port of its own, so that it is the same with pods and without; `keys` below
+/// `net.ipv6.conf` are set before anything is up.
+#[track_caller]
+pub fn furnish(host: &Host, keys: &[&str]) {
+    host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
+    host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
+    host.run(["ip", "link", "set", "p0", "master", "br0"]);
+    for key in keys {
+        host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{key}")]);
+    }
+    for link in ["br0", "p0", "p1"] {
+        host.run(["ip", "link", "set", link, "up"]);
+    }
+    host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
+    host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
+}
+
+/// A machine beside the pods, with this address.
+#[track_caller]
+#[must_use]
+pub fn beside(host: &Host, address: &str) -> Pod {
+    let pod = host.pod("beside");
+    host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
+    host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
+    pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0"]);
+    pod.run(["ip", "address", "add", address, "dev", "eth0"]);
+    pod.run(["ip", "link", "set", "eth0", "up"]);
+    pod
+}
+
+/// Starts the daemon, impatient.
+#[track_caller]
+#[must_use]
+pub fn daemon(host: &Host) -> Running {
+    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendtimeout 8s")
+}
+
+/// Starts a daemon of this program with these flags.
+#[track_caller]
+#[must_use]
+pub fn daemon_of(host: &Host, program: &str, flags: &str) -> Running {
+    let script = format!("exec {program} daemon {flags} 2>>{SAID}");
+    let running = host.command("sh").args(["-c", &script]).start();
+    wait_for_daemon(host);
+    running
+}
+
+/// Waits until a daemon listens.
+#[track_caller]
+pub fn wait_for_daemon(host: &Host) {
+    wait("the daemon listens", || host.within(|| UnixStream::connect(SOCKET)).is_ok());
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn wait(what: &str, is_so: impl Fn() -> bool) {
+    until(what, || is_so().then_some(()));
+}
+
+/// Attaches with the name of the pod, as a kubelet's runtime tells it.
+#[must_use]
+pub fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a> {
+    let mut attachment = host.attachment("bridge", pod, ifname);
+    attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAME={}", pod.name());
+    attachment
+}
+
+/// What dnsmasq has given: address, host name and identity of the client.
+#[must_use]
+pub fn given(host: &Host) -> Vec<(String, String, String)> {
+    let text = host.read(LEASES).unwrap_or_default();
+    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
+}
+
+/// How often a file has a word.
+#[must_use]
+pub fn count(host: &Host, file: &str, word: &str) -> usize {
+    host.read(file).unwrap_or_default().matches(word).count()
+}
 
 /// What it has given, a line each.
 pub const LEASES: &str = "/run/leases";

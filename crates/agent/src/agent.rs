@@ -16,6 +16,7 @@ mod busy;
 pub(crate) mod cache;
 mod changes;
 pub(crate) mod cluster;
+mod credentials;
 mod drift;
 pub(crate) mod events;
 mod facts;

@@ -166,7 +166,7 @@ impl Arguments {
         let lead = async {
             election.win().await;
             tokio::select! {
-                () = work => Ok(()),
+                () = election.hold_for(work) => Ok(()),
                 () = election.keep() => Err(Failure::new("the Lease is lost: another controller goes on")),
             }
         };

@@ -33,7 +33,7 @@ mod request;
 pub(crate) mod runtime_network;
 mod sandbox;
 mod store;
-mod wire;
+pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -293,11 +293,15 @@ impl Brain {
             return Ok(Pod::clone(&pod));
         }
         let is_called = format!("pod {}/{}", named.namespace, named.name);
+        let asking = self.pods.ask(place.clone());
         match (
             ask(Api::<PodObject>::namespaced(self.client.clone(), &named.namespace), &named.name).await,
             told,
         ) {
-            (Ok(Some(pod)), _) if fits(&pod) => Ok(Pod::clone(&self.pods.learn(place.clone(), pod))),
+            (Ok(Some(pod)), _) if fits(&pod) => {
+                asking.found(pod.clone());
+                Ok(pod)
+            }
             (Ok(Some(pod)), _) => {
                 let why = format!("{is_called} has uid {}, the runtime asks for {}", pod.uid, named.uid);
                 Err(Error::new(code::UNKNOWN_CONTAINER, why))

@@ -1,7 +1,9 @@
 //! What the cluster holds, as far as we heard of it: an informer's cache that is never half filled.
 //!
 //! Rules: a new list replaces the old one at once, when it is complete; while the API cannot be reached the last
-//! known state is served, and how long that has been is known.
+//! known state is served, and how long that has been is known; what the watch tells counts before any other answer ([`asking`]).
+
+mod asking;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
+use self::asking::{Asked, Asking};
 use super::cluster::{ASK_MAX, Key, Reduced, key};
 use super::unanswered;
 
@@ -35,6 +38,7 @@ pub(crate) struct Cache<T> {
 struct State<T> {
     objects: BTreeMap<Key, Arc<T>>,
     coming: BTreeMap<Key, Arc<T>>,
+    asked: BTreeMap<Key, Asked>,
     synced: bool,
     failing: Option<Instant>,
     /// Why the API said nothing the last time; nothing once it did.
@@ -47,6 +51,7 @@ impl<T: PartialEq> Cache<T> {
         let state = State {
             objects: BTreeMap::new(),
             coming: BTreeMap::new(),
+            asked: BTreeMap::new(),
             synced: false,
             failing: None,
             refusal: None,
@@ -111,23 +116,9 @@ impl<T: PartialEq> Cache<T> {
         let _ = changes.wait_for(|_| self.is_synced()).await;
     }
 
-    /// Puts an object in that was asked for directly.
-    pub(crate) fn learn(&self, key: Key, object: T) -> Arc<T> {
-        let object = Arc::new(object);
-        self.state().objects.insert(key, Arc::clone(&object));
-        object
-    }
-
-    /// The same of one that was written, if it is known: one that the watch told the end of while it was written is gone.
-    pub(crate) fn renew(&self, key: &Key, object: T) {
-        if let Some(known) = self.state().objects.get_mut(key) {
-            *known = Arc::new(object);
-        }
-    }
-
-    /// Takes out what the API, asked directly, does not have.
-    pub(crate) fn forget(&self, key: &Key) {
-        self.state().objects.remove(key);
+    /// To be called before the API is asked about an object, or it is written: takes the answer.
+    pub(crate) fn ask(&self, key: Key) -> Asking<'_, T> {
+        Asking::begin(self, key)
     }
 
     /// Takes one thing in that the API says; returns whether anything is different now.
@@ -150,18 +141,24 @@ impl<T: PartialEq> Cache<T> {
             }
             Event::InitDone => {
                 state.objects = std::mem::take(&mut state.coming);
+                state.asked.values_mut().for_each(Asked::tell);
                 state.synced = true;
                 true
             }
             Event::Apply(object) => {
                 let (key, object) = (key(&object), object.reduce());
+                state.tell(&key);
                 let known = state.objects.get(&key).is_some_and(|known| **known == object);
                 if !known {
                     state.objects.insert(key, Arc::new(object));
                 }
                 !known
             }
-            Event::Delete(object) => state.objects.remove(&key(&object)).is_some(),
+            Event::Delete(object) => {
+                let key = key(&object);
+                state.tell(&key);
+                state.objects.remove(&key).is_some()
+            }
         }
     }
 
@@ -181,6 +178,15 @@ impl<T: PartialEq> Cache<T> {
     /// The API was heard of.
     fn heard(&self) {
         self.state().failing = None;
+    }
+}
+
+impl<T> State<T> {
+    /// Those who ask about this one are to know that the watch told of it.
+    fn tell(&mut self, key: &Key) {
+        if let Some(asked) = self.asked.get_mut(key) {
+            asked.tell();
+        }
     }
 }
 
@@ -226,11 +232,11 @@ mod tests {
     use super::super::cluster::PodObject;
     use super::*;
 
-    fn pod(name: &str, uid: &str) -> PodObject {
+    pub(super) fn pod(name: &str, uid: &str) -> PodObject {
         serde_json::from_value(json!({ "metadata": { "namespace": "n", "name": name, "uid": uid } })).unwrap()
     }
 
-    fn uids(cache: &Cache<Pod>) -> Vec<String> {
+    pub(super) fn uids(cache: &Cache<Pod>) -> Vec<String> {
         cache.state().objects.values().map(|pod| pod.uid.clone()).collect()
     }
 
@@ -251,21 +257,6 @@ mod tests {
         cache.take(Event::<PodObject>::InitDone);
         assert_eq!(uids(&cache), ["3"]);
         assert!(cache.take(Event::Delete(pod("b", "3"))) && cache.count() == 0);
-    }
-
-    #[test]
-    fn what_was_written_while_its_end_was_told_does_not_come_back() {
-        let cache: Cache<Pod> = Cache::new("pods");
-        cache.take(Event::Apply(pod("a", "1")));
-        let key = ("n".to_owned(), "a".to_owned());
-        cache.renew(&key, pod("a", "2").reduce());
-        assert_eq!(uids(&cache), ["2"]);
-        cache.take(Event::Delete(pod("a", "1")));
-        cache.renew(&key, pod("a", "3").reduce());
-        assert_eq!(cache.count(), 0);
-        cache.learn(key.clone(), pod("a", "4").reduce());
-        cache.forget(&key);
-        assert_eq!(cache.count(), 0);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower::util::{MapErrLayer, MapResponseLayer};
 
-use super::unanswered;
+use super::{credentials, unanswered};
 use crate::failure::Failure;
 
 /// How long a connection may take.
@@ -44,13 +44,19 @@ const OBJECT_MAX: usize = 16 << 20;
 
 /// A client: by a kubeconfig, or as a pod of the cluster.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    // A list of a large cluster is large, and a watch has no end.
-    client_of(config(kubeconfig).await?, ANSWER_MAX, usize::MAX)
+    credentials::within(kubeconfig, endless(kubeconfig.map(Path::to_owned))).await
 }
 
 /// The same for who asks for single objects and ends: what has no end is no object, and must not take the node's memory.
 pub(crate) async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    client_of(config(kubeconfig).await?, ANSWER_MAX, OBJECT_MAX)
+    let path = kubeconfig.map(Path::to_owned);
+    let having = async move { client_of(config(path.as_deref()).await?, ANSWER_MAX, OBJECT_MAX) };
+    credentials::within(kubeconfig, having).await
+}
+
+/// A client that takes answers of any length: a list of a large cluster is large, and a watch has no end.
+async fn endless(kubeconfig: Option<PathBuf>) -> Result<Client, Failure> {
+    client_of(config(kubeconfig.as_deref()).await?, ANSWER_MAX, usize::MAX)
 }
 
 async fn config(kubeconfig: Option<&Path>) -> Result<Config, Failure> {
@@ -94,11 +100,13 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
 
-/// A client for a person: as [`client`], and by `kubectl`'s own file where nothing is named and this is no pod.
+/// A client for a person: as [`client`], and by `kubectl`'s own file where nothing is named and this is no pod. A person may
+/// be asked for credentials, and takes the time that it takes.
 pub(crate) async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
     let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
-    client(kubeconfig.filter(|path| !path.as_os_str().is_empty()).or(usual.as_deref())).await
+    let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
+    endless(kubeconfig.map(Path::to_owned).or(usual)).await
 }
 
 /// Reads a kubeconfig, or several with `:` between them as in `KUBECONFIG`: those that are there, the first that says a

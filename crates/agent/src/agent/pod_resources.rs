@@ -1,5 +1,7 @@
 //! Which devices the kubelet gave to a pod.
 //!
+//! Rule: of an answer no more is unfolded than what is about the pod, and of that no more than a pod can have.
+//!
 //! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`); only the fields that are looked
 //! at are here, the others are passed over.
 
@@ -13,6 +15,7 @@ use prost::Message;
 
 use super::local_service;
 use super::resource_claims::Allocated;
+use crate::cri_proxy::wire;
 
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,18 +24,23 @@ const LIST: &str = "/v1.PodResourcesLister/List";
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
 
-#[derive(Clone, PartialEq, Message)]
-struct ListResponse {
-    #[prost(message, repeated, tag = "1")]
-    pods: Vec<PodResources>,
-}
+/// Field `pod_resources` of a ListPodResourcesResponse.
+const PODS: u32 = 1;
+/// So many bytes the kubelet tells of a pod at most. A device has some hundred; what is empty unfolds to forty times as much.
+const POD_MAX: usize = 256 << 10;
 
+/// Whose a PodResources is.
 #[derive(Clone, PartialEq, Message)]
-struct PodResources {
+struct Owner {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
     namespace: String,
+}
+
+/// The rest of a PodResources.
+#[derive(Clone, PartialEq, Message)]
+struct PodResources {
     #[prost(message, repeated, tag = "3")]
     containers: Vec<ContainerResources>,
 }
@@ -91,16 +99,36 @@ pub(crate) async fn given(socket: &Path, namespace: &str, name: &str) -> Result<
         let why = format!("kubelet {}: {cause}", socket.display());
         Error::new(code::TRY_AGAIN_LATER, why).details("the devices of the pod are not known")
     };
-    let question = local_service::call::<_, ListResponse>(socket, LIST, ListRequest {});
+    let question = local_service::call(socket, LIST, &ListRequest {});
     let answer = tokio::time::timeout(PATIENCE, question).await;
     let answer = answer.map_err(|_| failed(&format_args!("no answer within {PATIENCE:?}")))?;
-    Ok(to_pod(answer.map_err(|why| failed(&why))?, namespace, name))
+    let answer = answer.map_err(|why| failed(&why))?;
+    Ok(to_pod(unfolded(&answer, namespace, name).map_err(|why| failed(&why))?))
 }
 
-fn to_pod(answer: ListResponse, namespace: &str, name: &str) -> Given {
+/// What an answer says of one pod.
+fn unfolded(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, String> {
+    let mut all = PodResources::default();
+    let mut length = 0;
+    for record in wire::records(answer) {
+        let record = record.map_err(|_| "its answer is no message".to_owned())?;
+        let Some(pod) = record.content.filter(|_| record.number == PODS) else { continue };
+        let owner = Owner::decode(pod).map_err(|cause| cause.to_string())?;
+        if owner.namespace != namespace || owner.name != name {
+            continue;
+        }
+        length += pod.len();
+        if length > POD_MAX {
+            return Err(format!("it tells more than {POD_MAX} bytes of pod {namespace}/{name}"));
+        }
+        all.merge(pod).map_err(|cause| cause.to_string())?;
+    }
+    Ok(all)
+}
+
+fn to_pod(told: PodResources) -> Given {
     let mut given = Given::default();
-    let pods = answer.pods.into_iter().filter(|pod| pod.namespace == namespace && pod.name == name);
-    for container in pods.flat_map(|pod| pod.containers) {
+    for container in told.containers {
         // The kubelet tells each device by itself, in another order at each call: an ADD that is repeated, and a plan
         // that is made again for a running pod, must find the same.
         let mut of_container: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -132,7 +160,75 @@ fn of_claim(claim: DynamicResource, container: &str) -> impl Iterator<Item = (St
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::{BodyExt, Full};
+    use hyper::body::Bytes;
+    use hyper::server::conn::http2::Builder;
+    use hyper::service::service_fn;
+    use hyper::{HeaderMap, Response};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use tokio::net::UnixListener;
+    use tonic::codegen::http::HeaderValue;
+
     use super::*;
+
+    /// What a kubelet says who answers with `message`, and how many MiB this process grew by meanwhile, at its largest.
+    async fn answered(name: &str, message: &[u8]) -> (Result<Given, Error>, u64) {
+        let socket = std::env::temp_dir().join(format!("weft-{name}-{}.sock", std::process::id()));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        let framed = Bytes::from([&[0], &length[..], message].concat());
+        let kubelet = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let answer = service_fn(move |_| {
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", HeaderValue::from_static("0"));
+                let body = Full::new(framed.clone()).with_trailers(std::future::ready(Some(Ok(trailers))));
+                std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+            });
+            let _ = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer).await;
+        });
+        let before = largest();
+        let given = given(&socket, "n", "p").await;
+        kubelet.abort();
+        std::fs::remove_file(&socket).unwrap();
+        (given, largest() - before)
+    }
+
+    /// How large this process was at its largest, in MiB.
+    fn largest() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
+    #[tokio::test]
+    async fn empty_messages_of_a_kubelet_take_no_more_memory_than_they_have_bytes() {
+        // Empty pods, and a pod of empty containers, as many as an answer may have.
+        let pods = b"\x0a\x00".repeat(8 << 20);
+        let (given, grown) = answered("pods", &pods[..pods.len() - 16]).await;
+        assert_eq!(given, Ok(Given::default()));
+        assert!(grown < 128, "{grown} MiB");
+        let mut pod = b"\x0a\x01p\x12\x01n".to_vec();
+        pod.extend(b"\x1a\x00".repeat((8 << 20) - 16));
+        let mut message = Vec::new();
+        wire::push(&mut message, 1, &pod);
+        let (given, grown) = answered("containers", &message).await;
+        let error = given.unwrap_err();
+        assert_eq!(error.code, code::TRY_AGAIN_LATER);
+        assert!(error.msg.ends_with("it tells more than 262144 bytes of pod n/p"), "{error}");
+        assert!(grown < 128, "{grown} MiB");
+    }
+
+    /// As the kubelet tells of a pod in its list.
+    fn pod(name: &str, containers: Vec<ContainerResources>) -> Vec<u8> {
+        let mut pod = Owner { name: name.to_owned(), namespace: "n".to_owned() }.encode_to_vec();
+        PodResources { containers }.encode(&mut pod).unwrap();
+        let mut record = Vec::new();
+        wire::push(&mut record, PODS, &pod);
+        record
+    }
 
     #[test]
     fn devices_are_those_of_the_pod_by_container_and_then_in_an_order_that_does_not_change() {
@@ -145,18 +241,13 @@ mod tests {
                 .collect(),
             dynamic_resources: Vec::new(),
         };
-        let pod =
-            |name: &str, containers| PodResources { name: name.into(), namespace: "n".into(), containers };
         for told in [["2", "4", "1"], ["1", "2", "4"], ["4", "1", "2"]] {
-            let answer = ListResponse {
-                pods: vec![
-                    pod("other", vec![container("c", &["9"])]),
-                    pod("p", vec![container("b", &told), container("a", &["3"])]),
-                ],
-            };
             // As it comes over the wire.
-            let answer = ListResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
-            let devices = to_pod(answer, "n", "p").devices;
+            let answer = [
+                pod("other", vec![container("c", &["9"])]),
+                pod("p", vec![container("b", &told), container("a", &["3"])]),
+            ];
+            let devices = to_pod(unfolded(&answer.concat(), "n", "p").unwrap()).devices;
             let found: Vec<_> = devices["vf"].iter().map(|one| (&*one.container, &*one.id)).collect();
             assert_eq!(found, [("b", "1"), ("b", "2"), ("b", "4"), ("a", "3")]);
         }
@@ -174,9 +265,7 @@ mod tests {
             let claim = DynamicResource { claim_name: "mine".into(), claim_resources: told.clone() };
             let container =
                 ContainerResources { name: "c".into(), devices: Vec::new(), dynamic_resources: vec![claim] };
-            let pods =
-                vec![PodResources { name: "p".into(), namespace: "n".into(), containers: vec![container] }];
-            let given = to_pod(ListResponse { pods }, "n", "p");
+            let given = to_pod(PodResources { containers: vec![container] });
             let devices: Vec<_> = given.allocated.iter().map(|(_, one)| one.device.as_str()).collect();
             assert_eq!(devices, ["gpu-0", "vf-2", "vf-1"]);
             assert!(given.allocated.iter().all(|(claim, one)| claim == "mine" && one.container == "c"));

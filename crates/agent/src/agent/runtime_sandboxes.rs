@@ -18,6 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::local_service;
+use crate::cri_proxy::wire;
 
 /// How often it is looked, at most and at least.
 const LOOK_MIN: Duration = Duration::from_secs(1);
@@ -29,11 +30,10 @@ const LIST: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
 
-#[derive(Clone, PartialEq, Message)]
-struct ListResponse {
-    #[prost(message, repeated, tag = "1")]
-    items: Vec<PodSandbox>,
-}
+/// Field `items` of a ListPodSandboxResponse.
+const ITEMS: u32 = 1;
+/// So many sandboxes a runtime has at most: nodes have some hundreds.
+const SANDBOXES_MAX: usize = 1 << 16;
 
 #[derive(Clone, PartialEq, Message)]
 struct PodSandbox {
@@ -124,10 +124,23 @@ pub(crate) async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSa
 }
 
 async fn look(socket: &Path) -> Result<BTreeSet<String>, String> {
-    let question = local_service::call::<_, ListResponse>(socket, LIST, ListRequest {});
-    let answer = timeout(PATIENCE, question).await;
+    let answer = timeout(PATIENCE, local_service::call(socket, LIST, &ListRequest {})).await;
     let answer = answer.map_err(|_| format!("no answer within {} s", PATIENCE.as_secs()))??;
-    Ok(answer.items.into_iter().map(|sandbox| sandbox.id).collect())
+    unfolded(&answer)
+}
+
+/// The names of the sandboxes in an answer.
+fn unfolded(answer: &[u8]) -> Result<BTreeSet<String>, String> {
+    let mut listed = BTreeSet::new();
+    for record in wire::records(answer) {
+        let record = record.map_err(|_| "its answer is no message".to_owned())?;
+        let Some(item) = record.content.filter(|_| record.number == ITEMS) else { continue };
+        listed.insert(PodSandbox::decode(item).map_err(|cause| cause.to_string())?.id);
+        if listed.len() > SANDBOXES_MAX {
+            return Err(format!("it has more than {SANDBOXES_MAX} sandboxes"));
+        }
+    }
+    Ok(listed)
 }
 
 #[cfg(test)]
@@ -136,6 +149,22 @@ mod tests {
 
     fn listed(names: &[&str]) -> Option<BTreeSet<String>> {
         Some(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn of_what_a_runtime_lists_the_names_are_unfolded_and_no_more_than_a_node_can_have() {
+        let mut answer = Vec::new();
+        for id in ["a", "b"] {
+            let mut item = PodSandbox { id: id.to_owned() }.encode_to_vec();
+            wire::push(&mut item, 7, &wire::entry("a", "label"));
+            wire::push(&mut answer, ITEMS, &item);
+        }
+        assert_eq!(unfolded(&answer), Ok(BTreeSet::from(["a".to_owned(), "b".to_owned()])));
+        assert_eq!(unfolded(b"\x0a\x09"), Err("its answer is no message".to_owned()));
+        for number in 0..=SANDBOXES_MAX {
+            wire::push(&mut answer, ITEMS, &PodSandbox { id: number.to_string() }.encode_to_vec());
+        }
+        assert!(unfolded(&answer).unwrap_err().contains("more than 65536"));
     }
 
     #[test]

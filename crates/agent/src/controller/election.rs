@@ -1,10 +1,15 @@
 //! Which of several controllers works: the one that holds a Lease.
 //!
-//! Rules: who holds it renews it; who could not in time stops before another one may begin; who waits goes by his own
-//! clock, from the moment he saw the last renewal. A Lease is given back at the end, so that another begins at once.
+//! Rules: who holds it renews it; who could not in time stops before another one may begin, and who stood still, as a process or
+//! its node may, does no step more of what he had begun; who waits goes by his own clock, from the moment he saw the last
+//! renewal, and who holds it from the moment he asked for it. A Lease is given back at the end, so that another begins at once.
 //!
 //! Source: `coordination.k8s.io/v1` Lease; client-go `leaderelection`.
 
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -30,6 +35,8 @@ pub(crate) struct Election {
     leases: Api<Lease>,
     name: String,
     identity: String,
+    /// When it was asked for that was given us last.
+    asked: Cell<Option<Instant>>,
 }
 
 /// What was seen of another one's Lease.
@@ -44,15 +51,17 @@ impl Election {
     /// For the Lease `name` of a namespace.
     pub(crate) fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Election {
         let leases = Api::namespaced(client, namespace);
-        Election { leases, name: name.to_owned(), identity: identity.to_owned() }
+        Election { leases, name: name.to_owned(), identity: identity.to_owned(), asked: Cell::default() }
     }
 
     /// Waits until the Lease is ours.
     pub(crate) async fn win(&self) {
         let mut seen: Option<Seen> = None;
         loop {
+            let asked = Instant::now();
             match self.take(&mut seen).await {
                 Ok(true) => {
+                    self.asked.set(Some(asked));
                     info!(lease = self.name, identity = self.identity, "leads");
                     return;
                 }
@@ -65,11 +74,11 @@ impl Election {
 
     /// Renews the Lease until that cannot be done any more.
     pub(crate) async fn keep(&self) {
-        let mut renewed = Instant::now();
         loop {
             sleep(PERIOD).await;
+            let asked = Instant::now();
             match timeout(PERIOD, self.take(&mut None)).await {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => self.asked.set(Some(asked)),
                 Ok(Ok(false)) => {
                     warn!(lease = self.name, "another one leads");
                     return;
@@ -77,11 +86,26 @@ impl Election {
                 Ok(Err(error)) => debug!(why = unanswered::said(&error), "not renewed"),
                 Err(_) => debug!("not renewed in time"),
             }
-            if renewed.elapsed() >= DEADLINE {
+            if !self.is_ours() {
                 warn!(lease = self.name, "could not be renewed");
                 return;
             }
         }
+    }
+
+    /// Does `work`, of which no step is done once the Lease may be another one's: [`Election::keep`] ends then.
+    pub(crate) async fn hold_for(&self, work: impl Future<Output = ()>) {
+        let mut work = pin!(work);
+        poll_fn(|context| match self.is_ours() {
+            true => work.as_mut().poll(context),
+            // Whoever polls this polls `keep`, too.
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
+    fn is_ours(&self) -> bool {
+        self.asked.get().is_some_and(|asked| asked.elapsed() < DEADLINE)
     }
 
     /// Gives it back, if that can be done soon: it ends by itself.

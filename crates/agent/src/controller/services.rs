@@ -40,7 +40,7 @@ use tracing::{info, warn};
 
 use self::comparison::{Deed, deeds};
 use self::objects::{Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject};
-use self::rests::Rests;
+use self::rests::{PAUSES, Rests};
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::{Key, Reduced};
 use crate::agent::health::Told;
@@ -48,8 +48,6 @@ use crate::agent::{events, unanswered};
 
 /// Changes that come so close together are looked at together.
 const GATHER: Duration = Duration::from_secs(1);
-/// The first and the longest pause while the server does not say which slices it has.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How long one write may take.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
@@ -235,23 +233,21 @@ impl Lister {
         let namespace = deed.slice().metadata.namespace.clone().unwrap_or_default();
         let api = Api::<SliceObject<BETA>>::namespaced(self.client.clone(), &namespace);
         let slice = format!("{namespace}/{}", deed.name());
-        let place = (namespace, deed.name().to_owned());
+        let asking = self.slices.ask((namespace, deed.name().to_owned()));
         let (outcome, why) = match timeout(WRITE_MAX, send(&api, deed)).await {
             Ok(Ok(written)) => {
                 self.written.inc();
                 // Before the watch tells of it nothing else is to be thought of it.
-                match (deed, written) {
-                    (Deed::Create(_), Some(object)) => drop(self.slices.learn(place, object.reduce())),
-                    (_, Some(object)) => self.slices.renew(&place, object.reduce()),
-                    (_, None) => {}
+                if let Some(object) = written {
+                    asking.found(object.reduce());
                 }
                 return Outcome::Done;
             }
             Ok(Err(error)) => {
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 if code == 404 {
-                    // The watch may have told of its end before we learned of its beginning.
-                    self.slices.forget(&place);
+                    // Its end the watch tells later.
+                    asking.gone();
                 }
                 match (deed, code) {
                     // It is gone already, or another one of its name is there by now: the watch tells.

@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni::network::Network;
+use prost::Message;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::messages::{StatusInfo, StatusRequest};
+use super::wire;
 use crate::agent::local_service;
 use crate::failure::Failure;
 
@@ -105,11 +107,13 @@ pub(crate) async fn follow(runtime: PathBuf, directory: PathBuf) {
     loop {
         sleep(wait).await;
         wait = LOOK_PERIOD;
-        let question =
-            local_service::call::<_, StatusInfo>(&runtime, STATUS, StatusRequest { verbose: true });
+        let request = StatusRequest { verbose: true };
         // Who is away says nothing.
-        let Ok(Ok(StatusInfo { info })) = timeout(LOOK_PERIOD, question).await else { continue };
-        let Some(Known { reads, from }) = known(&info) else { continue };
+        let Ok(Ok(answer)) = timeout(LOOK_PERIOD, local_service::call(&runtime, STATUS, &request)).await
+        else {
+            continue;
+        };
+        let Some(Known { reads, from }) = known(&of_lists(&answer).info) else { continue };
         match (reads, before) {
             (false, true) => warn!(
                 from,
@@ -130,6 +134,15 @@ pub(crate) struct Known {
     pub(crate) reads: bool,
     /// The directory where it looks.
     pub(crate) from: String,
+}
+
+/// The one of a runtime's notes that is looked at: there may be any number.
+fn of_lists(answer: &[u8]) -> StatusInfo {
+    let mut key = Vec::new();
+    wire::push(&mut key, 1, LISTS.as_bytes());
+    let is_it = |record: &wire::Record<'_>| record.content.is_some_and(|content| content.starts_with(&key));
+    let note = wire::records(answer).flatten().find(is_it);
+    note.and_then(|note| StatusInfo::decode(note.whole).ok()).unwrap_or_default()
 }
 
 /// What a runtime's notes about itself say of it; nothing, if it tells no lists.
@@ -202,5 +215,9 @@ mod tests {
         let none = known(&info(r#"{"PluginConfDir":"/etc/cni/net.d","Networks":null}"#));
         assert_eq!(none, Some(Known { reads: false, from: from() }));
         assert_eq!((known(&BTreeMap::new()), known(&info("{"))), (None, None));
+        // Among other notes.
+        let mut answer = StatusInfo { info: info("[]") }.encode_to_vec();
+        wire::push(&mut answer, 2, &wire::entry("config", LISTS));
+        assert_eq!(of_lists(&answer).info, info("[]"));
     }
 }

@@ -19,32 +19,57 @@ pub(crate) struct Record<'a> {
     pub(crate) content: Option<&'a [u8]>,
 }
 
-/// The records of a message; nothing if it is none.
-pub(crate) fn records(mut message: &[u8]) -> Option<Vec<Record<'_>>> {
-    let mut found = Vec::new();
-    while !message.is_empty() {
-        let (key, key_length) = varint(message)?;
-        let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;
-        let rest = message.get(key_length..)?;
-        let (length, content) = match key & 7 {
-            0 => (varint(rest)?.1, None),
-            1 => (8, None),
-            2 => {
-                let (length, prefix) = varint(rest)?;
-                let length = usize::try_from(length).ok()?;
-                let end = prefix.checked_add(length)?;
-                (end, Some(rest.get(prefix..end)?))
-            }
-            5 => (4, None),
-            // Groups went with proto2.
-            _ => return None,
+/// What is no message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+/// The records of a message that were not looked at yet.
+#[derive(Debug)]
+pub(crate) struct Records<'a>(&'a [u8]);
+
+/// The records of a message, one after the other, so that their number takes no memory; after what is none there is no other.
+pub(crate) fn records(message: &[u8]) -> Records<'_> {
+    Records(message)
+}
+
+// === impl Records ===
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Result<Record<'a>, Malformed>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (found, rest) = match first(self.0) {
+            Some((record, rest)) => (Ok(record), rest),
+            None => (Err(Malformed), &[][..]),
         };
-        let end = key_length.checked_add(length)?;
-        let whole = message.get(..end)?;
-        found.push(Record { number, whole, content });
-        message = message.get(end..)?;
+        self.0 = rest;
+        Some(found)
     }
-    Some(found)
+}
+
+/// The first record of a message, and what follows it.
+fn first(message: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let (key, key_length) = varint(message)?;
+    let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;
+    let rest = message.get(key_length..)?;
+    let (length, content) = match key & 7 {
+        0 => (varint(rest)?.1, None),
+        1 => (8, None),
+        2 => {
+            let (length, prefix) = varint(rest)?;
+            let length = usize::try_from(length).ok()?;
+            let end = prefix.checked_add(length)?;
+            (end, Some(rest.get(prefix..end)?))
+        }
+        5 => (4, None),
+        // Groups went with proto2.
+        _ => return None,
+    };
+    let (whole, rest) = message.split_at_checked(key_length.checked_add(length)?)?;
+    Some((Record { number, whole, content }, rest))
 }
 
 fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
@@ -103,9 +128,12 @@ pub(crate) fn holds(message: &[u8], needle: &[u8]) -> bool {
 
 /// The message with each record edited; nothing if it is none, or if nothing changes.
 pub(crate) fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+    if records(message).any(|record| record.is_err()) {
+        return None;
+    }
     let mut out = Vec::with_capacity(message.len());
     let mut changed = false;
-    for record in records(message)? {
+    for record in records(message).flatten() {
         match each(&record) {
             None => out.extend_from_slice(record.whole),
             Some(replacement) => {
@@ -142,10 +170,10 @@ fn strip(message: &[u8], needle: &[u8], depth: usize) -> Option<Vec<u8>> {
 
 /// A key and a value, both texts, and nothing else.
 fn is_entry(content: &[u8]) -> bool {
-    records(content).is_some_and(|records| {
-        records.len() <= 2
-            && records.iter().all(|record| matches!(record.number, 1 | 2) && record.content.is_some())
-    })
+    records(content).take(3).count() <= 2
+        && records(content).all(|record| {
+            record.is_ok_and(|record| matches!(record.number, 1 | 2) && record.content.is_some())
+        })
 }
 
 #[cfg(test)]
@@ -207,7 +235,7 @@ mod tests {
         fn random_bytes_are_survived(message in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = without_entry(&message, KEY);
             prop_assert_eq!(edit(&message, |_| None), None);
-            if let Some(records) = records(&message) {
+            if let Ok(records) = records(&message).collect::<Result<Vec<_>, _>>() {
                 let again: Vec<u8> = records.iter().flat_map(|record| record.whole.to_vec()).collect();
                 prop_assert_eq!(again, message);
             }
@@ -235,9 +263,9 @@ mod tests {
     #[test]
     fn what_is_no_message_is_left_alone() {
         for bytes in [&b"\x0a\x05ab"[..], b"\x00", b"\x0b", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"] {
-            assert_eq!(records(bytes), None, "{bytes:?}");
+            assert_eq!(records(bytes).last(), Some(Err(Malformed)), "{bytes:?}");
             assert_eq!(edit(bytes, |_| Some(Vec::new())), None);
         }
-        assert_eq!(records(b""), Some(Vec::new()));
+        assert_eq!(records(b"").next(), None);
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::agent::cluster::Key;
 
 /// The first and the longest pause after trouble.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+pub(super) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Those that had trouble, by namespace and name.
 #[derive(Debug, Default)]
