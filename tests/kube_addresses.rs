@@ -641,7 +641,7 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
     assert!(all.len() == 8 && before.is_subset(&all), "{before:?} {all:?}");
     // Taken away while the node was off: it gives nothing of it any more, whoever has it now.
     boot(0);
-    nodes.kube.kubectl(["delete", "ipblock", &object]);
+    nodes.lose(&object);
     let theirs: BTreeSet<String> = (0..12).map(|at| given(add(1, &format!("c{at}")))[0].clone()).collect();
     let mine = given(add(0, "d0"))[0].clone();
     assert!(theirs.len() == 12 && !theirs.contains(&mine), "{mine} {theirs:?}");
