@@ -63,7 +63,7 @@ fn a_block_that_was_leased_ahead_and_is_another_nodes_by_now_is_not_given() {
         !all.iter().any(|ip| (first..first + 8).contains(&last_byte(ip)))
     };
     let ahead = blocks.iter().find(is_ahead).unwrap()["metadata"]["name"].as_str().unwrap().to_owned();
-    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", &ahead]);
+    nodes.lose(&ahead);
     for at in 0..8 {
         all.insert(given(add(1, at))[0].clone());
     }

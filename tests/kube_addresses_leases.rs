@@ -94,7 +94,7 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     for copy in ["0.bak", "z.bak"] {
         nodes.machine.run(["cp", "-a", &own, &format!("{}/{copy}", ledgers(0))]);
     }
-    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
+    nodes.lose_all();
     nodes.machine.wait("agent-0", "finds what it lost", || {
         nodes.log(0).contains("not this node's any more").then_some(())
     });
@@ -118,7 +118,7 @@ fn a_single_address_that_a_node_lost_and_nobody_took_is_its_pods_again_before_an
     pool(&nodes, "10.83.0.0/29", 0);
     let conf = |node| network(node, &json!({ "range": "10.83.0.0/29", "quarantine": 0 }));
     let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
-    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
+    nodes.lose_all();
     let own = || nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == format!("{held}/32"));
     let again = until("it to be its node's", own);
     assert_eq!(again["spec"]["owner"], "uid-held/held/eth0");
@@ -227,6 +227,107 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
     }
     assert_eq!(all.len(), 62);
     assert_right(&nodes, &[]);
+}
+
+/// A virtual machine moves, and somebody deletes the object of its address by hand: the one pod that the object names goes, the other
+/// one, of which the object says nothing, has the address.
+#[test]
+fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.88.0.0/29", 0);
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+        "metadata": { "name": "vm.net", "namespace": "blue" }, "spec": { "network": "net", "interface": "eth0" } });
+    nodes.kube.apply(&claim.to_string());
+    let plain = |node| network(node, &json!({ "range": "10.88.0.0/29", "quarantine": 0 }));
+    let call = |verb: &str, node: usize, container: &str| {
+        let mut conf = plain(node);
+        conf["args"] = json!({ "cni": { "ipam-claim-reference": "vm.net" } });
+        nodes.attachment(&sandbox, container).call(verb, conf.to_string())
+    };
+    let kept = given(call("ADD", 0, "before"))[0].clone();
+    assert_eq!(given(call("ADD", 1, "after"))[0], kept);
+    nodes.machine.wait("agent-0", "sees that the object is the other node's", || {
+        nodes.log(0).contains("not this node's any more").then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    let of_claim = || {
+        let blocks = nodes.blocks();
+        blocks.into_iter().find(|block| block["spec"]["range"] == format!("{kept}/32"))
+    };
+    let name = of_claim().expect("its object")["metadata"]["name"].as_str().unwrap().to_owned();
+    nodes.kube.kubectl(["delete", "ipblock", &name, "--wait=false"]);
+    call("DEL", 1, "after").success();
+    // It is said to be the one's who has it before long.
+    let is_his = || of_claim().filter(|block| block["spec"]["owner"] == "uid-before/before/eth0");
+    until("its object to name the pod that has it", is_his);
+    let theirs = all_of(&nodes, &sandbox, "theirs", &plain(1));
+    assert!(theirs.len() == 5 && !theirs.contains(&kept), "{kept}: {theirs:?}");
+    call("CHECK", 0, "before").success();
+    assert_eq!(given(call("ADD", 1, "again"))[0], kept, "it is the claim's still");
+    // When nothing keeps it it goes, as it was told to.
+    for (node, pod) in [(0, "before"), (1, "again")] {
+        call("DEL", node, pod).success();
+    }
+    assert!(of_claim().is_some());
+    control(&nodes, &[("one", 9601)]);
+    nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
+    until("its object to be gone", || of_claim().is_none().then_some(()));
+    assert_eq!(given(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
+}
+
+/// A hand takes away what keeps an object as well; and an earlier release did not write that down.
+#[test]
+fn what_keeps_an_address_is_known_on_its_node_though_its_object_is_gone_and_written_where_it_was_not() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.89.0.0/29", 0);
+    let conf = |node| network(node, &json!({ "range": "10.89.0.0/29", "quarantine": 0, "sticky": true }));
+    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    let own = || nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == format!("{held}/32"));
+    let before = own().expect("its object");
+    let name = before["metadata"]["name"].as_str().unwrap();
+    nodes.lose(name);
+    let again = until("it to be its node's", own);
+    assert_ne!(again["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(again["spec"]["claim"], before["spec"]["claim"]);
+    assert_eq!(again["spec"]["owner"], before["spec"]["owner"]);
+    let patch = r#"{"metadata":{"finalizers":null}}"#;
+    nodes.kube.kubectl(["patch", "ipblock", name, "--type", "merge", "-p", patch]);
+    control(&nodes, &[("one", 9601)]);
+    let is_written = || own().filter(|block| block["metadata"]["finalizers"] == json!(["weft.dev/in-use"]));
+    until("it to be said that it is in use", is_written);
+}
+
+#[test]
+fn a_block_that_a_hand_deletes_is_its_nodes_until_nothing_in_it_is_held_whether_its_agent_is_there_or_not() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    pool(&nodes, "10.92.0.0/28", 3);
+    let conf = |node| network(node, &json!({ "range": "10.92.0.0/28", "quarantine": 0 }));
+    let add = |node: usize, container: &str| {
+        given(nodes.attachment(&sandbox, container).add(&conf(node)))[0].clone()
+    };
+    let mut all = BTreeSet::from([add(0, "held")]);
+    nodes.stop(0, "KILL");
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all", "--wait=false"]);
+    each_once(&mut all, all_of(&nodes, &sandbox, "theirs", &conf(1)));
+    // The node has it still, and gives of it.
+    each_once(&mut all, [add(0, "more")]);
+    nodes.start(0);
+    nodes.wait(0);
+    each_once(&mut all, [add(0, "last")]);
+    assert_eq!(nodes.blocks_of(0).len(), 1, "{:#?}", nodes.blocks());
+    for container in ["held", "more", "last"] {
+        nodes.attachment(&sandbox, container).del(&conf(0)).success();
+    }
+    until("it to be gone", || nodes.blocks_of(0).is_empty().then_some(()));
+    // It is had by who asks for it first, and not by the node that had it as long as that does.
+    let rest = all_of(&nodes, &sandbox, "rest", &conf(1));
+    assert_eq!(rest.len(), 7, "{rest:?} {all:?}");
+    let full = nodes.attachment(&sandbox, "late").add(&conf(0));
+    assert_refused("all is given", &full, 11, &["no address is free"]);
 }
 
 #[test]
@@ -431,7 +532,7 @@ fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_a
     let (lost, kept) = (name("10.71.0.0-24"), name("10.72.0.0-24"));
     let inside = |script: &str| nodes.machine.run(["sh", "-e", "-c", &format!("cd {group}; {script}")]);
     inside("cat /run/services/agent-0.pid >cgroup.procs; cat pids.current >pids.max");
-    nodes.kube.kubectl(["delete", "ipblock", &lost]);
+    nodes.lose(&lost);
     nodes.machine.wait("agent-0", "gets no thread", || nodes.log(0).contains("start a thread").then_some(()));
     inside("echo max >pids.max");
     // Whoever is asked whether it is there answers, and what could not be done is done.

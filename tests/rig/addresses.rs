@@ -154,6 +154,22 @@ impl Nodes {
         self.kube.json(["ipblocks.weft.dev"])["items"].as_array().cloned().unwrap_or_default()
     }
 
+    /// Somebody deletes a block or an address by hand, and takes away before what keeps it there while it is in use.
+    #[track_caller]
+    pub fn lose(&self, block: &str) {
+        let patch = r#"{"metadata":{"finalizers":null}}"#;
+        self.kube.kubectl(["patch", "ipblocks.weft.dev", block, "--type", "merge", "-p", patch]);
+        self.kube.kubectl(["delete", "ipblocks.weft.dev", block]);
+    }
+
+    /// The same with all there are.
+    #[track_caller]
+    pub fn lose_all(&self) {
+        for block in self.blocks() {
+            self.lose(block["metadata"]["name"].as_str().expect("a name"));
+        }
+    }
+
     /// Those that a node has.
     #[must_use]
     #[track_caller]

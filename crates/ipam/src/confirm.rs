@@ -28,6 +28,19 @@ pub fn doubt(ledger: &mut Ledger, lease: &str) -> Option<Edit> {
     Some(ledger.set(block.page, State::Unconfirmed))
 }
 
+/// Is this lease in doubt, and nothing in its block held? It may be given back then, unless it is confirmed before.
+pub fn is_over(ledger: &Ledger, lease: &str) -> bool {
+    let in_doubt = |block: &Block| block.uid == lease && block.state == State::Unconfirmed;
+    let Some(own) = ledger.blocks().find(in_doubt) else { return false };
+    !is_held_inside(ledger, own.net)
+}
+
+/// Is something of a block held, in whichever page?
+pub fn is_held_inside(ledger: &Ledger, net: IpNet) -> bool {
+    let mut inside = ledger.blocks().filter(|block| net.contains(&block.net));
+    inside.any(|block| ledger.is_held(&block))
+}
+
 /// What of a block is held in pages of other leases: of it, or of single addresses in it.
 pub(crate) fn held_otherwise(ledger: &Ledger, lease: &Lease) -> Vec<IpAddr> {
     let meets = |block: &Block| lease.net.contains(&block.net) && block.uid != lease.uid && !lease.bound;

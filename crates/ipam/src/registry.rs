@@ -1,7 +1,9 @@
 //! Where a cluster writes down whose blocks are: objects that are made by name, once, and changed one at a time.
 //!
 //! The Kubernetes API is one; a simulation is another. What is asked of it: a name is given once; a change is made
-//! only if nobody else made one since; a read sees every change that was answered before it began. A pool is cut anew only where none of its objects is of another cut,
+//! only if nobody else made one since; a read sees every change that was answered before it began; what a hand deletes
+//! stays, by its name, as long as it is somebody's ([`Object::is_in_use`]): whoever has it goes on giving it, and may be away, or one of
+//! those who share it that the object does not name. A pool is cut anew only where none of its objects is of another cut,
 //! after its predecessor has gone. A single address is made by [`make`], which tells the pool before.
 
 use std::fmt;
@@ -86,10 +88,10 @@ pub trait Registry: Sync {
     /// The single addresses that a claim keeps.
     fn claimed(&self, claim: &str) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
 
-    /// Changes an object, if nobody has since `object` was read.
+    /// Changes an object, if nobody has since `object` was read. One that a hand has deleted and that is nobody's after that is gone.
     fn replace(&self, object: &Object) -> impl Future<Output = Result<Object, Fault>> + Send;
 
-    /// Removes an object, if it is still that one unchanged; what is gone is gone.
+    /// Removes an object, whosever it is, if it is still that one unchanged; what is gone is gone.
     fn delete(&self, object: &Object) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// What the pool says of a block, or of a single address, that was made of it.
@@ -132,6 +134,11 @@ impl Object {
     /// Is it no node's, and kept for nobody?
     pub fn is_nobodys(&self) -> bool {
         self.holder.node.is_empty() && self.holder.claim.is_empty()
+    }
+
+    /// Is it a node's, or kept for somebody?
+    pub fn is_in_use(&self) -> bool {
+        !self.is_nobodys()
     }
 
     /// When it has rested since it was given back, by the clocks of two nodes; nothing if it has. A clock that was ahead once

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use ipam::ledger;
 use ipam::registry::Registry;
 use ipnet::IpNet;
-use kube::Client;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
@@ -15,6 +16,7 @@ use serde_json::json;
 use super::census::Census;
 use super::findings::Finding;
 use super::ledgers::{self, Held, Owner};
+use super::objects::BlockObject;
 use super::registry::Cluster;
 use super::show::show;
 use super::{LEDGERS, ledger_name};
@@ -241,19 +243,33 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         }
         // What makes no sense is removed by its name.
         _ => {
-            let blocks: kube::Api<super::objects::BlockObject> = kube::Api::all(client.clone());
-            let deleted = blocks.delete(name, &kube::api::DeleteParams::default()).await;
-            deleted.map_err(|error| Failure::new(format!("ipblock {name}: {}", unanswered::said(&error))))?;
+            let removed = remove_spoilt(client, name, block).await;
+            removed.map_err(|error| Failure::new(format!("ipblock {name}: {}", unanswered::said(&error))))?;
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))
 }
 
+/// What is in use stays when it is deleted, until it is written that it is not.
+async fn remove_spoilt(client: &Client, name: &str, block: &BlockObject) -> Result<(), kube::Error> {
+    let blocks: Api<BlockObject> = Api::all(client.clone());
+    if block.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) {
+        let mut unused = block.clone();
+        unused.metadata.finalizers = None;
+        blocks.replace(name, &PostParams::default(), &unused).await?;
+    }
+    match blocks.delete(name, &DeleteParams::default()).await {
+        // It was deleted before, and waited for this.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 /// The object of this name, or of this range if there is one alone: pools of several address spaces may have it.
-fn named<'a>(census: &'a Census, name: &str) -> Result<&'a super::objects::BlockObject, Failure> {
-    let own = |block: &super::objects::BlockObject| block.metadata.name.clone().unwrap_or_default();
+fn named<'a>(census: &'a Census, name: &str) -> Result<&'a BlockObject, Failure> {
+    let own = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
     let range: Option<IpNet> = name.parse().ok().or_else(|| name.parse::<IpAddr>().ok().map(IpNet::from));
-    let of_range = |block: &&super::objects::BlockObject| {
+    let of_range = |block: &&BlockObject| {
         own(block) == name || (range.is_some() && block.object().map(|object| object.net) == range)
     };
     match census.blocks.iter().filter(of_range).collect::<Vec<_>>().as_slice() {
@@ -273,7 +289,7 @@ fn named<'a>(census: &'a Census, name: &str) -> Result<&'a super::objects::Block
 fn refuse_what_is_in_use(
     census: &Census,
     name: &str,
-    block: &super::objects::BlockObject,
+    block: &BlockObject,
     force: bool,
 ) -> Result<(), Failure> {
     let node = block.spec.node.as_str();

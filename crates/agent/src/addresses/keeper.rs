@@ -33,7 +33,7 @@ use super::claims::OF_CLAIM;
 use super::dead::Dead;
 use super::findings::Finding;
 use super::now;
-use super::objects::PoolObject;
+use super::objects::{BlockObject, PoolObject};
 use super::registry::Cluster;
 use crate::agent::cluster::{PodObject, ask};
 use crate::agent::events::told_apart;
@@ -46,6 +46,8 @@ const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
 /// Longest text of an Event, in bytes.
 const NOTE_MAX: usize = 1000;
+/// Objects of which one round writes down that they are in use.
+const USED_MAX: usize = 200;
 /// How long the object of an address that was asked for outlives its pod: longer than addresses rest.
 const RESTED: Duration = Duration::from_secs(3600);
 
@@ -114,6 +116,7 @@ impl Keeper {
             round.leased += self.tell_status(&census, pool).await?;
             self.tell_singles(&census, pool).await;
         }
+        self.tell_used(&census).await;
         round.reclaimed = self.dead.take(&census).await?;
         round.ended = self.end_claims(&census).await?;
         self.tell(&census, &round.findings).await;
@@ -152,6 +155,26 @@ impl Keeper {
                 }
                 Err(fault) => {
                     warn!(pool = name, address = %net, %fault, "made by hand, and its pool does not say it");
+                }
+            }
+        }
+    }
+
+    /// Writes down what is in use where an earlier release did not: who deletes that by hand waits until it is not.
+    async fn tell_used(&self, census: &Census) {
+        let blocks: Api<BlockObject> = Api::all(self.client.clone());
+        for used in census.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {
+            let name = used.metadata.name.as_deref().unwrap_or_default();
+            match blocks.replace(name, &PostParams::default(), &used).await {
+                // The next round sees what it is now.
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                Err(error) => {
+                    warn!(
+                        block = name,
+                        why = unanswered::said(&error),
+                        "that it is in use was not written down"
+                    );
                 }
             }
         }

@@ -26,6 +26,8 @@ pub(crate) struct Owner {
     pub(crate) uid: String,
     /// With a blank after it; empty where there was none.
     pod: String,
+    /// What keeps the address when the pod is gone; empty: nothing, or an earlier release, which did not say.
+    pub(crate) claim: String,
 }
 
 /// An address that is held.
@@ -89,10 +91,9 @@ impl Owner {
         let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
         let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);
         let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);
-        let [uid, namespace, name] =
-            [lines.next(), lines.next(), lines.next()].map(Option::unwrap_or_default);
+        let [uid, namespace, name, claim] = [(); 4].map(|()| lines.next().unwrap_or_default());
         let pod = if name.is_empty() { String::new() } else { format!("{namespace}/{name} ") };
-        Some(Owner { container, ifname, network, uid, pod })
+        Some(Owner { container, ifname, network, uid, pod, claim })
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
 /// object does so, too.
 pub(crate) const NOTICE: &str = "weft.dev/is-your-node-gone";
 
+/// Finalizer of what is a node's, or kept for somebody: who deletes it by hand waits until it is not.
+const IN_USE: &str = "weft.dev/in-use";
+
 /// Annotation of a pool: how it was cut when it was first used, or [`BEGUN`].
 const CUT: &str = "weft.dev/cut";
 /// It is about to be cut, if no other pool has addresses of it.
@@ -254,6 +257,7 @@ impl BlockObject {
                 uid: given(uid),
                 resource_version: given(version),
                 labels: Some(labels),
+                finalizers: object.is_in_use().then(|| vec![IN_USE.to_owned()]),
                 ..ObjectMeta::default()
             },
             spec: BlockSpec {
@@ -270,6 +274,33 @@ impl BlockObject {
                 holes: holes.iter().map(IpAddr::to_string).collect(),
             },
         }
+    }
+
+    /// The object as it is before it is removed.
+    pub(crate) fn unused(pool: &str, grid: &Grid, object: &Object) -> BlockObject {
+        let mut written = BlockObject::of(pool, grid, object);
+        written.metadata.finalizers = None;
+        written
+    }
+
+    /// Has somebody deleted it, who waits until it is nobody's?
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The same object with what it lacks: an earlier release does not write down that it is in use. Nothing where it lacks
+    /// nothing, was deleted, or its node is being asked whether it is there, which any change would answer.
+    pub(crate) fn in_use(&self) -> Option<BlockObject> {
+        let ObjectMeta { finalizers, annotations, .. } = &self.metadata;
+        let is_in_use = self.object().is_some_and(|object| object.is_in_use());
+        let is_written = finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE));
+        let is_asked = annotations.as_ref().is_some_and(|all| all.contains_key(NOTICE));
+        if !is_in_use || is_written || is_asked || self.is_deleted() {
+            return None;
+        }
+        let mut in_use = self.clone();
+        in_use.metadata.finalizers.get_or_insert_default().push(IN_USE.to_owned());
+        Some(in_use)
     }
 
     /// The size of the blocks of its pool when it was made, as a power of two.
@@ -437,6 +468,25 @@ mod tests {
             assert_eq!(within.is_some(), net.ends_with("32"));
         }
         assert_eq!(name_of("fd00::100/120".parse().unwrap()), "fd000000000000000000000000000100-120");
+    }
+
+    #[test]
+    fn what_is_in_use_says_so_also_if_an_earlier_release_wrote_it() {
+        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let finalizers = |object: &BlockObject| object.metadata.finalizers.clone().unwrap_or_default();
+        let own = object("10.0.3.7/32");
+        let now = BlockObject::of("p", &grid, &own);
+        assert_eq!(finalizers(&now), [IN_USE]);
+        assert!(now.in_use().is_none());
+        let before = BlockObject::unused("p", &grid, &own);
+        assert_eq!(finalizers(&before), [""; 0]);
+        assert_eq!(before.in_use().map(|object| finalizers(&object)), Some(vec![IN_USE.to_owned()]));
+        let mut asked = before;
+        asked.metadata.annotations = Some(BTreeMap::from([(NOTICE.to_owned(), String::new())]));
+        assert!(asked.in_use().is_none(), "it would be an answer");
+        let nobodys = Object { holder: Holder::default(), ..own };
+        let nobodys = BlockObject::of("p", &grid, &nobodys);
+        assert!(finalizers(&nobodys).is_empty() && nobodys.in_use().is_none());
     }
 
     #[test]

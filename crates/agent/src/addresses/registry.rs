@@ -114,11 +114,24 @@ impl Cluster {
         }
     }
 
+    /// Writes an object as it is to be.
+    async fn put(&self, net: IpNet, object: &BlockObject) -> Result<Object, Fault> {
+        let name = block_name(&self.pool, net);
+        let replaced = async {
+            match self.blocks.replace(&name, &PostParams::default(), object).await {
+                // One that is gone has changed, too.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+                other => other.map(Some),
+            }
+        };
+        self.read_object(&self.request(replaced).await?.ok_or(Fault::Conflict)?)
+    }
+
     fn read_object(&self, object: &BlockObject) -> Result<Object, Fault> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let fault = || {
             Fault::Unknown(format!(
-                "ipblock {name}: spec was edited and makes no sense: delete it when nobody has its addresses"
+                "ipblock {name}: spec was edited and makes no sense: put it back, or `weft ipam free` it when nobody has its addresses"
             ))
         };
         object.object().filter(|_| object.spec.pool == self.pool).ok_or_else(fault)
@@ -160,19 +173,18 @@ impl Registry for Cluster {
     }
 
     async fn replace(&self, object: &Object) -> Result<Object, Fault> {
-        let name = block_name(&self.pool, object.net);
-        let object = BlockObject::of(&self.pool, &self.grid, object);
-        let replaced = async {
-            match self.blocks.replace(&name, &PostParams::default(), &object).await {
-                // One that is gone has changed, too.
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-                other => other.map(Some),
-            }
-        };
-        self.read_object(&self.request(replaced).await?.ok_or(Fault::Conflict)?)
+        self.put(object.net, &BlockObject::of(&self.pool, &self.grid, object)).await
     }
 
     async fn delete(&self, object: &Object) -> Result<(), Fault> {
+        let unused;
+        let object = match object.is_in_use() {
+            true => {
+                unused = self.put(object.net, &BlockObject::unused(&self.pool, &self.grid, object)).await?;
+                &unused
+            }
+            false => object,
+        };
         let preconditions =
             Preconditions { uid: Some(object.uid.clone()), resource_version: Some(object.version.clone()) };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };

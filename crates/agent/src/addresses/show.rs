@@ -32,6 +32,9 @@ struct Pool<'a> {
     network_name: &'a str,
     #[serde(flatten)]
     status: PoolStatus,
+    /// Blocks that nodes have, of all, for people.
+    #[serde(skip)]
+    share: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     objects: Option<Vec<Leased>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -66,11 +69,13 @@ pub(super) fn show(census: &Census, blocks: bool, ledgers: &Path, format: Format
     for pool in &census.pools {
         let PoolObject { metadata, spec, .. } = pool;
         let name = metadata.name.as_deref().unwrap_or_default();
+        let status = census.status_of(pool);
         pools.push(Pool {
             name,
             range: &spec.range,
             network_name: &spec.network_name,
-            status: census.status_of(pool),
+            share: share(pool, &status),
+            status,
             objects: blocks.then(|| leased(census, name)),
             ledger: names(census, name).iter().flat_map(|name| own(&ledgers.join(name))).collect(),
         });
@@ -100,19 +105,28 @@ pub(super) fn show(census: &Census, blocks: bool, ledgers: &Path, format: Format
 const HEADINGS: [&str; 8] = ["pool", "range", "network", "blocks", "single", "nodes", "used", "leased"];
 
 fn row(pool: &Pool<'_>) -> Vec<String> {
-    let Pool { name, range, network_name, status, .. } = pool;
-    let PoolStatus { blocks, leased_blocks, single_addresses, nodes, leased_percent, used_addresses, .. } =
-        status;
+    let Pool { name, range, network_name, status, share, .. } = pool;
+    let PoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
     vec![
         (*name).to_owned(),
         (*range).to_owned(),
         (*network_name).to_owned(),
-        format!("{leased_blocks}/{blocks}"),
+        share.clone(),
         single_addresses.to_string(),
         nodes.to_string(),
         used_addresses.to_string(),
         bar(*leased_percent),
     ]
+}
+
+/// Of how many blocks it is is known when somebody has used it, unless somebody has said it before or spoilt it since.
+fn share(pool: &PoolObject, status: &PoolStatus) -> String {
+    let leased = status.leased_blocks;
+    match pool.grid() {
+        Ok(Some(grid)) => format!("{leased}/{}", grid.count()),
+        Ok(None) => "not cut".to_owned(),
+        Err(_) => format!("{leased}/?"),
+    }
 }
 
 fn rows_of_objects(pool: &Pool<'_>) -> Vec<Vec<String>> {

@@ -80,7 +80,7 @@ impl Giver {
     }
 
     async fn give_up(&self, owned: &Owned) -> Result<Outcome, String> {
-        let Owned { pool, object, is_doubted: _ } = owned;
+        let Owned { pool, object, .. } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(PAUSE, pools.get_opt(pool))
             .await

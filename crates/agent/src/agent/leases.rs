@@ -8,13 +8,15 @@
 //! ```
 //!
 //! A boot is not needed for a node to lose what it has: its object is deleted while its agent is away, or a hand deletes an
-//! IPBlock. What becomes of a lease in doubt: [`ipam::confirm`].
+//! IPBlock and what keeps it there (what is deleted and kept: `deleted`). What becomes of a lease in doubt: [`ipam::confirm`].
 //!
 //! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
 //! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
 //! locked, keeps neither the others nor an answer waiting longer than that. Of several ledgers with one lease all but the one
 //! that is called after the pool are copies. Nothing is watched on a node that has no addresses of the cluster's. A ledger in
 //! another directory nobody sees: its leases are not compared, and are answered for.
+
+mod deleted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use std::time::Duration;
 
 use ipam::confirm;
 use ipam::ledger::{Block, State};
-use ipam::registry::Holder;
+use ipam::registry::{Holder, Registry};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -47,6 +49,9 @@ use crate::lasting::aside;
 const GATHER: Duration = Duration::from_millis(500);
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
+/// How long until it is looked again whether what is another's, and held here as well, is nobody's by now, and whether what was
+/// deleted is held still: of that nothing is watched.
+const AGAIN: Duration = Duration::from_secs(15);
 /// How long where nothing changes.
 const LONG: Duration = Duration::from_secs(300);
 
@@ -76,15 +81,28 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
     let own = brain.supplier.own();
     let leases = Leases { client, node, ledgers, brain };
     own.synced().await;
-    tokio::join!(leases.answer_all(&own), leases.compare_all(&own));
+    tokio::join!(leases.answer_all(&own), leases.compare_all(&own), leases.empty_all(&own));
+}
+
+/// What came of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    /// Nothing is left to do.
+    All,
+    /// Something is held here: what is another's, or was deleted.
+    Others,
 }
 
 /// Waits until something changes, or it is time to try again.
-async fn wait(changes: &mut Receiver<u64>, done: Result<(), String>) {
+async fn wait(changes: &mut Receiver<u64>, done: Result<Done, String>) {
     if let Err(why) = &done {
         warn!(why, "whose the leases of this node's ledgers are could not be asked, or not be written down");
     }
-    let wait = if done.is_ok() { LONG } else { PAUSE };
+    let wait = match done {
+        Ok(Done::All) => LONG,
+        Ok(Done::Others) => AGAIN,
+        Err(_) => PAUSE,
+    };
     let _ = timeout(wait, changes.changed()).await;
     sleep(GATHER).await;
 }
@@ -98,7 +116,7 @@ impl Leases {
             for owned in all(own).iter().filter(|owned| owned.is_doubted) {
                 done = done.and(self.answer(&block_name(&owned.pool, owned.object.net)).await);
             }
-            wait(&mut changes, done).await;
+            wait(&mut changes, done.map(|()| Done::All)).await;
         }
     }
 
@@ -108,6 +126,23 @@ impl Leases {
             changes.mark_unchanged();
             let known = all(own).iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect();
             wait(&mut changes, self.compare(&known).await).await;
+        }
+    }
+
+    async fn empty_all(&self, own: &Cache<Option<Owned>>) {
+        let mut changes = own.changes();
+        loop {
+            changes.mark_unchanged();
+            let mut done = Ok(Done::All);
+            for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single()) {
+                let block = &owned.object.net;
+                done = match self.give_back(owned).await {
+                    Ok(Done::All) => done,
+                    Ok(others) => done.and(Ok(others)),
+                    Err(why) => Err(format!("block {block}: {why}")),
+                };
+            }
+            wait(&mut changes, done).await;
         }
     }
 
@@ -132,11 +167,11 @@ impl Leases {
     }
 
     /// Looks for leases that the ledgers have and the cluster does not.
-    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<(), String> {
+    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<Done, String> {
         let mut missing = in_ledgers(&self.ledgers)?;
         missing.retain(|written| !known.contains(&written.lease));
         if missing.is_empty() {
-            return Ok(());
+            return Ok(Done::All);
         }
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let own = ListParams::default().labels(&of_node(&self.node));
@@ -147,7 +182,7 @@ impl Leases {
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
         missing.retain(|written| !leased.contains(&written.lease));
-        let mut failed = Vec::new();
+        let (mut failed, mut outcome) = (Vec::new(), Done::All);
         for written in missing {
             // What is wrong with one ledger is nothing to the others.
             let mut done = match written.state {
@@ -155,11 +190,18 @@ impl Leases {
                 _ => Ok(()),
             };
             if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
-                done = self.lease_again(&written).await;
+                done = match self.lease_again(&written).await {
+                    Ok(Done::All) => Ok(()),
+                    Ok(Done::Others) => {
+                        outcome = Done::Others;
+                        Ok(())
+                    }
+                    Err(why) => Err(why),
+                };
             }
             failed.extend(done.err().map(|why| format!("ledger {}: {why}", written.ledger)));
         }
-        if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+        if failed.is_empty() { Ok(outcome) } else { Err(failed.join("; ")) }
     }
 
     /// Has nothing new given of a lease.
@@ -174,26 +216,32 @@ impl Leases {
     }
 
     /// Leases what is in doubt and held, if it is nobody's: the next question of its ledger finds it. For whom a single address is
-    /// held is known; what is to keep it for a successor was in its object alone.
-    async fn lease_again(&self, missing: &Written) -> Result<(), String> {
+    /// held, and what keeps it for others, is written beside the ledger.
+    async fn lease_again(&self, missing: &Written) -> Result<Done, String> {
         let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
         let place = self.ledgers.join(ledger);
-        let Some(written) = ledgers::read(&place)? else { return Ok(()) };
+        let Some(written) = ledgers::read(&place)? else { return Ok(Done::All) };
         let is_held = |block: &Block| block.uid == *lease && ipam::turn::is_held_in_doubt(&written, block);
-        let Some(block) = written.blocks().find(is_held) else { return Ok(()) };
-        let Some(registry) = self.pool_of(missing).await? else { return Ok(()) };
+        let Some(block) = written.blocks().find(is_held) else { return Ok(Done::All) };
+        let Some(registry) = self.pool_of(missing).await? else { return Ok(Done::All) };
+        let failed = |fault| format!("lease {net} again: {fault}");
+        let known = registry.read(*net).await.map_err(failed)?;
+        if known.is_some_and(|known| !known.holder.node.is_empty()) {
+            return Ok(Done::Others);
+        }
         let mut holder = Holder { node: self.node.clone(), ledger: ledger.clone(), ..Holder::default() };
         if block.bound {
             let held = ledgers::held(&place, &written)?.into_iter().find(|held| held.ip == net.addr());
-            let Some(Held { owner, .. }) = held else { return Ok(()) };
+            let Some(Held { owner, .. }) = held else { return Ok(Done::All) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
+            holder.claim = owner.claim;
         }
-        match confirm::lease_again(&registry, registry.grid, *net, &holder, now()).await {
-            Ok(true) => info!(block = %net, "something in it is held: leased again"),
-            Ok(false) => {}
-            Err(fault) => return Err(format!("lease {net} again: {fault}")),
+        let leased = confirm::lease_again(&registry, registry.grid, *net, &holder, now()).await;
+        if leased.map_err(failed)? {
+            info!(block = %net, "something in it is held: leased again");
+            return Ok(Done::All);
         }
-        Ok(())
+        Ok(Done::Others)
     }
 
     /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is

@@ -71,6 +71,8 @@ pub(crate) struct Owned {
     pub(crate) object: Object,
     /// Is it asked whether this node is still there?
     pub(crate) is_doubted: bool,
+    /// Has somebody deleted it, who waits until it is nobody's?
+    pub(crate) is_deleted: bool,
 }
 
 /// What there is for one ledger.
@@ -85,7 +87,8 @@ impl Reduced for BlockObject {
 
     fn reduce(self) -> Option<Owned> {
         let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
-        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted })
+        let is_deleted = self.is_deleted();
+        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
     }
 }
 

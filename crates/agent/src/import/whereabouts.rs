@@ -11,7 +11,7 @@
 //!
 //! Source: whereabouts v0.9 `pkg/api/whereabouts.cni.cncf.io/v1alpha1`, `pkg/storage/kubernetes`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -31,6 +31,7 @@ use serde_json::Value;
 use crate::addresses::census::Census;
 use crate::addresses::pools;
 use crate::addresses::registry::Cluster;
+use crate::agent::cluster::Key;
 use crate::agent::unanswered;
 use crate::agent::{cluster, runtime};
 use crate::failure::{EXIT_CODES, Failure};
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let allocations = found.allocations().map_err(Failure::new)?;
         let made = match apply {
             true => take_over(&client, &allocations).await?,
-            false => BTreeMap::new(),
+            false => foresee(&client, &allocations).await?,
         };
         tell(&allocations, &made, *apply, *format)
     })
@@ -130,14 +131,13 @@ impl Found {
             }
         }
         for reservation in &self.reservations {
-            let (network, address) = reserved(reservation)?;
-            if found.contains_key(&(network.clone(), address)) {
+            let readings = reserved(reservation)?;
+            if readings.iter().any(|reading| found.contains_key(reading)) {
                 continue;
             }
-            // Its range is that of a pool which holds it.
-            let around = self.pools.iter().filter_map(|pool| place(pool, &ranges).ok());
-            let mut around = around.filter(|(name, range, _)| *name == network && range.contains(&address));
-            let Some((_, range, _)) = around.next() else { continue };
+            let Some((network, address, range)) = self.placed(reservation, readings, &ranges)? else {
+                continue;
+            };
             let pod = text(&reservation["spec"]["podref"]);
             let interface = text(&reservation["spec"]["ifname"]);
             let container = text(&reservation["spec"]["containerid"]);
@@ -146,6 +146,34 @@ impl Found {
                 .insert(key, Allocation { network_name: network, range, address, pod, container, interface });
         }
         Ok(found.into_values().collect())
+    }
+
+    /// The one reading of a reservation's name of which there is a pool: its range is that of the pool which holds it. Nothing if
+    /// there is none.
+    fn placed(
+        &self,
+        reservation: &Value,
+        readings: Vec<(String, IpAddr)>,
+        ranges: &[Sliced],
+    ) -> Result<Option<(String, IpAddr, IpNet)>, String> {
+        let places: Vec<_> = self.pools.iter().filter_map(|pool| place(pool, ranges).ok()).collect();
+        let placed = readings.into_iter().filter_map(|(network, address)| {
+            let holds =
+                |(name, range, _): &&(String, IpNet, IpNet)| *name == network && range.contains(&address);
+            let range = places.iter().find(holds)?.1;
+            Some((network, address, range))
+        });
+        match placed.collect::<Vec<_>>().as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            [(_, one, _), (_, other, _), ..] => {
+                let name = name_of(reservation);
+                Err(format!(
+                    "overlappingrangeipreservation {name}: its name is {one} of one pool and {other} of another: remove it, if no pod \
+                     has either"
+                ))
+            }
+        }
     }
 }
 
@@ -254,20 +282,20 @@ fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
     Ok(all)
 }
 
-/// Address space and address of a reservation: `[network-]address`, its colons written as dashes.
-fn reserved(object: &Value) -> Result<(String, IpAddr), String> {
+/// Address space and address of a reservation: `[network-]address`, its colons written as dashes. In each way that its name can
+/// be read: of IPv6 every part is one of the groups, which may be the end of a network's name as well.
+fn reserved(object: &Value) -> Result<Vec<(String, IpAddr)>, String> {
     let name = name_of(object);
     let parts: Vec<&str> = name.split('-').collect();
-    // The longest end that is an address: of IPv6 every part is one of its groups.
-    for from in 0..parts.len() {
-        let end = &parts[from..];
-        if let Ok(ip) = end.join(":").parse::<IpAddr>().or_else(|_| end.join("").parse::<IpAddr>())
-            && (ip.is_ipv6() || end.len() == 1)
-        {
-            return Ok((parts[..from].join("-"), ip));
-        }
+    let reading = |from: usize| {
+        let ip = parts[from..].join(":").parse::<IpAddr>().ok()?;
+        Some((parts[..from].join("-"), ip))
+    };
+    let readings: Vec<_> = (0..parts.len()).filter_map(reading).collect();
+    match readings.is_empty() {
+        true => Err(format!("overlappingrangeipreservation {name}: its name has no address")),
+        false => Ok(readings),
     }
-    Err(format!("overlappingrangeipreservation {name}: its name has no address"))
 }
 
 /// What became of an address.
@@ -275,6 +303,8 @@ fn reserved(object: &Value) -> Result<(String, IpAddr), String> {
 enum Outcome {
     /// It is its pod's, in this pool.
     Kept(String),
+    /// Nothing was done yet.
+    ToBeKept,
     /// Its pod is gone.
     Gone,
     /// It cannot be its pod's, and why.
@@ -285,6 +315,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Outcome::Kept(pool) => write!(f, "kept in pool {pool}"),
+            Outcome::ToBeKept => f.write_str("would be kept"),
             Outcome::Gone => f.write_str("its pod is gone: not kept"),
             Outcome::Refused(why) => write!(f, "not kept: {why}"),
         }
@@ -312,19 +343,45 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
                 pools::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
             );
         }
-        let pod = pod.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-        let outcome = match pod.map(|pod| census.pods.get(&pod)) {
-            Some(Some(holder)) => {
+        let outcome = match of_living(pod, |pod| census.pods.get(&pod)) {
+            Ok(holder) => {
                 let kept = keep(client, &known[&key], allocation, &holder.uid).await;
                 kept.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
             }
-            Some(None) => Outcome::Gone,
-            // Early releases did not write it down: somebody may have the address.
-            None => Outcome::Refused("whereabouts does not say whose it is".to_owned()),
+            Err(outcome) => outcome,
         };
         made.insert(at, outcome);
     }
     Ok(made)
+}
+
+/// What would become of each address, as far as its pod says it. Nothing of weft's need be there.
+async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
+    let mut pods: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for Allocation { pod, .. } in allocations {
+        let Some((namespace, _)) = pod.split_once('/') else { continue };
+        if !pods.contains_key(namespace) {
+            let found = Census::pods_of(client, namespace).await.map_err(Failure::new)?;
+            pods.insert(namespace.to_owned(), found.into_iter().map(|pod| pod.name).collect());
+        }
+    }
+    let is_there = |(namespace, name): Key| {
+        pods.get(&namespace).is_some_and(|names| names.contains(&name)).then_some(Outcome::ToBeKept)
+    };
+    let outcome = |Allocation { pod, .. }: &Allocation| {
+        let (Ok(outcome) | Err(outcome)) = of_living(pod, is_there);
+        outcome
+    };
+    Ok(allocations.iter().map(outcome).enumerate().collect())
+}
+
+/// What is found of the pod of an address; what becomes of the address, if that is nothing.
+fn of_living<T>(pod: &str, find: impl FnOnce(Key) -> Option<T>) -> Result<T, Outcome> {
+    match pod.split_once('/') {
+        Some((namespace, name)) => find((namespace.to_owned(), name.to_owned())).ok_or(Outcome::Gone),
+        // Early releases did not write it down: somebody may have the address.
+        None => Err(Outcome::Refused("whereabouts does not say whose it is".to_owned())),
+    }
 }
 
 /// Makes the object of one address, if its place is nobody else's.
@@ -403,8 +460,8 @@ fn tell(
 ) -> Result<(), Failure> {
     let row = |(at, allocation)| {
         let outcome: Option<&Outcome> = made.get(&at);
-        let kept = outcome.map(|outcome| matches!(outcome, Outcome::Kept(_)));
-        Row { allocation, kept, outcome: outcome.map_or("would be kept".to_owned(), Outcome::to_string) }
+        let kept = outcome.filter(|_| apply).map(|outcome| matches!(outcome, Outcome::Kept(_)));
+        Row { allocation, kept, outcome: outcome.map(Outcome::to_string).unwrap_or_default() }
     };
     let rows: Vec<Row<'_>> = allocations.iter().enumerate().map(row).collect();
     match format {
@@ -494,6 +551,42 @@ mod tests {
             "10.0.1.3 10.0.0.0/16 red a/d",
         ];
         assert_eq!(lines(&found), expected);
+    }
+
+    fn reserved_as(pools: &[(&str, &str)], names: &[&str]) -> Result<Vec<String>, String> {
+        let reservation = |name: &&str| json!({ "metadata": { "name": name }, "spec": { "podref": "a/b" } });
+        let pools = pools.iter().map(|(name, range)| pool(name, range, &json!({}))).collect();
+        let reservations = names.iter().map(reservation).collect();
+        let line = |one: Allocation| format!("{} {} {}", one.address, one.range, one.network_name);
+        let found = Found { pools, reservations, ..Found::default() }.allocations()?;
+        Ok(found.into_iter().map(line).collect())
+    }
+
+    #[test]
+    fn a_network_whose_name_looks_like_a_part_of_an_address_is_told_by_its_pool() {
+        for (network, range, address) in [
+            ("cafe", "fd00::/64", "fd00::7"),
+            ("a-b-c-d-e-f", "10.0.0.0/24", "10.0.0.7"),
+            ("be-ef", "fd00::/64", "fd00::"),
+            ("1", "fd00:2:3:4:5:6:7:0/112", "fd00:2:3:4:5:6:7:8"),
+        ] {
+            let short = normal(address);
+            let pools = [(&*format!("{network}-{}", normal(range)), range)];
+            let expected = vec![format!("{address} {range} {network}")];
+            assert_eq!(reserved_as(&pools, &[&format!("{network}-{short}")]), Ok(expected), "{network}");
+        }
+        // Two pools may be meant: the one that says so itself is.
+        let both = [("cafe-fd00---64", "fd00::/64"), ("cafe-fd00---32", "cafe:fd00::/32")];
+        let why = reserved_as(&both, &["cafe-fd00--7"]).unwrap_err();
+        assert!(
+            why.contains("cafe-fd00--7") && why.contains("fd00::7") && why.contains("cafe:fd00::7"),
+            "{why}"
+        );
+        let known = pool("cafe-fd00---64", "fd00::/64", &json!({ "7": { "podref": "a/b" } }));
+        let pools = vec![known, pool("cafe-fd00---32", "cafe:fd00::/32", &json!({}))];
+        let reservations = vec![json!({ "metadata": { "name": "cafe-fd00--7" } })];
+        let found = Found { pools, reservations, ..Found::default() };
+        assert_eq!(lines(&found), ["fd00::7 fd00::/64 cafe a/b"]);
     }
 
     #[test]

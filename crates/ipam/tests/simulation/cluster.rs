@@ -45,6 +45,8 @@ pub(crate) struct Shape {
     pub(crate) late: bool,
     /// May several pods have a claim's address at a time?
     pub(crate) shared: bool,
+    /// Does a hand delete objects, whosever they are? Of those that pods share it does.
+    pub(crate) deleted: bool,
 }
 
 pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -171,6 +173,10 @@ pub(crate) struct Cluster {
     pub(crate) doubted: u64,
     /// Leased again under the pods that held something in them.
     pub(crate) again: u64,
+    /// Deleted by hand while it was somebody's.
+    pub(crate) doomed: u64,
+    /// Given back by its node, because it was.
+    pub(crate) emptied: u64,
 }
 
 impl Owner {
@@ -338,6 +344,7 @@ impl Cluster {
         let subnet: IpNet = shape.subnet.parse().unwrap();
         let range = Range::between(subnet, None, None).unwrap();
         let api = Api::new(seed);
+        api.server.lock().unwrap().protects = shape.shared || shape.deleted;
         let node = |index: usize| Node {
             name: format!("n{index}"),
             disk: Disk::of(Ledger::new("b0").image()),
@@ -381,6 +388,8 @@ impl Cluster {
             had_own: 0,
             doubted: 0,
             again: 0,
+            doomed: 0,
+            emptied: 0,
         }
     }
 
@@ -401,6 +410,8 @@ impl Cluster {
                 94..96 => self.lose_sight(node),
                 96..104 => self.lose_object(node),
                 104..150 if self.shape.late => self.lose_object(node),
+                150..170 if self.shape.shared || self.shape.deleted => self.delete_by_hand(),
+                170..190 if self.shape.shared || self.shape.deleted => self.give_back_deleted(node),
                 60..64 => {
                     let down = self.random.once_in(2);
                     self.api.server.lock().unwrap().down = down;

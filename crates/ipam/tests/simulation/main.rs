@@ -33,13 +33,24 @@ mod room;
 use cluster::{Cluster, Shape};
 
 /// Seeds that once found a mistake.
-const FAILED_ONCE: &[u64] = &[40, 55, 123, 1029, 1122, 2063, 2148, 4624, 7302, 7860, 10757, 14291, 20163];
+const FAILED_ONCE: &[u64] = &[
+    40, 55, 123, 1029, 1111, 1122, 2063, 2148, 2554, 4624, 5732, 7302, 7860, 10757, 14291, 20163, 40263,
+    50167,
+];
 /// Seeds in which what is rare happens: what lies in a block of the node itself is had at once.
 const RARE: &[u64] = &[13, 32, 45];
 
 /// Nothing out of the ordinary.
-const PLAIN: Shape =
-    Shape { subnet: "", bits: 0, nodes: 4, steps: 40_000, claims: 0, late: false, shared: false };
+const PLAIN: Shape = Shape {
+    subnet: "",
+    bits: 0,
+    nodes: 4,
+    steps: 40_000,
+    claims: 0,
+    late: false,
+    shared: false,
+    deleted: false,
+};
 
 fn seeds() -> std::ops::Range<u64> {
     let given = std::env::var("SEEDS").ok();
@@ -52,7 +63,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 fn run(shape: Shape) {
     let (mut named, mut drained, mut handed, mut own, mut doubted, mut again) = (0, 0, 0, 0, 0, 0);
-    let (mut looked, mut unlooked) = (0, 0);
+    let (mut looked, mut unlooked, mut doomed, mut emptied) = (0, 0, 0, 0);
     for seed in FAILED_ONCE.iter().chain(RARE).copied().chain(seeds()) {
         let mut cluster = Cluster::new(seed, shape);
         cluster.trouble(shape.steps);
@@ -72,6 +83,7 @@ fn run(shape: Shape) {
         (named, drained) = (named + cluster.named, drained + cluster.drained);
         (handed, own) = (handed + cluster.handed, own + cluster.had_own);
         (doubted, again) = (doubted + cluster.doubted, again + cluster.again);
+        (doomed, emptied) = (doomed + cluster.doomed, emptied + cluster.emptied);
         let [into, past] = cluster.looked();
         (looked, unlooked) = (looked + into, unlooked + past);
     }
@@ -82,6 +94,12 @@ fn run(shape: Shape) {
     );
     assert!(doubted > 0, "no node ever lived that was taken for dead");
     assert!(again > 0, "nothing was ever leased again under its pods");
+    let is_deleted = shape.shared || shape.deleted;
+    assert!(!is_deleted || doomed > 0, "nothing was ever deleted that was somebody's");
+    assert!(
+        !is_deleted || shape.bits == 0 || emptied > 0,
+        "nothing was ever given back because a hand had deleted it"
+    );
     assert!(
         shape.claims == 0 || shape.bits == 0 || handed > 0,
         "no node ever gave up an address of its block"
@@ -89,7 +107,7 @@ fn run(shape: Shape) {
     // In a large range few of those who name an address have the block around it.
     let is_small = ipam::grid::addresses_of(shape.subnet.parse().unwrap()) <= 64;
     assert!(
-        shape.claims == 0 || shape.bits == 0 || !is_small || own > 0,
+        shape.claims == 0 || shape.bits == 0 || !is_small || shape.deleted || own > 0,
         "nobody had at once what lay in a block of his own node"
     );
     assert!(shape.claims == 0 || named > 0, "nobody asked for what another has");
@@ -133,6 +151,14 @@ fn addresses_that_are_kept_where_every_block_is_leased() {
 fn what_was_deleted_by_hand_is_given_to_no_other_pod_of_its_node() {
     for (subnet, bits, claims) in [("10.0.0.0/29", 0, 3), ("10.0.0.0/27", 2, 8), ("10.0.0.0/27", 3, 0)] {
         run(Shape { subnet, bits, claims, late: true, ..PLAIN });
+    }
+}
+
+/// A hand deletes objects at any moment, whosever they are and whether that node is there or not.
+#[test]
+fn what_a_hand_deletes_is_nobody_elses_as_long_as_somebody_has_it() {
+    for (subnet, bits, claims) in [("10.0.0.0/29", 0, 3), ("10.0.0.0/26", 2, 6), ("10.0.0.0/24", 3, 0)] {
+        run(Shape { subnet, bits, claims, deleted: true, ..PLAIN });
     }
 }
 

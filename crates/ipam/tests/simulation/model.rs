@@ -33,6 +33,10 @@ impl Random {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) objects: BTreeMap<IpNet, Object>,
+    /// Those that a hand has deleted, and that stay because they are somebody's: their uids.
+    doomed: BTreeSet<String>,
+    /// Do they stay? Where no hand does that, a removal is one request, as the seeds that once failed had it.
+    pub(crate) protects: bool,
     pub(crate) gone: BTreeSet<String>,
     /// The addresses that pods show.
     pub(crate) shown: BTreeSet<IpAddr>,
@@ -61,6 +65,8 @@ impl Api {
     pub(crate) fn new(seed: u64) -> Api {
         let server = Server {
             objects: BTreeMap::new(),
+            doomed: BTreeSet::new(),
+            protects: false,
             gone: BTreeSet::new(),
             shown: BTreeSet::new(),
             dead: BTreeSet::new(),
@@ -146,6 +152,39 @@ impl Server {
         leases
     }
 
+    /// A hand deletes an object; did it stay?
+    pub(crate) fn delete_by_hand(&mut self, net: IpNet) -> bool {
+        let Some(object) = self.objects.get(&net) else { return false };
+        let is_in_use = object.is_in_use();
+        match is_in_use {
+            true => drop(self.doomed.insert(object.uid.clone())),
+            false => drop(self.objects.remove(&net)),
+        }
+        is_in_use
+    }
+
+    /// The blocks of a node that a hand has deleted.
+    pub(crate) fn doomed_of(&self, node: &str) -> Vec<Object> {
+        let is_doomed = |object: &Object| object.holder.node == node && self.doomed.contains(&object.uid);
+        self.list(|object| is_doomed(object) && !object.is_single())
+    }
+
+    /// Changes an object, if it is still that one; what a hand has deleted is gone with that, if it is `over`.
+    fn change(&mut self, object: &Object, over: bool) -> Result<Object, Fault> {
+        let version = self.version();
+        match self.objects.get_mut(&object.net) {
+            Some(known) if known.uid == object.uid && known.version == object.version => {
+                *known = Object { version, ..object.clone() };
+                let changed = known.clone();
+                if over && self.doomed.remove(&changed.uid) {
+                    self.objects.remove(&changed.net);
+                }
+                Ok(changed)
+            }
+            _ => Err(Fault::Conflict),
+        }
+    }
+
     fn list(&self, wanted: impl Fn(&Object) -> bool) -> Vec<Object> {
         self.objects.values().filter(|object| wanted(object)).cloned().collect()
     }
@@ -190,20 +229,15 @@ impl Registry for Api {
     }
 
     async fn replace(&self, object: &Object) -> Result<Object, Fault> {
-        self.request(|server| {
-            let version = server.version();
-            match server.objects.get_mut(&object.net) {
-                Some(known) if known.uid == object.uid && known.version == object.version => {
-                    *known = Object { version, ..object.clone() };
-                    Ok(known.clone())
-                }
-                _ => Err(Fault::Conflict),
-            }
-        })
-        .await
+        self.request(|server| server.change(object, !object.is_in_use())).await
     }
 
     async fn delete(&self, object: &Object) -> Result<(), Fault> {
+        let mut object = object.clone();
+        if object.is_in_use() && self.server.lock().unwrap().protects {
+            // From here on a hand may delete it, or has.
+            object = self.request(|server| server.change(&object, true)).await?;
+        }
         self.request(|server| match server.objects.get(&object.net) {
             None => Ok(()),
             Some(known) if known.uid == object.uid && known.version == object.version => {

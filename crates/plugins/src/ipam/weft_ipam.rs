@@ -196,6 +196,7 @@ impl Who {
                 ifname: ifname.to_string(),
                 network: network.to_owned(),
                 pod,
+                claim: settings.claim.name.clone(),
             },
         }
     }

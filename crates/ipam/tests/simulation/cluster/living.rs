@@ -5,12 +5,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use ipam::ledger::State;
+use ipam::lease::give_back;
+use ipam::ledger::{Block, Slot, State};
 use ipam::registry::Holder;
 use ipam::{Ledger, confirm, turn};
+use ipnet::IpNet;
 
 use super::super::handover::Giver;
-use super::{Cluster, Owner, REST};
+use super::{Cluster, Owner, REST, mark};
+
+fn wait<T>(task: impl Future<Output = T>) -> T {
+    let mut task = pin!(task);
+    loop {
+        if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return done;
+        }
+    }
+}
 
 impl Cluster {
     /// It is not heard of any more, and said to be gone.
@@ -58,12 +69,16 @@ impl Cluster {
                     && object.net.contains(&block.net)
                     && !object.holes.contains(&block.net.addr())
             };
-            // For whom else it was kept, and who else has it, was in the object alone.
-            let mut holders = self.told.get(&block.net.addr()).into_iter().flatten();
-            let is_shared = self.shape.shared && block.bound && holders.any(|(node, _)| *node != index);
-            if server.down || !is_it || is_shared || server.objects.values().find(is_open).is_some() {
+            if server.down || !is_it || server.objects.values().find(is_open).is_some() {
                 return;
             }
+            let is_claimed =
+                server.objects.get(&block.net).is_some_and(|object| !object.holder.claim.is_empty());
+            if self.shape.shared && is_claimed {
+                assert!(server.delete_by_hand(block.net));
+                return;
+            }
+            // A hand has taken away what keeps it as well, or an earlier release did not write that.
             server.objects.remove(&block.net);
             std::mem::take(&mut server.trouble)
         };
@@ -80,25 +95,67 @@ impl Cluster {
             .filter(|known| known.net == block.net && turn::is_held_in_doubt(&ledger, known))
             .collect();
         for doubted in held {
-            let node = &self.nodes[index];
-            let of = |told: &Option<std::net::IpAddr>| block.bound && *told == Some(block.net.addr());
-            let owner = node.pods.iter().find(|(_, told)| of(told)).map(|(owner, _)| owner.name.clone());
-            let holder = Holder {
-                node: node.name.clone(),
-                ledger: "pool".into(),
-                owner: owner.unwrap_or_default(),
-                ..Holder::default()
-            };
-            let task = confirm::lease_again(&node.api, self.grid, doubted.net, &holder, self.now);
-            let mut task = pin!(task);
-            let had = loop {
-                if let Poll::Ready(had) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    break had;
-                }
-            };
-            self.again += u64::from(had.expect("nothing goes wrong"));
+            self.lease_again(index, &ledger, &doubted);
         }
         self.api.server.lock().unwrap().trouble = trouble;
+    }
+
+    /// A hand deletes an object, whosever it is.
+    pub(super) fn delete_by_hand(&mut self) {
+        let mut server = self.api.server.lock().unwrap();
+        let all: Vec<IpNet> = server.objects.keys().copied().collect();
+        if all.is_empty() || server.down {
+            return;
+        }
+        let net = all[self.random.below(all.len() as u64) as usize];
+        self.doomed += u64::from(server.delete_by_hand(net));
+        drop(server);
+        // Since when it rests goes with the object.
+        self.freed.clear();
+        self.deleted.push(net);
+    }
+
+    /// A node's agent gives back what a hand has deleted, if nothing in it is held.
+    pub(super) fn give_back_deleted(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        if !node.alive || !node.calls.is_empty() {
+            return;
+        }
+        let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
+        if ledger.boot() != format!("b{}", node.boot) {
+            return;
+        }
+        let doomed = self.api.server.lock().unwrap().doomed_of(&node.name);
+        for object in doomed {
+            let lease = object.lease_id();
+            if confirm::is_held_inside(&ledger, object.net) {
+                continue;
+            }
+            self.write_doubt(index, &mut ledger, &lease);
+            if confirm::is_over(&ledger, &lease) {
+                let api = self.nodes[index].api.clone();
+                // If it does not succeed it is tried again.
+                let given = give_back(&api, object.net, &lease, self.now);
+                self.emptied += u64::from(wait(given).is_ok());
+            }
+        }
+    }
+
+    /// As the agent does: for whom a single address is held, and what keeps it, is written beside the ledger.
+    fn lease_again(&mut self, index: usize, ledger: &Ledger, doubted: &Block) {
+        let node = &self.nodes[index];
+        let held = ledger.slots_of(doubted).next().filter(|_| doubted.bound);
+        let is_his = |owner: &&Owner| matches!(held, Some(Slot::Held(_, own)) if own == mark(owner));
+        let owner = node.pods.keys().find(is_his).cloned().unwrap_or_else(|| Owner::of(String::new()));
+        let holder = Holder {
+            node: node.name.clone(),
+            ledger: "pool".into(),
+            owner: owner.name,
+            claim: owner.claim,
+            ..Holder::default()
+        };
+        let task = confirm::lease_again(&node.api, self.grid, doubted.net, &holder, self.now);
+        self.again += u64::from(wait(task).expect("nothing goes wrong"));
     }
 
     /// What its pods ask for before its agent has seen it; the ledger then.

@@ -62,12 +62,15 @@ pub struct Owner {
     pub network: String,
     /// The pod's uid, namespace and name, as far as they are known.
     pub pod: [String; 3],
+    /// What keeps its address when the pod is gone; empty: nothing. Should the address's object be deleted by hand, the agent
+    /// reads it here.
+    pub claim: String,
 }
 
 /// For people.
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Owner { container, ifname, network, pod: [_, namespace, name] } = self;
+        let Owner { container, ifname, network, pod: [_, namespace, name], claim: _ } = self;
         match name.is_empty() {
             true => write!(f, "container {container}, {ifname} of {network},"),
             false => write!(f, "pod {namespace}/{name}, {ifname} of {network},"),
@@ -255,9 +258,7 @@ impl Store {
 
     /// Writes down who holds what is about to be given.
     pub fn sign(&self, place: Place, owner: &Owner) -> Result<(), Error> {
-        let Owner { container, ifname, network, pod } = owner;
-        let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
-        bytes.resize(RECORD, 0);
+        let bytes = owner.record();
         let signed = self.owners.write_all_at(&bytes, record(place));
         signed.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
@@ -269,7 +270,28 @@ impl Store {
         let text = std::str::from_utf8(&bytes[..read]).unwrap_or_default();
         let mut lines = text.split('\n').map(str::to_owned);
         let mut line = || lines.next().unwrap_or_default();
-        Owner { container: line(), ifname: line(), network: line(), pod: [line(), line(), line()] }
+        Owner {
+            container: line(),
+            ifname: line(),
+            network: line(),
+            pod: [line(), line(), line()],
+            claim: line().trim_end_matches('\0').to_owned(),
+        }
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    /// As it is written. A claim that has no room is left out: half of its name may be another's.
+    fn record(&self) -> Vec<u8> {
+        let Owner { container, ifname, network, pod, claim } = self;
+        let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
+        if !claim.is_empty() && bytes.len() + claim.len() < RECORD {
+            bytes.extend(format!("{claim}\n").bytes());
+        }
+        bytes.resize(RECORD, 0);
+        bytes
     }
 }
 
@@ -341,4 +363,30 @@ fn begin(file: &File, directory: &Path, ledger: &Ledger) -> io::Result<()> {
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_an_address_is_written_whole_or_not_at_all() {
+        let owner = |claim: usize| Owner {
+            container: "c".to_owned(),
+            ifname: "eth0".to_owned(),
+            network: "net".to_owned(),
+            pod: ["uid", "blue", "web-0"].map(str::to_owned),
+            claim: "k".repeat(claim),
+        };
+        let before = "c\neth0\nnet\nuid\nblue\nweb-0\n".to_owned();
+        for (claim, is_written) in
+            [(0, false), (20, true), (RECORD - 1 - before.len(), true), (RECORD, false)]
+        {
+            let record = owner(claim).record();
+            let text = String::from_utf8(record).unwrap();
+            let expected =
+                if is_written { format!("{before}{}\n", "k".repeat(claim)) } else { before.clone() };
+            assert_eq!((text.len(), text.trim_end_matches('\0')), (RECORD, &*expected), "{claim}");
+        }
+    }
 }
