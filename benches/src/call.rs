@@ -10,8 +10,9 @@ use linux::Netns;
 
 use crate::Failure;
 
-/// How long the kernel gets to take a namespace apart: the grace periods of that are nobody's who is timed next.
-const SETTLING: Duration = Duration::from_millis(100);
+/// How long the kernel gets to take a namespace apart, or to have done all that follows from a new link: the grace periods of
+/// that are nobody's who is timed next.
+pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 
 /// A container: a namespace of its own, removed with this value.
 pub(crate) struct Container {

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use linux::link::create::NewKind;
 use serde_json::{Value, json};
 
-use crate::call::{Container, Plugin, call, start as start_process};
+use crate::call::{Container, Plugin, SETTLING, call, start as start_process};
 use crate::interfaces::can_make;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting, floor};
@@ -35,13 +37,27 @@ pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure>
     Ok(())
 }
 
-/// ADD and DEL of one plugin chain, ours and the peer's in turn.
+/// ADD and DEL of one plugin chain, ours, the peer's and the floor in turn.
 pub(crate) struct Duel {
     pub(crate) ours: (Times, Times),
     pub(crate) peer: Option<(Times, Times)>,
+    pub(crate) floor: Option<(Times, Times)>,
 }
 
+/// The same work without a process, in a container of its own; the number is that of the round.
+pub(crate) type Floor<'a> = dyn FnMut(&Container, usize) -> Result<(Duration, Duration), Failure> + 'a;
+
 pub(crate) fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Value) -> Result<Duel, Failure> {
+    duel_above(setting, plugin, config, None)
+}
+
+/// A duel in which the floor is measured between the calls, too.
+pub(crate) fn duel_above(
+    setting: &Setting,
+    plugin: &str,
+    config: impl Fn(&str) -> Value,
+    mut floor: Option<&mut Floor<'_>>,
+) -> Result<Duel, Failure> {
     let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
         .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
         .collect();
@@ -50,21 +66,32 @@ pub(crate) fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Val
         files.push(write(setting, &format!("{plugin}-{tag}.json"), &config(tag))?);
     }
     let mut times = vec![(Vec::new(), Vec::new()); contestants.len()];
+    let mut below = (Vec::new(), Vec::new());
     // The first call of each makes what all calls share: it is not counted.
     for run in 0..=setting.runs {
         for (index, (directory, tag)) in contestants.iter().enumerate() {
             let container = Container::new(format!("{tag}{run}"))?;
             let plugin = Plugin { directory, name: plugin, config: &files[index] };
-            let (add, del) = (call("ADD", plugin, &container)?, call("DEL", plugin, &container)?);
+            let add = call("ADD", plugin, &container)?;
+            sleep(SETTLING);
+            let del = call("DEL", plugin, &container)?;
             if run > 0 {
                 times[index].0.push(add);
                 times[index].1.push(del);
             }
         }
+        if let Some(floor) = &mut floor {
+            let (add, del) = floor(&Container::new(format!("f{run}"))?, run)?;
+            if run > 0 {
+                below.0.push(add);
+                below.1.push(del);
+            }
+        }
     }
-    let mut sorted = times.into_iter().map(|(add, del)| (Times::new(add), Times::new(del)));
+    let sort = |(add, del)| (Times::new(add), Times::new(del));
+    let mut sorted = times.into_iter().map(sort);
     let ours = sorted.next().ok_or("nobody was timed")?;
-    Ok(Duel { ours, peer: sorted.next() })
+    Ok(Duel { ours, peer: sorted.next(), floor: floor.map(|_| sort(below)) })
 }
 
 fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
@@ -79,33 +106,30 @@ fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
 
 /// Single plugins beside the peer's and the kernel's floor.
 pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
-    let (mut floor_add, mut floor_del, mut with_exec) = (Vec::new(), Vec::new(), Vec::new());
-    for run in 0..=setting.runs {
-        let (add, del) = floor::bridge_port(&Container::new(format!("f{run}"))?, run)?;
-        let bare = start_process(Path::new("/bin/true"), &[], "")?;
-        if run > 0 {
-            floor_add.push(add);
-            floor_del.push(del);
-            with_exec.push(add + bare);
-        }
-    }
-    let (floor_add, floor_del) = (Times::new(floor_add), Times::new(floor_del));
-    let Duel { ours, peer } = duel(setting, "bridge", |tag| bridge(setting, tag, false))?;
-    table.compare("bridge + host-local ADD", &ours.0, "kernel floor", &floor_add, "at most 2 ms, at most 2x");
+    let mut with_exec = Vec::new();
+    let mut floor = |container: &Container, run| {
+        let (add, del) = floor::bridge_port(container, run)?;
+        with_exec.push(add + start_process(Path::new("/bin/true"), &[], "")?);
+        Ok((add, del))
+    };
+    let Duel { ours, peer, floor } =
+        duel_above(setting, "bridge", |tag| bridge(setting, tag, false), Some(&mut floor))?;
+    let floor = floor.ok_or("no floor was measured")?;
+    table.compare("bridge + host-local ADD", &ours.0, "kernel floor", &floor.0, "at most 2 ms, at most 2x");
     let with_exec = Times::new(with_exec);
     table.compare("bridge + host-local ADD", &ours.0, "the floor and a bare exec", &with_exec, "");
-    table.compare("bridge + host-local DEL", &ours.1, "kernel floor", &floor_del, "at most 2 ms more");
+    table.compare("bridge + host-local DEL", &ours.1, "kernel floor", &floor.1, "at most 2 ms more");
     if let Some(peer) = &peer {
         table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");
         table.compare("bridge + host-local DEL", &ours.1, "Go", &peer.1, "");
     }
-    let Duel { ours, peer } = duel(setting, "bridge", |tag| bridge(setting, tag, true))?;
+    let Duel { ours, peer, .. } = duel(setting, "bridge", |tag| bridge(setting, tag, true))?;
     match &peer {
         Some(peer) => {
             table.compare("… with ipMasq ADD", &ours.0, "Go", &peer.0, "at least 8x faster, at most 3 ms");
             table.compare("… with ipMasq DEL", &ours.1, "Go", &peer.1, "at most 20 ms");
         }
-        None => table.compare("… with ipMasq ADD", &ours.0, "kernel floor", &floor_add, "at most 3 ms"),
+        None => table.compare("… with ipMasq ADD", &ours.0, "kernel floor", &floor.0, "at most 3 ms"),
     }
     Ok(())
 }
@@ -140,11 +164,11 @@ fn duel_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<D
     }
     let mut sorted = times.into_iter().map(|(add, del)| (Times::new(add), Times::new(del)));
     let ours = sorted.next().ok_or("nobody was timed")?;
-    Ok(Duel { ours, peer: sorted.next() })
+    Ok(Duel { ours, peer: sorted.next(), floor: None })
 }
 
 fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Value) -> Result<(), Failure> {
-    let Duel { ours, peer } = duel_behind_bridge(setting, plugin, keys)?;
+    let Duel { ours, peer, .. } = duel_behind_bridge(setting, plugin, keys)?;
     if let Some(peer) = &peer {
         table.compare(&format!("{plugin} ADD"), &ours.0, "Go", &peer.0, "at least 4x faster");
         table.compare(&format!("{plugin} DEL"), &ours.1, "Go", &peer.1, "");
@@ -156,7 +180,7 @@ fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Valu
 pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     behind_bridge(setting, table, "bandwidth", &limits())?;
     for backend in ["nftables", "iptables"] {
-        let Duel { ours, peer } = duel(setting, "firewall", |tag| firewall(tag, backend))?;
+        let Duel { ours, peer, .. } = duel(setting, "firewall", |tag| firewall(tag, backend))?;
         if let Some(peer) = &peer {
             let name = format!("firewall, {backend}");
             table.compare(&format!("{name} ADD"), &ours.0, "Go, iptables", &peer.0, "at least 4x faster");
@@ -164,7 +188,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
         }
     }
     for (backend, target) in [("nftables", "at least 10x faster"), ("iptables", "at least 4x faster")] {
-        let Duel { ours, peer } = duel(setting, "portmap", |tag| portmap(tag, backend))?;
+        let Duel { ours, peer, .. } = duel(setting, "portmap", |tag| portmap(tag, backend))?;
         if let Some(peer) = &peer {
             table.compare(&format!("portmap, {backend} ADD"), &ours.0, "Go, iptables", &peer.0, target);
             table.compare(&format!("portmap, {backend} DEL"), &ours.1, "Go, iptables", &peer.1, "");

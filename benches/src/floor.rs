@@ -1,6 +1,7 @@
 //! The same work through raw rtnetlink, in this process: what nobody can be faster than.
 
 use std::path::Path;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use linux::link::Change;
@@ -9,7 +10,7 @@ use linux::route::{Existing, Route};
 use linux::{Netns, Rtnl};
 
 use crate::Failure;
-use crate::call::Container;
+use crate::call::{Container, SETTLING};
 
 const BRIDGE: &str = "floor0";
 
@@ -40,6 +41,7 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     let gateway = Some("10.255.0.1".parse()?);
     inside.add_route(&Route::new("0.0.0.0/0".parse()?, link.index, gateway), Existing::Refuse)?;
     let added = started.elapsed();
+    sleep(SETTLING);
     let started = Instant::now();
     inside.delete_link(link.index, "eth0")?;
     Ok((added, started.elapsed()))
@@ -57,6 +59,7 @@ pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration,
     let link = inside.link("eth0")?;
     inside.add_address(link.index, "eth0", "10.255.0.2/24".parse()?)?;
     let added = started.elapsed();
+    sleep(SETTLING);
     let started = Instant::now();
     let back = Change { name: Some(name), ..Change::default() };
     inside.move_link(link.index, "eth0", &Netns::own()?, &back)?;

@@ -8,8 +8,8 @@ use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer, Queues};
 use serde_json::{Value, json};
 
 use crate::call::Container;
-use crate::cases::{Duel, duel};
-use crate::table::{Table, Times};
+use crate::cases::{Duel, Floor, duel_above};
+use crate::table::Table;
 use crate::{Failure, Setting, floor};
 
 /// The parent of all, and what is moved: one for each contestant.
@@ -44,13 +44,13 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
             eprintln!("weft-bench: {plugin} is left out: the peers are older than it");
             continue;
         }
-        let Duel { ours, peer } = duel(setting, plugin, |tag| config(setting, plugin, tag))?;
-        if plugin == "host-device" {
-            let moved = |run| floor::moved_link(&Container::new(format!("m{run}"))?, "movef");
-            let times = (0..setting.runs).map(moved).collect::<Result<Vec<_>, Failure>>()?;
-            let (there, back): (Vec<_>, Vec<_>) = times.into_iter().unzip();
-            table.compare("host-device + host-local ADD", &ours.0, "kernel floor", &Times::new(there), "");
-            table.compare("host-device + host-local DEL", &ours.1, "kernel floor", &Times::new(back), "");
+        let mut moved = |container: &Container, _| floor::moved_link(container, "movef");
+        let below: Option<&mut Floor<'_>> = (plugin == "host-device").then_some(&mut moved as _);
+        let Duel { ours, peer, floor } =
+            duel_above(setting, plugin, |tag| config(setting, plugin, tag), below)?;
+        if let Some((there, back)) = floor {
+            table.compare("host-device + host-local ADD", &ours.0, "kernel floor", &there, "");
+            table.compare("host-device + host-local DEL", &ours.1, "kernel floor", &back, "");
         }
         if let Some(peer) = &peer {
             table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0, "");

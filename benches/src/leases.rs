@@ -69,7 +69,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
         peers: peers.clone(),
         runs: (*runs).min(RUNS_MAX),
     };
-    let Duel { ours, peer } = duel(&few, "bridge", |tag| {
+    let Duel { ours, peer, .. } = duel(&few, "bridge", |tag| {
         json!({
             "cniVersion": "1.0.0", "name": format!("bench-dhcp-{tag}"), "type": "bridge", "bridge": BRIDGE,
             "ipam": {"type": "dhcp", "daemonSocketPath": socket(tag)},
