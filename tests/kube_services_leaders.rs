@@ -13,11 +13,11 @@
 use std::sync::Arc;
 
 use rig::Machine;
-use rig::kube::{Accounts, Kube};
+use rig::kube::{Accounts, Kube, files};
 use rig::machine::until;
 use rig::parts::text;
 use serde_json::{Value, json};
-use testkit::{Feature, Host, host, workspace};
+use testkit::{Feature, Host, host};
 
 /// The two: its name, the address from which it asks, and where it tells its figures.
 const ONE: (&str, &str, &str) = ("one", "127.0.0.1", "127.0.0.1:9465");
@@ -47,8 +47,7 @@ impl Cluster {
         let words = [format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={AUDIT}")];
         kube.launch_server_with(&words.each_ref().map(String::as_str));
         kube.wait();
-        let rights = std::fs::read_to_string(workspace().join("deploy/services/rbac.yaml"));
-        kube.apply(&rights.expect("a file of the project"));
+        kube.apply(&files(&["deploy/services/rbac.yaml"]));
         let account = kube.service_account("kube-system", "weft-controller-services");
         Some(Cluster { kube, machine, account })
     }

@@ -317,6 +317,10 @@ fn a_del_leaves_the_interface_that_another_attachment_has(host: &Host, case: &Ca
     let (pod, _) = case.primed(host);
     let others = json!({ "cniVersion": "1.1.0", "name": "others", "type": "bridge", "bridge": "br7" });
     host.attachment("bridge", &pod, "eth0").add(&others).success();
+    // With that the kernel has given it what it gives every link.
+    rig::machine::until("eth0 to be up", || {
+        rig::link(&pod, "eth0").filter(|link| link["operstate"] == "UP").map(drop)
+    });
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let config = case.config("1.1.0");
     let mut own = host.attachment(&case.plugin, &pod, "eth0");

@@ -125,7 +125,6 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
             || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked.json "))
             || line.starts_with("+ address ") && line.contains(" fe80:")
             || line.starts_with("+ route local ") && line.contains(" fe80:")
-            || line.starts_with("+ route main unicast fe80::/64 ")
             || line.get(2..).is_some_and(|rest| rest.starts_with("route local multicast ff00::/8 "))
     };
     let told: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
