@@ -308,7 +308,7 @@ fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
 
 #[test]
 fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
-    let nodes = nodes!(4);
+    let nodes = nodes!(own 4);
     let pod = nodes.machine.pod("a");
     let told = Told::default();
     // On a quiet machine of more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
@@ -613,7 +613,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
 
 #[test]
 fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives_only_what_it_has() {
-    let nodes = nodes!(2);
+    let nodes = nodes!(own 2);
     let pod = nodes.machine.pod("a");
     let name = pool(&nodes, "10.15.0.0/26", 3);
     let conf = |node| network(node, &json!({ "range": "10.15.0.0/26", "quarantine": 0 }));

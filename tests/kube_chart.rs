@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rig::kube::Accounts;
 use rig::parts::{parts, text};
 use rig::{Kube, Machine};
 use serde_json::{Value, json};
@@ -178,7 +177,7 @@ fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
 #[test]
 fn the_chart_makes_what_the_kustomizations_make() {
     let Some(helm) = Helm::new(host!()) else { return };
-    let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
     let ways: [(Value, &[&str]); 8] = [
@@ -210,7 +209,7 @@ fn the_chart_makes_what_the_kustomizations_make() {
 #[test]
 fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     let Some(helm) = Helm::new(host!()) else { return };
-    let Some(kube) = Kube::new(Arc::clone(&helm.machine), Accounts::Absent) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let ours = |kind: &str| {
         let names = kube.kubectl(["get", kind, "-A", "-o", "name"]);
         names.lines().filter(|name| name.contains("/weft-")).map(str::to_owned).collect::<Vec<_>>()

@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use rig::kube::Accounts;
 use rig::machine::until;
 use rig::{Kube, Machine};
 use serde_json::json;
@@ -20,7 +19,7 @@ use testkit::{host, workspace};
 macro_rules! server {
     () => {{
         let machine = Arc::new(Machine::new(host!(), "control"));
-        let Some(kube) = Kube::new(Arc::clone(&machine), Accounts::Absent) else { return };
+        let Some(kube) = Kube::new(Arc::clone(&machine)) else { return };
         define(&kube, &machine);
         kube
     }};

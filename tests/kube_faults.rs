@@ -19,10 +19,16 @@ use testkit::{Feature, Pod, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// A node with an agent and a definition.
+/// A node with an agent and a definition; with `own` beside an API server that the test may stop.
 macro_rules! node {
-    () => {{
-        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
+    () => {
+        node!(with_networks)
+    };
+    (own) => {
+        node!(own_with_networks)
+    };
+    ($which:ident) => {{
+        let Some(agent) = Agent::$which(host!(Feature::Bridge), ["net-a"]) else { return };
         agent
     }};
 }
@@ -75,7 +81,7 @@ fn remove_api(agent: &Agent) {
 
 #[test]
 fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status_comes_later() {
-    let agent = node!();
+    let agent = node!(own);
     let uid = heard_of(&agent, "net-a");
     remove_api(&agent);
     let web = agent.machine.pod("web");
@@ -98,7 +104,7 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
 
 #[test]
 fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
-    let agent = node!();
+    let agent = node!(own);
     let uid = heard_of(&agent, "net-new");
     let web = agent.machine.pod("web");
     let add = || agent.attachment(&web, "web", &uid).add(&node_configuration());
@@ -111,7 +117,7 @@ fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
 
 #[test]
 fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_nor_a_plan() {
-    let agent = node!();
+    let agent = node!(own);
     for name in ["ippools.weft.dev", "ipblocks.weft.dev"] {
         let path = testkit::workspace().join(format!("deploy/crds/{name}.yaml"));
         agent.kube.apply(&std::fs::read_to_string(path).expect("a file of the project"));
@@ -445,7 +451,7 @@ fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_othe
 
 #[test]
 fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_told() {
-    let agent = node!();
+    let agent = node!(own);
     agent.stop("TERM");
     agent.kube.stop("kube-apiserver", "KILL");
     let earlier = agent.log().len();

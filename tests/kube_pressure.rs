@@ -19,14 +19,6 @@ const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 /// The time that a program is told, as libfaketime reads it.
 const CLOCK: &str = "/run/clock";
 
-/// A node with an agent and a definition.
-macro_rules! node {
-    () => {{
-        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
-        agent
-    }};
-}
-
 fn select() -> Value {
     json!({ NETWORKS: "net-a" })
 }
@@ -71,7 +63,7 @@ fn patch(agent: &Agent) -> String {
 
 #[test]
 fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
-    let agent = node!();
+    let Some(agent) = Agent::own_with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
     let uid = agent.pod("web", &select());
     agent.kube.stop("kube-apiserver", "KILL");
     let one = ["--enable-priority-and-fairness=false", "--max-mutating-requests-inflight=1"];
@@ -93,7 +85,7 @@ fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
 
 #[test]
 fn a_clock_that_jumps_costs_no_pod_its_networks_and_no_status_its_pod() {
-    let agent = node!();
+    let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
     let Some(parts) = parts("kube") else { return };
     let library = parts.join("faketime/usr/lib");
     let find = ["find", text(&library), "-name", "libfaketime.so.1"];

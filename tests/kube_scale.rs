@@ -24,14 +24,6 @@ const QUESTIONS: usize = 10_000;
 /// What allocators keep, in kB.
 const SLACK: u64 = 2_048;
 
-/// A node with an agent.
-macro_rules! node {
-    () => {{
-        let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
-        agent
-    }};
-}
-
 /// Memory of the agent that is no file of its own, and all of it; in kB.
 fn memory(agent: &Agent) -> (u64, u64) {
     let pid = agent.machine.run(["cat", "/run/services/agent.pid"]);
@@ -63,7 +55,7 @@ fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
 
 #[test]
 fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
-    let agent = node!();
+    let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
     let definition = |number: usize| {
         json!({
             "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
@@ -101,7 +93,7 @@ fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
 
 #[test]
 fn an_api_server_that_forgot_where_we_were_is_listed_again() {
-    let agent = node!();
+    let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
     // While the agent cannot hear, the world goes on, and what it will ask for is compacted away.
     let pid = agent.machine.run(["cat", "/run/services/agent.pid"]);
@@ -131,7 +123,7 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
 
 #[test]
 fn a_token_that_is_replaced_is_read_again() {
-    let agent = node!();
+    let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
     // As in a pod: a file that the kubelet replaces from time to time.
     let token = agent.kube.token("kube-system", "weft-agent");

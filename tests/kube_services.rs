@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rig::Machine;
-use rig::kube::{Accounts, Kube, files};
+use rig::kube::{Kube, files};
 use rig::machine::until;
 use rig::parts::text;
 use serde_json::{Value, json};
@@ -33,13 +33,16 @@ struct Cluster {
 
 impl Cluster {
     fn new(host: Host) -> Option<Cluster> {
-        let machine = Arc::new(Machine::new(host, "control"));
-        let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
+        Kube::new(Machine::new(host, "control").into()).map(Cluster::beside)
+    }
+
+    fn beside(kube: Kube) -> Cluster {
+        let machine = kube.machine();
         kube.apply(&files(&["deploy/services/rbac.yaml"]));
         let account = kube.service_account("kube-system", "weft-controller-services");
         let cluster = Cluster { kube, machine, account };
         cluster.start();
-        Some(cluster)
+        cluster
     }
 
     fn start(&self) {
@@ -254,7 +257,8 @@ fn what_cannot_be_listed_is_an_event_with_the_cure_and_its_mend_is_heard() {
 
 #[test]
 fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
-    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let Some(kube) = Kube::own(Machine::new(host!(Feature::Root), "control").into()) else { return };
+    let cluster = Cluster::beside(kube);
     let kube = &cluster.kube;
     let pods: Vec<Value> = (0..250)
         .map(|number| {

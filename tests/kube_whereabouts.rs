@@ -18,9 +18,9 @@ use rig::kube::files;
 use rig::machine::until;
 use rig::parts::text;
 use rig::peers::peers;
-use rig::{Machine, assert_refused};
+use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
-use testkit::{Attachment, Feature, Finished, Pod, host};
+use testkit::{Attachment, Finished, Pod};
 
 /// Networks by name: `ipam` as a definition has it. The range of `small` is full before long.
 fn networks() -> [(&'static str, Value); 8] {
@@ -119,7 +119,7 @@ fn form(result: &Value) -> Value {
 #[test]
 fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_like() {
     let Some(programs) = peers(&["whereabouts"]) else { return };
-    let Some(nodes) = Nodes::new(Machine::new(host!(Feature::Root), "node"), 1) else { return };
+    let nodes = nodes!(1);
     prepare(&nodes);
     let sandbox = nodes.machine.pod("a");
     let mut before: BTreeMap<&str, (BTreeSet<String>, Value)> = BTreeMap::new();

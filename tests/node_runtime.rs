@@ -24,7 +24,7 @@ macro_rules! node {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth);
         let Some(node) = Containerd::new(host) else { return };
-        let Some(agent) = Agent::new(node.machine()) else { return };
+        let Some(agent) = Agent::own(node.machine()) else { return };
         for (name, subnet) in [("net-a", 11), ("net-b", 12)] {
             agent.definition(name, &json!({}), &bridge(name, subnet));
         }
@@ -136,7 +136,7 @@ fn a_sandbox_that_the_runtime_lost_is_taken_down_while_its_pod_lives_on_in_the_n
 fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
-    let Some(agent) = Agent::new(node.machine()) else { return };
+    let Some(agent) = Agent::own(node.machine()) else { return };
     let proxy = Proxy::with_networks_on(node);
     agent.definition("before", &json!({}), &bridge("before", 11));
     agent.stop("TERM");
@@ -185,7 +185,7 @@ fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
 fn pods_that_select_definitions_and_sandboxes_that_ask_for_networks_live_on_one_node() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
-    let Some(agent) = Agent::new(node.machine()) else { return };
+    let Some(agent) = Agent::own(node.machine()) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
     node.write("/etc/cni/net.d/10-default.conflist", bridge("default", 1).to_string());
     let mut proxy = Proxy::with_networks_on(node);

@@ -10,17 +10,24 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Pod};
 
-use crate::kube::{Accounts, Kube, files};
+use crate::kube::{Kube, files};
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// A cluster of so many nodes; the test that asks for it ends, and is skipped, if the lane was not made ready.
+/// A cluster of so many nodes, with `own` beside an API server that the test may stop; the test that asks for it ends, and is
+/// skipped, if the lane was not made ready.
 #[macro_export]
 macro_rules! nodes {
-    ($count:expr) => {{
+    (own $count:expr) => {
+        $crate::nodes!(own, $count)
+    };
+    ($count:expr) => {
+        $crate::nodes!(new, $count)
+    };
+    ($which:ident, $count:expr) => {{
         let machine = $crate::Machine::new(testkit::host!(testkit::Feature::Root), "node");
-        let Some(nodes) = $crate::addresses::Nodes::new(machine, $count) else { return };
-        nodes
+        let Some(kube) = $crate::Kube::$which(machine.into()) else { return };
+        $crate::addresses::Nodes::new(kube, $count)
     }};
 }
 
@@ -36,13 +43,11 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// A cluster with so many nodes, whose agents are ready; nothing, and the test is skipped, if the lane was not made
-    /// ready.
+    /// Makes so many nodes in a cluster, whose agents are ready.
     #[must_use]
     #[track_caller]
-    pub fn new(machine: impl Into<Arc<Machine>>, count: usize) -> Option<Nodes> {
-        let machine = machine.into();
-        let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
+    pub fn new(kube: Kube, count: usize) -> Nodes {
+        let machine = kube.machine();
         kube.apply(&files(&[
             "deploy/crds/ipamclaims.k8s.cni.cncf.io.yaml",
             "deploy/crds/ipblocks.weft.dev.yaml",
@@ -61,7 +66,7 @@ impl Nodes {
         for index in 0..count {
             nodes.wait(index);
         }
-        Some(nodes)
+        nodes
     }
 
     /// How many there are.

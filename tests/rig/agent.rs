@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod};
 
 use crate::cluster::bridge;
-use crate::kube::{Accounts, Kube, files, namespace};
+use crate::kube::{Kube, files, namespace};
 use crate::machine::{Machine, until};
 use crate::parts::text;
 
@@ -40,8 +40,19 @@ impl Agent {
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
-        let machine = machine.into();
-        let kube = Kube::new(Arc::clone(&machine), Accounts::Absent)?;
+        Kube::new(machine.into()).map(Agent::beside)
+    }
+
+    /// The same beside an API server of the test's own, which it may stop.
+    #[must_use]
+    #[track_caller]
+    pub fn own(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
+        Kube::own(machine.into()).map(Agent::beside)
+    }
+
+    #[track_caller]
+    fn beside(kube: Kube) -> Agent {
+        let machine = kube.machine();
         let definitions = "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml";
         kube.apply(&(files(&[definitions, "deploy/base/rbac.yaml"]) + &namespace(NAMESPACE)));
         kube.wait_until_served();
@@ -51,7 +62,7 @@ impl Agent {
         let agent = Agent { machine, kube, configuration };
         agent.start(&[]);
         agent.wait_until_ready();
-        Some(agent)
+        agent
     }
 
     /// One on a node of its own, in a cluster where these networks are defined: bridges, each with a subnet.
@@ -59,10 +70,24 @@ impl Agent {
     #[track_caller]
     pub fn with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
         let agent = Agent::new(Machine::new(host, "node"))?;
-        for (name, subnet) in names.into_iter().zip(11..) {
-            agent.definition(name, &json!({}), &bridge(name, subnet));
-        }
+        agent.define(names);
         Some(agent)
+    }
+
+    /// The same beside an API server of the test's own.
+    #[must_use]
+    #[track_caller]
+    pub fn own_with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
+        let agent = Agent::own(Machine::new(host, "node"))?;
+        agent.define(names);
+        Some(agent)
+    }
+
+    #[track_caller]
+    fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
+        for (name, subnet) in names.into_iter().zip(11..) {
+            self.definition(name, &json!({}), &bridge(name, subnet));
+        }
     }
 
     /// Starts it, with further words.

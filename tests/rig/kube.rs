@@ -1,7 +1,8 @@
 //! A real Kubernetes API: etcd and kube-apiserver on a machine of the test's own; see `lanes/kube/prepare`.
 //!
 //! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
-//! Access is controlled (Node, RBAC): who wants something comes with an identity.
+//! Access is controlled (Node, RBAC): who wants something comes with an identity. Where one is lent (`loan.rs`), a test has that
+//! and starts none.
 //!
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
@@ -14,13 +15,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::{Finished, workspace};
 
-use crate::machine::{CONFIGURATIONS, Machine};
+use crate::loan::Loan;
+use crate::machine::{CONFIGURATIONS, Machine, until};
 use crate::parts::{parts, text};
 
 /// The server.
 pub const SERVER: &str = "https://127.0.0.1:6443";
 /// Addresses of Services.
 const SERVICES: &str = "10.96.0.0/16";
+/// Why a test cannot do something to its server.
+const LENT: &str = "this API server is lent: who stops it needs one of its own, `Kube::own`";
 /// What 1.20 is to serve where nothing but ourselves asks it, and what it waits for itself: describing all the rest is more than
 /// a third of what its start costs.
 const ASKED: &[&str] = &[
@@ -94,19 +98,38 @@ pub struct Kube {
     machine: Arc<Machine>,
     parts: PathBuf,
     accounts: Accounts,
+    // Last: it is given back when nothing on the machine asks it any more.
+    loan: Option<Loan>,
 }
 
 // === impl Kube ===
 
 impl Kube {
-    /// Starts one on `machine`; nothing, and the test is skipped, if the lane was not made ready.
+    /// One for who does nothing to the server itself: a lent one, where there is one, else its own. Nothing, and the test is
+    /// skipped, if the lane was not made ready.
     ///
     /// # Panics
     /// If it does not come up.
     #[must_use]
     #[track_caller]
-    pub fn new(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
-        let kube = Kube::prepare(machine, accounts)?;
+    pub fn new(machine: Arc<Machine>) -> Option<Kube> {
+        let mut kube = Kube::prepare(machine, Accounts::Absent)?;
+        kube.loan = Loan::ask(&kube.parts, &kube.machine);
+        if kube.loan.is_none() {
+            kube.launch();
+        }
+        kube.wait();
+        Some(kube)
+    }
+
+    /// One that the test may stop, start again and look into.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn own(machine: Arc<Machine>) -> Option<Kube> {
+        let kube = Kube::prepare(machine, Accounts::Absent)?;
         kube.launch();
         kube.wait();
         Some(kube)
@@ -116,9 +139,15 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
-        let kube = Kube { machine, parts: parts("kube")?, accounts };
+        let kube = Kube { machine, parts: parts("kube")?, accounts, loan: None };
         kube.certified("admin");
         Some(kube)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
     }
 
     /// Writes a kubeconfig for who has a certificate of that name; its path.
@@ -129,8 +158,12 @@ impl Kube {
     }
 
     /// Starts what of them does not run.
+    ///
+    /// # Panics
+    /// If it is lent.
     #[track_caller]
     pub fn launch(&self) {
+        assert!(self.loan.is_none(), "{LENT}");
         for (program, launch) in
             [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
         {
@@ -143,20 +176,32 @@ impl Kube {
     /// Waits until the server is ready.
     #[track_caller]
     pub fn wait(&self) {
-        let (ca, certificate, key) = (self.pki("ca.crt"), self.pki("admin.crt"), self.pki("admin.key"));
-        let words = ["curl", "-sf", "--cacert", &ca, "--cert", &certificate, "--key", &key];
-        let address = format!("{SERVER}/readyz");
+        let look = || (self.ask(&["/readyz"]).code == Some(0)).then_some(());
+        if self.loan.is_some() {
+            until("the lent API server is ready", look);
+            return;
+        }
         self.machine.wait("kube-apiserver", "is ready", || {
             // Asking is work, too.
             sleep(Duration::from_millis(100));
-            let asked = self.machine.attempt(words.into_iter().chain([address.as_str()]));
-            asked.code.filter(|code| *code == 0)
+            look()
         });
+    }
+
+    /// What the server answers to who may do everything: to all of these paths, one after the other.
+    #[must_use]
+    #[track_caller]
+    pub fn ask(&self, paths: &[&str]) -> Finished {
+        let (ca, certificate, key) = (self.pki("ca.crt"), self.pki("admin.crt"), self.pki("admin.key"));
+        let words = ["curl", "-sf", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+        let addresses: Vec<String> = paths.iter().map(|path| format!("{SERVER}{path}")).collect();
+        self.machine.attempt(words.into_iter().chain(addresses.iter().map(String::as_str)))
     }
 
     /// Ends one of its two programs with a signal.
     #[track_caller]
     pub fn stop(&self, program: &str, signal: &str) {
+        assert!(self.loan.is_none(), "{LENT}");
         self.machine.stop(program, signal);
     }
 

@@ -19,6 +19,7 @@ pub mod cri;
 pub mod dhcp;
 pub mod installation;
 pub mod kube;
+pub mod loan;
 pub mod machine;
 pub mod multus;
 pub mod neutron;

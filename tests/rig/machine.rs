@@ -185,10 +185,7 @@ impl Machine {
     pub fn lives(&self, service: &str) -> bool {
         let Some(id) = self.host.read(format!("{SERVICES}/{service}.pid")) else { return false };
         let threads = fs::read_dir(self.reach(&format!("/proc/{}/task", id.trim())));
-        let runs = |thread: fs::DirEntry| {
-            fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| !stat.contains(") Z "))
-        };
-        threads.into_iter().flatten().flatten().any(runs)
+        threads.into_iter().flatten().flatten().any(|thread| runs(&thread.path().join("stat")))
     }
 
     /// What a program printed so far.
@@ -257,13 +254,19 @@ impl Boot {
     /// Kills all of its processes, and takes their control group away.
     fn end(&mut self, group: &str) {
         self.first.end();
-        // All of them are dead once the first is: but its end may take the kernel a moment.
-        let alive = Path::new("/proc").join(self.id.to_string()).join("ns/pid");
+        // All of them are dead once the first is: but its end may take the kernel a moment, and who takes in orphans may let
+        // it lie for a second.
+        let process = Path::new("/proc").join(self.id.to_string()).join("stat");
         let deadline = Instant::now() + PATIENCE;
-        while (fs::read_link(&alive).is_ok() || !remove_group(group)) && Instant::now() < deadline {
+        while (runs(&process) || !remove_group(group)) && Instant::now() < deadline {
             thread::sleep(PAUSE);
         }
     }
+}
+
+/// Whether a process or thread is more than what is left for its parent to read; by its `stat`.
+fn runs(stat: &Path) -> bool {
+    fs::read_to_string(stat).is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
 }
 
 /// Waits until `look` finds something.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod, workspace};
 
-use crate::kube::{Accounts, Kube, files, namespace};
+use crate::kube::{Kube, files, namespace};
 use crate::machine::{CONFIGURATIONS, Machine};
 use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
@@ -85,7 +85,7 @@ impl OpenStack {
             let cloud = std::thread::Builder::new().name(name);
             let cloud = cloud
                 .spawn_scoped(scope, || Neutron::with_tokens_of(Arc::clone(&machine), mode, nodes, seconds));
-            let cluster = Kube::new(Arc::clone(&machine), Accounts::Absent);
+            let cluster = Kube::new(Arc::clone(&machine));
             (cloud.expect("a thread").join().expect("a cloud"), cluster)
         });
         let (kube, neutron) = (cluster?, cloud?);

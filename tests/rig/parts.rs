@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 #[must_use]
 #[track_caller]
 pub fn parts(lane: &str) -> Option<PathBuf> {
-    // target/debug/deps/containerd_x-0123456789abcdef
-    let test = std::env::current_exe().expect("the path of this test");
-    let target = test.ancestors().nth(3).expect("a test lies in target/PROFILE/deps");
+    // target/debug/deps/containerd_x-0123456789abcdef, target/debug/weft-test-lender
+    let program = std::env::current_exe().expect("the path of this program");
+    let profile = program.ancestors().skip(1).find(|above| !above.ends_with("deps"));
+    let target =
+        profile.and_then(Path::parent).expect("a program lies in target/PROFILE, a test in its deps");
     let directory = target.join(lane);
     if directory.join("ready").exists() {
         return Some(directory);

@@ -173,6 +173,16 @@ impl Host {
         Netns { world: self.netns.world.mounted(name), name: name.to_owned() }
     }
 
+    /// The namespace of another process, at the [`Netns::handle`] which that one told.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn netns_at(&self, handle: &Path) -> Netns {
+        Netns { world: self.netns.world.elsewhere(handle), name: "elsewhere".to_owned() }
+    }
+
     /// The name of the test that made it.
     #[must_use]
     pub fn test(&self) -> &str {

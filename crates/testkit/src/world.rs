@@ -70,13 +70,14 @@ impl World {
 
     /// The network namespace that is mounted as `/run/netns/NAME` in this world's file system.
     pub(crate) fn mounted(&self, name: &str) -> World {
-        let path = format!("/run/netns/{name}");
-        let network = self.run(|| {
-            Arc::new(
-                File::open(&path).unwrap_or_else(|error| panic!("open network namespace {path}: {error}")),
-            )
-        });
-        World { network, ..self.clone() }
+        self.run(|| self.elsewhere(Path::new("/run/netns").join(name).as_path()))
+    }
+
+    /// The network namespace at a path that the caller can open, beside this world's file system.
+    pub(crate) fn elsewhere(&self, path: &Path) -> World {
+        let file = File::open(path);
+        let file = file.unwrap_or_else(|error| panic!("open network namespace {}: {error}", path.display()));
+        World { network: Arc::new(file), ..self.clone() }
     }
 
     /// Runs `work` inside. A panic in it continues in the caller.
