@@ -20,9 +20,9 @@ mod contents;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::catch_unwind;
-use std::sync::Arc;
-use std::{env, fs, process, thread};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::{env, fs, thread};
 
 use rig::loan::LENDER;
 use rig::{Kube, Machine};
@@ -30,35 +30,42 @@ use testkit::Host;
 
 use contents::Contents;
 
-fn main() {
+fn main() -> ExitCode {
     let count = env::args().nth(1).and_then(|count| count.parse().ok());
     let (Some(count), Some(parts)) = (count, rig::parts::parts("kube")) else {
         eprintln!("usage: weft-test-lender COUNT, after lanes/kube/prepare");
-        process::exit(2);
+        return ExitCode::from(2);
     };
     let place = parts.join(LENDER);
     let _ = fs::remove_file(&place);
     let listener = UnixListener::bind(&place).expect("the lender's socket");
     thread::scope(|scope| {
         for _ in 0..count {
+            // Where none can be started any more, tests have their own.
             scope.spawn(|| {
-                // Who waits is better off with a server of its own than with none.
-                while catch_unwind(|| keep_one(&listener)).is_ok() {}
-                process::exit(1);
+                while let Ok((kube, contents)) = catch_unwind(start) {
+                    let lend = || lend_until_spoilt(&kube, &contents, &listener);
+                    let _ = catch_unwind(AssertUnwindSafe(lend));
+                }
             });
         }
     });
+    ExitCode::FAILURE
 }
 
-/// Starts a server and lends it, until it cannot be put back.
-fn keep_one(listener: &UnixListener) {
-    let machine = Arc::new(Machine::new(Host::new(), "lender"));
-    let kube = Kube::own(Arc::clone(&machine)).expect("parts that are there");
+fn start() -> (Kube, Contents) {
+    let machine = Machine::new(Host::new(), "lender");
+    let kube = Kube::own(machine.into()).expect("parts that are there");
     let contents = Contents::of(&kube);
+    (kube, contents)
+}
+
+/// Lends a server to one after the other, until it cannot be put back.
+fn lend_until_spoilt(kube: &Kube, contents: &Contents, listener: &UnixListener) {
     loop {
         let (test, _) = listener.accept().expect("a test");
-        lend(&machine, test);
-        if let Err(why) = contents.put_back(&kube) {
+        lend(&kube.machine(), test);
+        if let Err(why) = contents.put_back(kube) {
             eprintln!("a server is thrown away: {why}");
             return;
         }

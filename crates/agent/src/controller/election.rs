@@ -93,7 +93,8 @@ impl Election {
         }
     }
 
-    /// Does `work`, of which no step is done once the Lease may be another one's: [`Election::keep`] ends then.
+    /// Does `work`, of which no step is done once the Lease may be another one's: [`Election::keep`] ends then. A request that
+    /// a step has handed to its connection is made in any case.
     pub(crate) async fn hold_for(&self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
         poll_fn(|context| match self.is_ours() {
