@@ -101,7 +101,7 @@ fn change(kube: &Kube, calls: &[(&str, Value)]) {
         format!("url = \"{ETCD}/{call}\"\noutput = /dev/null\ndata = {}\n", json!(body.to_string()))
     };
     let all: Vec<String> = calls.iter().map(line).collect();
-    let curl = kube.machine().command("curl").args(["-sf", "--config", "-"]);
+    let curl = kube.machine().command("curl").args(["-sf", "--fail-early", "--config", "-"]);
     curl.stdin(all.join("next\n")).finish().success();
 }
 

@@ -188,12 +188,12 @@ impl Kube {
         });
     }
 
-    /// What the server answers to who may do everything: to all of these paths, one after the other.
+    /// What the server answers to who may do everything: to all of these paths, one after the other, until one fails.
     #[must_use]
     #[track_caller]
     pub fn ask(&self, paths: &[&str]) -> Finished {
         let (ca, certificate, key) = (self.pki("ca.crt"), self.pki("admin.crt"), self.pki("admin.key"));
-        let words = ["curl", "-sf", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+        let words = ["curl", "-sf", "--fail-early", "--cacert", &ca, "--cert", &certificate, "--key", &key];
         let addresses: Vec<String> = paths.iter().map(|path| format!("{SERVER}{path}")).collect();
         self.machine.attempt(words.into_iter().chain(addresses.iter().map(String::as_str)))
     }

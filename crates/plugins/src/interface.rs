@@ -245,7 +245,12 @@ fn needs_interface(config: &Config) -> bool {
 fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Rtnl::open().or_refused()?;
-    errors.extend(veth::remove_host_end(&mut host, mark).err());
+    match veth::remove_host_end(&mut host, mark) {
+        // The other end went with it.
+        Ok(true) => return Ok(()),
+        Ok(false) => {}
+        Err(error) => errors.push(error),
+    }
     if let Some(path) = &request.netns
         && let Some(netns) = Netns::find(path).or_refused()?
     {

@@ -132,12 +132,11 @@ pub fn find_host_end(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error
     Ok(None)
 }
 
-/// Removes the host end of an attachment if it is still there: for a DEL without namespace.
-pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<(), Error> {
-    match find_host_end(host, mark)? {
-        Some(link) => linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused(),
-        None => Ok(()),
-    }
+/// Removes the host end of an attachment, and with it the container's, wherever that is; whether it was still there.
+pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<bool, Error> {
+    let Some(link) = find_host_end(host, mark)? else { return Ok(false) };
+    linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused()?;
+    Ok(true)
 }
 
 /// [`remove_host_end`] while undoing: the error that matters is another one.
