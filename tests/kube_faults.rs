@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rig::agent::node_configuration;
 use rig::cluster::bridge;
 use rig::machine::until;
-use rig::{Agent, assert_refused};
+use rig::{Agent, Machine, assert_refused};
 use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
@@ -22,13 +22,11 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// A node with an agent and a definition; with `own` beside an API server that the test may stop.
 macro_rules! node {
     () => {
-        node!(with_networks)
-    };
-    (own) => {
-        node!(own_with_networks)
+        node!(new)
     };
     ($which:ident) => {{
-        let Some(agent) = Agent::$which(host!(Feature::Bridge), ["net-a"]) else { return };
+        let Some(agent) = Agent::$which(Machine::new(host!(Feature::Bridge), "node")) else { return };
+        agent.define(["net-a"]);
         agent
     }};
 }

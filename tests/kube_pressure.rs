@@ -7,10 +7,10 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use rig::Agent;
 use rig::agent::node_configuration;
 use rig::machine::until;
 use rig::parts::{parts, text};
+use rig::{Agent, Machine};
 use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
@@ -63,7 +63,8 @@ fn patch(agent: &Agent) -> String {
 
 #[test]
 fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
-    let Some(agent) = Agent::own_with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
+    let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
+    agent.define(["net-a"]);
     let uid = agent.pod("web", &select());
     agent.kube.stop("kube-apiserver", "KILL");
     let one = ["--enable-priority-and-fairness=false", "--max-mutating-requests-inflight=1"];

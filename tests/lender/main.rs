@@ -7,16 +7,14 @@
 //! ```
 //!
 //! Rules:
-//! - a server is lent to one test at a time, and looks as when it was new: what etcd holds is put back, and lent again only
-//!   when the server itself has heard of all of it;
+//! - a server is lent to one test at a time, and looks as when it was new: it is put back (`tests/rig/contents.rs`) before
+//!   it is lent again;
 //! - one that cannot be put back is thrown away, and another is started;
 //! - a test that is killed gives back what it had, as its connection ends with it.
 //!
-//! Source: etcd's JSON gateway, `/v3/kv`; `tests/rig/loan.rs` is the other side.
+//! Source: ours; `tests/rig/loan.rs` is the other side.
 
 #![allow(clippy::expect_used, reason = "a test's support fails by panicking")]
-
-mod contents;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,11 +22,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::{env, fs, thread};
 
+use rig::contents::Contents;
 use rig::loan::LENDER;
 use rig::{Kube, Machine};
 use testkit::Host;
-
-use contents::Contents;
 
 fn main() -> ExitCode {
     let count = env::args().nth(1).and_then(|count| count.parse().ok());

@@ -65,7 +65,7 @@ impl Agent {
         agent
     }
 
-    /// One on a node of its own, in a cluster where these networks are defined: bridges, each with a subnet.
+    /// One on a node of its own, in a cluster where these networks are defined ([`Agent::define`]).
     #[must_use]
     #[track_caller]
     pub fn with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
@@ -74,17 +74,9 @@ impl Agent {
         Some(agent)
     }
 
-    /// The same beside an API server of the test's own.
-    #[must_use]
+    /// Defines networks of these names: bridges, each with a subnet.
     #[track_caller]
-    pub fn own_with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
-        let agent = Agent::own(Machine::new(host, "node"))?;
-        agent.define(names);
-        Some(agent)
-    }
-
-    #[track_caller]
-    fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
+    pub fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
         for (name, subnet) in names.into_iter().zip(11..) {
             self.definition(name, &json!({}), &bridge(name, subnet));
         }

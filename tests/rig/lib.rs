@@ -15,6 +15,7 @@ pub mod addresses;
 pub mod agent;
 pub mod cluster;
 pub mod containerd;
+pub mod contents;
 pub mod cri;
 pub mod dhcp;
 pub mod installation;

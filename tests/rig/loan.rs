@@ -46,7 +46,11 @@ impl Loan {
         let claim = UnixStream::connect(parts.join(LENDER)).ok()?;
         claim.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let mut place = String::new();
-        BufReader::new(&claim).read_line(&mut place).expect("the lender has a server for us");
+        let told = BufReader::new(&claim).read_line(&mut place).expect("the lender has a server for us");
+        // It has none any more.
+        if told == 0 {
+            return None;
+        }
         let there = machine.netns_at(Path::new(place.trim_end()));
         let listen = || TcpListener::bind(("0.0.0.0", PORT)).expect("the port of the API server");
         let listener = Arc::new(machine.within(listen));

@@ -1,14 +1,18 @@
 //! What an API server holds when it is new, and how it comes to hold that again.
 //!
-//! Rules: keys and values are never looked into; what the server writes of itself is left to it.
+//! Rules: keys and values are never looked into; it is done when etcd holds what it did, and the server tells of it from
+//! memory, in what tests make most and what decides who may do what ([`TOLD`]).
+//!
+//! Source: etcd's JSON gateway, `/v3/kv`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rig::Kube;
-use rig::machine::PATIENCE;
 use serde_json::{Deserializer, Value, json};
+
+use crate::kube::Kube;
+use crate::machine::PATIENCE;
 
 const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
 /// For so long nothing must change in a server that is said to be ready.
@@ -33,7 +37,7 @@ const TOLD: &[&str] = &[
 
 /// Keys and values in etcd, as its gateway writes them, and names of what the server tells.
 #[derive(Debug)]
-pub(crate) struct Contents {
+pub struct Contents {
     stored: BTreeMap<String, String>,
     told: Vec<BTreeSet<String>>,
 }
@@ -42,7 +46,12 @@ pub(crate) struct Contents {
 
 impl Contents {
     /// What a new server has, when it has done what it does by itself at first.
-    pub(crate) fn of(kube: &Kube) -> Contents {
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[must_use]
+    #[track_caller]
+    pub fn of(kube: &Kube) -> Contents {
         let mut stored = stored(kube);
         loop {
             sleep(QUIET);
@@ -59,7 +68,7 @@ impl Contents {
     ///
     /// # Errors
     /// What is not as it was after a while.
-    pub(crate) fn put_back(&self, kube: &Kube) -> Result<(), String> {
+    pub fn put_back(&self, kube: &Kube) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let now = stored(kube);
