@@ -24,7 +24,7 @@ use rustix::net::{RecvFlags, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::flags::Flags;
-use crate::lease_manager::{Keeper, Settings, Wanted};
+use crate::lease_manager::{LeaseManager, Settings, Wanted};
 use crate::protocol::{self, Answer, Question};
 use crate::v4::exchange::Timing;
 
@@ -74,17 +74,17 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
             .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))?;
     }
     let timing = Timing { timeout, resend_max, resend_timeout };
-    let keeper = Keeper::start(Settings { timing, broadcast, host_prefix, state })?;
+    let manager = LeaseManager::start(Settings { timing, broadcast, host_prefix, state })?;
     if takeover {
         // A socket that was handed over is where it is, whatever the flags say.
         let handed = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
-        keeper.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
+        manager.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
     }
     match own {
         true => plugin_support::log!("dhcp: listening on {}", socket.display()),
         false => plugin_support::log!("dhcp: listening on the socket that was handed over"),
     }
-    serve(&listener, &keeper, &ended)?;
+    serve(&listener, &manager, &ended)?;
     if own {
         // They go as they came; somebody else may have been quicker.
         let _ = fs::remove_file(&socket);
@@ -135,7 +135,7 @@ fn handed_over() -> Result<Option<OwnedFd>, Error> {
     }
 }
 
-fn serve(listener: &UnixListener, keeper: &Arc<Keeper>, ended: &AtomicBool) -> Result<(), Error> {
+fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBool) -> Result<(), Error> {
     let failed = |cause| Error::io("listen", cause);
     listener.set_nonblocking(true).map_err(failed)?;
     let connections = Arc::new(AtomicUsize::new(0));
@@ -154,9 +154,9 @@ fn serve(listener: &UnixListener, keeper: &Arc<Keeper>, ended: &AtomicBool) -> R
             continue;
         }
         connections.fetch_add(1, Ordering::Relaxed);
-        let (keeper, count) = (Arc::clone(keeper), Arc::clone(&connections));
+        let (manager, count) = (Arc::clone(manager), Arc::clone(&connections));
         let answer = std::thread::Builder::new().spawn(move || {
-            if let Err(error) = converse(stream, &keeper) {
+            if let Err(error) = converse(stream, &manager) {
                 plugin_support::log!("dhcp: {error}");
             }
             count.fetch_sub(1, Ordering::Relaxed);
@@ -169,7 +169,7 @@ fn serve(listener: &UnixListener, keeper: &Arc<Keeper>, ended: &AtomicBool) -> R
 }
 
 /// One question, one answer.
-fn converse(mut stream: UnixStream, keeper: &Arc<Keeper>) -> Result<(), Error> {
+fn converse(mut stream: UnixStream, manager: &Arc<LeaseManager>) -> Result<(), Error> {
     let failed = |cause| Error::io("prepare connection", cause);
     stream.set_nonblocking(false).map_err(failed)?;
     stream.set_read_timeout(Some(ON_THE_WAY)).map_err(failed)?;
@@ -179,21 +179,25 @@ fn converse(mut stream: UnixStream, keeper: &Arc<Keeper>) -> Result<(), Error> {
         return Err(Error::internal(format!("user {} may not ask", peer.uid.as_raw())));
     }
     let question = protocol::receive(&mut stream).context("question")?;
-    let answer = answer(question, keeper, &|| is_closed(&stream));
+    let answer = answer(question, manager, &|| is_closed(&stream));
     protocol::send(&mut stream, &answer.unwrap_or_else(Answer::Refused)).context("answer")
 }
 
-fn answer(question: Question, keeper: &Arc<Keeper>, is_over: &dyn Fn() -> bool) -> Result<Answer, Error> {
+fn answer(
+    question: Question,
+    manager: &Arc<LeaseManager>,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Answer, Error> {
     let lease = |success: cni::result::Success| success.to_value(Version::LATEST).map(Answer::Lease);
     match question {
         Question::Ping => Ok(Answer::Done),
         Question::Allocate { owner, netns, options, priority, families, wish } => {
             let wanted = Wanted { families, options, priority, wish };
-            lease(keeper.allocate(&owner, &netns, &wanted, is_over)?)
+            lease(manager.allocate(&owner, &netns, &wanted, is_over)?)
         }
-        Question::Inspect { owner, families } => lease(keeper.inspect(&owner, &families)?),
-        Question::Release { owner } => keeper.release(&owner).map(|()| Answer::Done),
-        Question::Keep { network, valid } => keeper.retain(&network, &valid).map(|()| Answer::Done),
+        Question::Inspect { owner, families } => lease(manager.inspect(&owner, &families)?),
+        Question::Release { owner } => manager.release(&owner).map(|()| Answer::Done),
+        Question::Keep { network, valid } => manager.retain(&network, &valid).map(|()| Answer::Done),
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cni::{Error, code};
 
+use crate::orphans;
 use crate::protocol::SOCKET;
-use crate::takeover;
 
 /// Flags that have a value.
 const KNOWN: [&str; 8] = [
@@ -61,7 +61,7 @@ impl Flags {
             resend_max: Duration::from_secs(62),
             resend_timeout: Duration::from_secs(208),
             takeover: true,
-            caches: takeover::DIRECTORIES.map(PathBuf::from).to_vec(),
+            caches: orphans::DIRECTORIES.map(PathBuf::from).to_vec(),
         };
         let mut rest = words.iter();
         while let Some(word) = rest.next() {

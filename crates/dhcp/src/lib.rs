@@ -15,12 +15,12 @@
 pub mod daemon;
 pub mod flags;
 pub mod lease_manager;
+pub mod orphans;
 pub mod owner;
 pub mod plugin;
 pub mod plugin_config;
 pub mod protocol;
 pub mod state;
-pub mod takeover;
 pub mod terms;
 pub mod v4;
 pub mod v6;

@@ -1,4 +1,4 @@
-//! What a server granted on what terms, in either family: what the keeper has to know of a lease, and no more.
+//! Terms of a lease of either family: what a server granted, as far as the lease manager needs it.
 
 use std::net::IpAddr;
 use std::time::Duration;

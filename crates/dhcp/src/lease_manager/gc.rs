@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 use cni::Error;
 use cni::invocation::ValidAttachment;
 
-use super::{Keeper, STACK, describe, lock};
+use super::held_lease::lock;
+use super::{LeaseManager, STACK, describe};
 use crate::owner::Owner;
 
 /// How long who asks waits, which is half of what the plugin would: a server of DHCPv6 that is gone costs three seconds for
 /// each lease.
 const ANSWER: Duration = Duration::from_secs(15);
 
-impl Keeper {
+impl LeaseManager {
     /// Gives back every lease of a network that is not in the list.
     pub fn retain(self: &Arc<Self>, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
         let stale = self.invalid(network, valid);
@@ -29,12 +30,12 @@ impl Keeper {
         let mut left = stale.len();
         lock(&self.stale).extend(stale.iter().cloned());
         let (tell, told) = mpsc::channel();
-        let keeper = Arc::clone(self);
+        let manager = Arc::clone(self);
         let work = move || {
             for owner in stale {
                 // Who has come back, or was given back by a DEL, is not among them any more.
-                let is_stale = lock(&keeper.stale).remove(&owner);
-                let outcome = if is_stale { keeper.release(&owner) } else { Ok(()) };
+                let is_stale = lock(&manager.stale).remove(&owner);
+                let outcome = if is_stale { manager.release(&owner) } else { Ok(()) };
                 if let Err(mpsc::SendError(Err(error))) = tell.send(outcome) {
                     plugin_support::log!("dhcp: {}: {error}", describe(&owner));
                 }

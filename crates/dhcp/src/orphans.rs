@@ -51,7 +51,7 @@ pub struct Orphan {
 }
 
 /// What the caches know of daemons that listen on `socket`, but for what `is_known`; all paths are below `prefix`.
-pub fn orphans(
+pub fn find(
     directories: &[PathBuf],
     prefix: &str,
     socket: &Path,

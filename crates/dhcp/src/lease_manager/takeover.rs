@@ -1,4 +1,4 @@
-//! Taking on the leases that the Go plugin's daemon looked after: each is asked for by a thread of its own, and then kept
+//! Takeover of the leases that the Go plugin's daemon managed: a thread requests each of them, and it is then kept
 //! as if it had been acquired here.
 //!
 //! Rules:
@@ -18,10 +18,13 @@ use ipnet::IpNet;
 use linux::Netns;
 use plugin_support::failure::OrRefused;
 
-use super::{Held, Keeper, Origin, Place, STACK, describe, identity, inode, lock};
+use super::extension::Origin;
+use super::held_lease::{HeldLease, lock};
+use super::place::{Place, identity, inode};
+use super::{LeaseManager, STACK, describe};
+use crate::orphans::{self, Orphan};
 use crate::owner::{Family, Owner};
 use crate::state::{self, Record};
-use crate::takeover::{self, Orphan};
 use crate::terms::Terms;
 use crate::v4::exchange::Extension;
 use crate::v4::lease::Lease;
@@ -35,7 +38,7 @@ const ENOUGH: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One lease that is being taken over, or could not be.
 #[derive(Debug, Default)]
-pub(super) struct Adoption {
+pub(super) struct Takeover {
     /// Nobody wants it any more.
     unwanted: AtomicBool,
     /// Why it is not a lease of ours yet.
@@ -44,7 +47,7 @@ pub(super) struct Adoption {
     bell: Condvar,
 }
 
-impl Adoption {
+impl Takeover {
     fn is_unwanted(&self) -> bool {
         self.unwanted.load(Ordering::Relaxed)
     }
@@ -69,11 +72,11 @@ impl Adoption {
     }
 }
 
-impl Keeper {
+impl LeaseManager {
     /// Looks for attachments whose daemon was another one at this socket, and begins to ask for their leases.
     pub fn take_over(self: &Arc<Self>, directories: &[PathBuf], socket: &Path) {
         let is_known = |owner: &Owner| self.find(owner, Family::Ipv4).is_some();
-        let found = takeover::orphans(directories, &self.settings.host_prefix, socket, &is_known);
+        let found = orphans::find(directories, &self.settings.host_prefix, socket, &is_known);
         let (mut begun, mut gone) = (0, 0);
         for orphan in found {
             let name = describe(&orphan.owner);
@@ -118,14 +121,14 @@ impl Keeper {
     }
 
     fn begin(self: &Arc<Self>, orphan: Orphan, inode: u64, after: Duration) {
-        let adoption = Arc::new(Adoption::default());
-        adoption.say("it is being taken over, no server has answered yet");
+        let takeover = Arc::new(Takeover::default());
+        takeover.say("it is being taken over, no server has answered yet");
         let owner = orphan.owner.clone();
-        lock(&self.orphans).insert(owner.clone(), Arc::clone(&adoption));
-        let keeper = Arc::clone(self);
+        lock(&self.orphans).insert(owner.clone(), Arc::clone(&takeover));
+        let manager = Arc::clone(self);
         let run = move || {
-            if !adoption.sleep(after) {
-                keeper.adopt(&orphan, inode, &adoption);
+            if !takeover.sleep(after) {
+                manager.adopt(&orphan, inode, &takeover);
             }
         };
         if let Err(cause) = std::thread::Builder::new().stack_size(STACK).spawn(run) {
@@ -135,7 +138,7 @@ impl Keeper {
     }
 
     /// Asks until there is an answer, or nobody to ask for.
-    fn adopt(self: &Arc<Self>, orphan: &Orphan, inode: u64, adoption: &Arc<Adoption>) {
+    fn adopt(self: &Arc<Self>, orphan: &Orphan, inode: u64, takeover: &Arc<Takeover>) {
         let (name, address) = (describe(&orphan.owner), orphan.address);
         let end = Instant::now() + ENOUGH;
         let mut pause = PAUSE;
@@ -147,7 +150,7 @@ impl Keeper {
                     if Instant::now() < end =>
                 {
                     plugin_support::log!("dhcp: {name}: {msg}");
-                    if adoption.sleep(pause) {
+                    if takeover.sleep(pause) {
                         return;
                     }
                     pause = self.longer(pause);
@@ -163,17 +166,17 @@ impl Keeper {
             };
             let asked_at = state::now();
             let identity = identity(&orphan.owner);
-            let is_over = || adoption.is_unwanted();
+            let is_over = || takeover.is_unwanted();
             let answer = self
                 .client(&place, &identity, &orphan.options)
                 .and_then(|client| client.reclaim(address, &is_over));
             match answer {
                 Ok(Extension::Granted(lease)) => {
-                    self.adopted(orphan, (&place, inode), (*lease, asked_at), adoption);
+                    self.adopted(orphan, (&place, inode), (*lease, asked_at), takeover);
                     return;
                 }
                 Ok(Extension::Refused) => {
-                    adoption.say("a DHCP server refused to let it keep its address");
+                    takeover.say("a DHCP server refused to let it keep its address");
                     plugin_support::log!(
                         "dhcp: {name}: {address} is not taken over: a DHCP server refused it (DHCPNAK); the interface stays as it \
                          is, nobody extends its lease: make the container anew"
@@ -187,13 +190,13 @@ impl Keeper {
                 Err(error) => plugin_support::log!("dhcp: {name}: {error}"),
             }
             if Instant::now() >= end {
-                adoption.say("no DHCP server answered for a day");
+                takeover.say("no DHCP server answered for a day");
                 plugin_support::log!(
                     "dhcp: {name}: {address} is not taken over: no DHCP server answered for a day"
                 );
                 return;
             }
-            if adoption.sleep(pause) {
+            if takeover.sleep(pause) {
                 return;
             }
             pause = self.longer(pause);
@@ -210,21 +213,21 @@ impl Keeper {
         orphan: &Orphan,
         (place, inode): (&Place, u64),
         (lease, granted): (Lease, u64),
-        adoption: &Adoption,
+        takeover: &Takeover,
     ) {
         let Orphan { owner, netns, address: _, mac: _, options, priority } = orphan.clone();
         let terms = Terms::V4 { options, priority, lease };
         let record = Record { owner, netns, inode, granted, lost: None, terms };
         let name = describe(&record.owner);
-        // Held until it is a lease: a DEL finds it as one or the other.
+        // The lock is held until it is a lease: a DEL finds it as one or the other.
         let mut orphans = lock(&self.orphans);
-        if adoption.is_unwanted() {
+        if takeover.is_unwanted() {
             drop(orphans);
             self.give_back(&record.owner, &record.terms, place);
             return;
         }
         let told = format!("{}: taken over", record.terms);
-        let kept = self.keep(Held::new(record), Origin::Acquired);
+        let kept = self.keep(HeldLease::new(record), Origin::Acquired);
         orphans.remove(&orphan.owner);
         drop(orphans);
         match kept.and_then(|()| self.save()) {
@@ -235,14 +238,14 @@ impl Keeper {
 
     /// Nobody wants this one any more; none is fine.
     pub(super) fn abandon(&self, owner: &Owner) {
-        if let Some(adoption) = lock(&self.orphans).remove(owner) {
-            adoption.end();
+        if let Some(takeover) = lock(&self.orphans).remove(owner) {
+            takeover.end();
         }
     }
 
     /// Why there is no lease.
     pub(super) fn no_lease(&self, owner: &Owner) -> Error {
-        let why = lock(&self.orphans).get(owner).map(|adoption| *lock(&adoption.why));
+        let why = lock(&self.orphans).get(owner).map(|takeover| *lock(&takeover.why));
         Error::internal(match why {
             None => format!("{} has no lease", owner.ifname),
             Some(why) => format!("{} has no lease: {why}", owner.ifname),
