@@ -46,16 +46,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use npwg::journal::{self, Entry};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
-use tracing_subscriber::EnvFilter;
 
 use crate::addresses::LEDGERS;
+use crate::async_runtime::{ended, runtime};
 use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::lasting::{Lasting, aside};
+use crate::logging::Log;
 use brain::{Brain, Care};
 use metrics::Metrics;
 use publisher::Publisher;
@@ -124,55 +124,10 @@ pub(crate) struct Arguments {
     log: Log,
 }
 
-/// What is logged, and how.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Log {
-    /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
-    #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
-    log: String,
-    /// Form of the log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For people
-    Text,
-    /// One JSON object a line
-    Json,
-}
-
 /// Does it, until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     runtime()?.block_on(work(arguments))
-}
-
-/// One thread that waits for many things.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|cause| Failure::new(format!("start: {cause}")))
-}
-
-impl Log {
-    /// Begins to log, to stderr.
-    pub(crate) fn start(&self) -> Result<(), Failure> {
-        let Log { log: level, log_format } = self;
-        let filter = EnvFilter::try_new(level).map_err(|cause| {
-            Failure::new(format!("--log {level}: {cause}")).exit(crate::failure::Exit::Usage)
-        })?;
-        // The library tells each try that fails, as an error; what comes of it is told by who tried.
-        let library = (!level.contains("kube")).then(|| "kube_client::client=off".parse().ok()).flatten();
-        let filter = library.into_iter().fold(filter, EnvFilter::add_directive);
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        match log_format {
-            LogFormat::Text => log.with_ansi(false).init(),
-            LogFormat::Json => log.json().init(),
-        }
-        Ok(())
-    }
 }
 
 async fn work(arguments: &Arguments) -> Result<(), Failure> {
@@ -264,19 +219,6 @@ fn follow_addresses(
     lasting.begin("leases of addresses", leases::follow(client, node, ledgers, own));
     let brain = Arc::clone(brain);
     lasting.begin("ledgers of addresses", async move { brain.supplier.remember().await });
-}
-
-/// Comes with the first signal to end.
-pub(crate) fn ended() -> Result<impl Future<Output = ()>, Failure> {
-    let failed = |cause: std::io::Error| Failure::new(format!("signals: {cause}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
 }
 
 /// Writes the status of one sandbox and tells its Events; for a node without an agent.

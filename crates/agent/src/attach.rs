@@ -18,11 +18,13 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins, Subject};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
-use crate::output::{self, Format, Output, Progress, plain};
+use crate::output;
+use crate::output::{Format, Output, Progress};
 use crate::planning::{IFNAME, Inputs};
 use crate::pod::{PodName, namespace_path};
 use crate::privilege;
 use crate::scratch::Scratch;
+use crate::terminal::plain;
 use crate::work::Work;
 
 /// In `CNI_ARGS`: the namespace was made for this sandbox alone.

@@ -6,9 +6,10 @@ use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins};
 use crate::journal::{Keeper, Target};
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::planning::Inputs;
 use crate::privilege;
+use crate::terminal::plain;
 
 /// What `weft check` is told.
 #[derive(Debug, Args)]

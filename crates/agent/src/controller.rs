@@ -35,8 +35,10 @@ use tracing::info;
 
 use crate::addresses::keeper::Keeper;
 use crate::agent::health::Told;
-use crate::agent::{Log, cluster, ended, health, runtime};
+use crate::agent::{cluster, health};
+use crate::async_runtime::{ended, runtime};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::logging::Log;
 use allocator::Allocator;
 use desk::Desk;
 use election::Election;

@@ -49,11 +49,11 @@ use crate::agent::orders::Overseer;
 use crate::agent::runtime_sandboxes::{self, RuntimeSandboxes};
 use crate::agent::sandboxes::{RESCAN, Sandboxes};
 use crate::agent::socket::Socket;
-use crate::agent::{self, Log};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::Journal;
 use crate::lasting::Lasting;
 use crate::listener::Listener;
+use crate::logging::Log;
 use crate::network_api::Name;
 pub(crate) use backend::with_sources;
 use calls::{Calls, Owner};
@@ -121,7 +121,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     raise_descriptors();
-    agent::runtime()?.block_on(work(arguments))
+    crate::async_runtime::runtime()?.block_on(work(arguments))
 }
 
 /// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
@@ -170,7 +170,8 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         // The sender goes when the door is shut.
         let _ = ended.changed().await;
     }));
-    door::serve(listener, runtime.clone(), calls, lasting.clone().until(agent::ended()?)).await;
+    door::serve(listener, runtime.clone(), calls, lasting.clone().until(crate::async_runtime::ended()?))
+        .await;
     drop(end);
     let _ = asked.await;
     info!("ended");

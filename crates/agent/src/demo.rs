@@ -21,9 +21,10 @@ use crate::attachments;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins};
 use crate::interrupt::Interrupt;
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::pod::PodName;
 use crate::privilege;
+use crate::terminal::plain;
 use snapshot::Snapshot;
 use stage::{Actor, Stage, Tag};
 

@@ -12,10 +12,11 @@ use crate::attach::{OWN_NAMESPACE, turn};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins};
 use crate::journal::{Keeper, Target};
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::planning::Inputs;
 use crate::pod::namespace_path;
 use crate::privilege;
+use crate::terminal::plain;
 use crate::work::Work;
 
 /// What `weft detach` is told.

@@ -19,9 +19,11 @@ use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
 use crate::journal::{Keeper, Keepers, Row};
-use crate::output::{self, Format, Output, Progress, plain};
+use crate::output;
+use crate::output::{Format, Output, Progress};
 use crate::planning::Inputs;
 use crate::privilege;
+use crate::terminal::plain;
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.

@@ -9,9 +9,11 @@ use npwg::refusal::Warning;
 use serde::Serialize;
 
 use crate::failure::{EXIT_CODES, Failure};
-use crate::output::{self, Format, Output, plain};
+use crate::output;
+use crate::output::{Format, Output};
 use crate::planning::{Inputs, Material};
 use crate::pod::PodName;
+use crate::terminal::plain;
 
 /// What `weft explain` is told.
 #[derive(Debug, Args)]

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use cni::{Error, code};
 
-use crate::output::plain;
+use crate::terminal::plain;
 
 /// How a command that did not succeed ends. 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,8 +24,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::privilege;
+use crate::terminal::plain;
 
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";

@@ -20,9 +20,8 @@ mod root;
 pub(crate) mod thin;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -38,6 +37,7 @@ use root::Place;
 use serde_json::{Value, json};
 use thin::Thin;
 
+use crate::atomic_file;
 use crate::configuration::MetaPlugin;
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::hands::{Foreign, Hands, OnHost};
@@ -225,7 +225,8 @@ fn finish(places: &Places, hands: &Hands, text: &str) -> Result<Vec<String>, Fai
         done.push(format!("{}: up to date", named.display()));
         return Ok(done);
     }
-    write(here, text).map_err(|cause| privilege::refused(&format!("write {}", here.display()), &cause))?;
+    atomic_file::write(here, text)
+        .map_err(|cause| privilege::refused(&format!("write {}", here.display()), &cause))?;
     done.push(format!("{}: written", named.display()));
     Ok(done)
 }
@@ -397,30 +398,4 @@ fn is_read(path: &Path) -> bool {
     path.extension()
         .and_then(|extension| extension.to_str())
         .is_some_and(|extension| READ.contains(&extension))
-}
-
-/// Writes beside, onto the disk, and renames; 0600.
-pub(crate) fn write(place: &Path, text: &str) -> io::Result<()> {
-    let name = place.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?;
-    let temporary = place.with_file_name(format!(".{name}.new"));
-    fs::create_dir_all(place.parent().unwrap_or(place))?;
-    let mut options = OpenOptions::new();
-    let written = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, place));
-    if written.is_err() {
-        // Half a file helps nobody.
-        let _ = fs::remove_file(&temporary);
-        return written;
-    }
-    sync_directory(place)
-}
-
-fn sync_directory(place: &Path) -> io::Result<()> {
-    place.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }

@@ -9,9 +9,11 @@ use serde::Serialize;
 use crate::attachments::{self, Row as Attached, Sandbox};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::{Keeper, Keepers, Row};
-use crate::output::{self, Format, Output, Progress, plain};
+use crate::output;
+use crate::output::{Format, Output, Progress};
 use crate::planning::Inputs;
 use crate::table;
+use crate::terminal::plain;
 
 /// What `weft list` is told.
 #[derive(Debug, Args)]

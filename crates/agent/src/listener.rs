@@ -171,7 +171,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("weft-listener-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.sock");
-        crate::agent::runtime().unwrap().block_on(async {
+        crate::async_runtime::runtime().unwrap().block_on(async {
             let mut first = Listener::bind(&path).unwrap();
             let replaced = first.replaced();
             fs::remove_file(&path).unwrap();

@@ -7,6 +7,8 @@
 
 mod addresses;
 mod agent;
+mod async_runtime;
+mod atomic_file;
 mod attach;
 mod attachments;
 mod check;
@@ -31,6 +33,7 @@ mod lasting;
 mod lint;
 mod list;
 mod listener;
+mod logging;
 mod network;
 mod network_api;
 mod output;
@@ -42,6 +45,7 @@ mod publish;
 mod scratch;
 mod sources;
 mod table;
+mod terminal;
 mod work;
 
 use std::process::ExitCode;

@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use tonic::{Code, Status};
 
-use crate::agent;
 use crate::cri_proxy::SOCKET;
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::network_api::client::{Client, InUse};
 use crate::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
-use crate::output::{self, Format, Output, Progress, plain};
+use crate::output;
+use crate::output::{Format, Output, Progress};
 use crate::privilege;
 use crate::table;
+use crate::terminal::plain;
 
 /// What `weft network` is told.
 #[derive(Debug, Args)]
@@ -103,7 +104,7 @@ struct Remove {
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    agent::runtime()?.block_on(async {
+    crate::async_runtime::runtime()?.block_on(async {
         match &arguments.verb {
             Verb::Set(arguments) => set(arguments).await,
             Verb::List(arguments) => list(arguments).await,

@@ -12,9 +12,10 @@ use npwg::plan::{Plan, PodIdentity, Sandbox};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::pod::PodName;
 use crate::sources::{self, File, Kind};
+use crate::terminal::plain;
 
 /// The interface of the default network.
 pub(crate) const IFNAME: &str = "eth0";

@@ -1,6 +1,6 @@
 //! Columns for people: as wide as what is in them, no wider.
 
-use crate::output::plain;
+use crate::terminal::plain;
 
 /// Between two columns.
 const GAP: &str = "  ";

@@ -13,7 +13,8 @@ use crate::configuration::MetaPlugin;
 use crate::failure::Failure;
 use crate::hands::{Hands, Subject};
 use crate::journal::Journal;
-use crate::output::{Progress, plain};
+use crate::output::Progress;
+use crate::terminal::plain;
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -21,7 +21,6 @@ use npwg::exchange::{Order, Outcome};
 use tracing::warn;
 
 use super::sandboxes::Sandboxes;
-use crate::install;
 
 /// How soon a sandbox is checked for the first time.
 const FIRST: Duration = Duration::from_secs(10);
@@ -85,7 +84,7 @@ impl Drift {
 
     fn remember(&self, memory: &Memory) {
         let text = serde_json::to_string(memory).map_err(Into::into);
-        if let Err(error) = text.and_then(|text| install::write(&self.memory, &text)) {
+        if let Err(error) = text.and_then(|text| crate::atomic_file::write(&self.memory, &text)) {
             warn!(%error, file = %self.memory.display(), "the next agent will not know what was right");
         }
     }

@@ -18,7 +18,8 @@ use npwg::policy;
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::resource_slices::Slices;
-use super::{POD_RESOURCES, facts, runtime, vifs};
+use super::{POD_RESOURCES, facts, vifs};
+use crate::async_runtime::runtime;
 use crate::controller::store::{self, Place, Unread};
 use crate::failure::Failure;
 

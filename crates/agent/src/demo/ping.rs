@@ -9,8 +9,8 @@ use npwg::outcome::Own;
 use super::stage::{Actor, Stage};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::plain;
 use crate::table;
+use crate::terminal::plain;
 
 /// How often a ping is tried: an address of IPv6 may still be looking for its twin.
 const ATTEMPTS: usize = 3;

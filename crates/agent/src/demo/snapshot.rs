@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use super::stage::{PREFIX, Tag};
 use crate::failure::Failure;
 use crate::hands::{Contents, Hands};
-use crate::output::{Progress, plain};
+use crate::output::Progress;
 use crate::pod::NAMESPACES;
+use crate::terminal::plain;
 
 /// Where network software keeps files.
 const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/lib/weft"];

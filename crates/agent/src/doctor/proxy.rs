@@ -6,7 +6,6 @@ use npwg::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;
-use crate::agent;
 use crate::cri_proxy::runtime_network::{self, Known};
 use crate::failure::Failure;
 use crate::network_api::client::Client;
@@ -24,7 +23,7 @@ pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a
 
 /// What is wrong with it.
 pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
-    agent::runtime()?.block_on(async {
+    crate::async_runtime::runtime()?.block_on(async {
         let what = format!("weft cri-proxy at {}", socket.display());
         match look(socket).await {
             Ok((networks, runtime, lists)) => {

@@ -20,8 +20,10 @@ use npwg::journal::{self, Entry};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::Hands;
 use crate::journal::Journal;
-use crate::output::{self, Format, Progress, plain};
+use crate::output;
+use crate::output::{Format, Progress};
 use crate::privilege;
+use crate::terminal::plain;
 use configuration::Configuration;
 
 /// What `weft import multus` is told.

@@ -30,14 +30,16 @@ use serde_json::value::RawValue;
 
 use super::root::Place;
 use super::thin::{self, Thin};
-use super::{Arguments, Places, is_meta_plugin, sync_directory};
+use super::{Arguments, Places, is_meta_plugin};
+use crate::atomic_file::sync_directory;
 use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
 use crate::hands::Hands;
 use crate::interrupt::Interrupt;
 use crate::journal::{Journal, Row};
-use crate::output::{Format, Progress, plain};
+use crate::output::{Format, Progress};
 use crate::privilege;
+use crate::terminal::plain;
 
 /// How often it is looked whether a sandbox has gone.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -20,7 +20,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::json;
 
 use super::root::Place;
-use super::{Arguments, Places, write};
+use super::{Arguments, Places};
+use crate::atomic_file::write;
 use crate::failure::Failure;
 use crate::hands::is_copy;
 use crate::privilege;

@@ -10,7 +10,7 @@ use npwg::manifest::Position;
 use npwg::refusal::Fault;
 
 use super::{Fixed, Located, Report};
-use crate::output::plain;
+use crate::terminal::plain;
 
 /// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
