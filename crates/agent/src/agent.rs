@@ -15,22 +15,26 @@ mod brain;
 mod busy;
 pub(crate) mod cache;
 mod changes;
-pub(crate) mod cluster;
+pub(crate) mod client;
 mod credentials;
 mod drift;
 pub(crate) mod events;
 mod facts;
 mod giver;
 pub(crate) mod health;
+pub(crate) mod kuryr;
 mod leases;
 pub(crate) mod local_service;
+pub(crate) mod lookup;
 pub(crate) mod metrics;
 pub(crate) mod once;
 pub(crate) mod orders;
 mod pod_resources;
 mod publisher;
 mod resource_claims;
+mod resource_macro;
 mod resource_slices;
+pub(crate) mod resources;
 pub(crate) mod runtime_sandboxes;
 pub(crate) mod sandboxes;
 pub(crate) mod socket;
@@ -51,8 +55,8 @@ use npwg::journal::{self, Entry};
 use tracing::info;
 
 use crate::addresses::LEDGERS;
+use crate::agent::kuryr::Place;
 use crate::async_runtime::{ended, runtime};
-use crate::controller::store::Place;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::lasting::{Lasting, aside};
 use crate::logging::Log;
@@ -83,7 +87,7 @@ pub(crate) struct Arguments {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     node_name: String,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     /// Where the meta-plugin asks
     #[arg(long, default_value = "/run/weft/agent.sock", value_name = "PATH")]
@@ -150,7 +154,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     } = arguments;
     let metrics = Metrics::new();
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
-    let client = cluster::client(kubeconfig.as_deref()).await?;
+    let client = client::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
     let (checked, socket) = (socket.with_file_name(CHECKED), Socket::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
@@ -224,7 +228,7 @@ fn follow_addresses(
 /// Writes the status of one sandbox and tells its Events; for a node without an agent.
 pub(crate) fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        let client = cluster::client_of_objects(kubeconfig).await?;
+        let client = client::client_of_objects(kubeconfig).await?;
         publisher::publish(&client, entry)
             .await
             .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;

@@ -35,7 +35,7 @@ use tracing::info;
 
 use crate::addresses::keeper::Keeper;
 use crate::agent::health::Told;
-use crate::agent::{cluster, health};
+use crate::agent::{client, health};
 use crate::async_runtime::{ended, runtime};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::logging::Log;
@@ -84,10 +84,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     kuryr_conf: Option<PathBuf>,
     /// Where a pod's ports are written
-    #[arg(long, value_enum, default_value_t = store::Place::Annotation)]
-    vif_store: store::Place,
+    #[arg(long, value_enum, default_value_t = crate::agent::kuryr::Place::Annotation)]
+    vif_store: crate::agent::kuryr::Place,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     /// Namespace of the Lease that says which of several controllers works
     #[arg(long, env = "POD_NAMESPACE", default_value = "kube-system", value_name = "NAMESPACE")]
@@ -129,7 +129,7 @@ impl Arguments {
         let settings = settings::read(self.config.as_deref(), self.kuryr_conf.as_deref())?;
         let neutron =
             neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
-        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let client = client::client(self.kubeconfig.as_deref()).await?;
         let allocator = Arc::new(Allocator::new(neutron, settings.rules));
         let every = Duration::from_secs(self.reconcile.max(1));
         let desk = Arc::new(Desk::new(client.clone(), allocator, self.vif_store, every, &self.identity()));
@@ -137,7 +137,7 @@ impl Arguments {
     }
 
     async fn keep_addresses(&self) -> Result<(), Failure> {
-        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let client = client::client(self.kubeconfig.as_deref()).await?;
         let grace = Duration::from_secs(self.node_grace);
         let retention = Duration::from_secs(self.sticky_hours.saturating_mul(3600));
         let keeper = Keeper::new(client.clone(), grace, retention, &self.identity());
@@ -146,7 +146,7 @@ impl Arguments {
     }
 
     async fn list_addresses(&self) -> Result<(), Failure> {
-        let client = cluster::client(self.kubeconfig.as_deref()).await?;
+        let client = client::client(self.kubeconfig.as_deref()).await?;
         let lister = Arc::new(Lister::new(client.clone(), &self.identity()));
         self.lead(client, SERVICES_LEASE, Arc::clone(&lister), lister.run()).await
     }

@@ -12,7 +12,7 @@ use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::exchange::{self, Answer, Order, Question, Reply};
 use npwg::plan::{Plan, Sandbox};
 
-use crate::agent::{cluster, once};
+use crate::agent::{client, once};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::planning;
 use crate::sources::{self, Kind};
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
     files: Vec<PathBuf>,
     /// Credentials of the cluster, else those of the meta-plugin's configuration, else as a pod of it
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
 }
 

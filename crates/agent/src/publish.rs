@@ -6,7 +6,8 @@ use clap::Args;
 use cni::name::ContainerId;
 use npwg::journal;
 
-use crate::agent::{self, cluster};
+use crate::agent;
+use crate::agent::client;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::journal::Journal;
 
@@ -27,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
 }
 

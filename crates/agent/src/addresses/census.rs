@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::objects::{BlockObject, PoolObject, PoolStatus};
 use super::sighting::Sighting;
 use crate::agent::cache::{Cache, follow};
-use crate::agent::cluster::{Key, NodeObject, PodObject, Reduced};
+use crate::agent::resources::{Key, NodeObject, PodObject, Reduced};
 use crate::agent::unanswered;
 
 /// Objects of a page.

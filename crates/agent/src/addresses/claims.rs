@@ -12,7 +12,6 @@
 //!
 //! Source: the standard 1.3, 8; k8snetworkplumbingwg/ipamclaims v1alpha1.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -20,15 +19,16 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client};
 use npwg::exchange::addresses::Demand;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::agent::cluster::{ASK_MAX, resource};
+use crate::agent::lookup::ASK_MAX;
 use crate::agent::unanswered;
+use crate::resource;
 
 /// What the name of a claim's lease begins with.
 pub(crate) const OF_CLAIM: &str = "claim/";

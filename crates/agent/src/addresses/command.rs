@@ -20,7 +20,7 @@ use super::objects::BlockObject;
 use super::registry::Cluster;
 use super::show::show;
 use super::{LEDGERS, ledger_name};
-use crate::agent::cluster;
+use crate::agent::client;
 use crate::agent::unanswered;
 use crate::async_runtime::runtime;
 use crate::failure::{EXIT_CODES, Failure};
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     what: What,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path, global = true)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
     kubeconfig: Option<PathBuf>,
     /// What the outcome is printed as
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text", global = true)]
@@ -86,7 +86,7 @@ enum What {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { what, kubeconfig, format } = arguments;
     runtime()?.block_on(async {
-        let client = cluster::client_of_person(kubeconfig.as_deref()).await?;
+        let client = client::client_of_person(kubeconfig.as_deref()).await?;
         let census = Census::take(&client).await.map_err(Failure::new)?;
         match what {
             What::Show { blocks, data_dir } => show(&census, *blocks, data_dir, *format),

@@ -23,7 +23,7 @@ use super::census::Census;
 use super::now;
 use super::objects::{BlockObject, NOTICE};
 use super::registry::Cluster;
-use crate::agent::cluster::{NodeObject, PodObject};
+use crate::agent::resources::{NodeObject, PodObject};
 use crate::agent::unanswered;
 
 /// How long an agent may take to answer a notice: its watch may have to be begun anew.

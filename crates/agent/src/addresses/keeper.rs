@@ -35,8 +35,9 @@ use super::findings::Finding;
 use super::now;
 use super::objects::{BlockObject, PoolObject};
 use super::registry::Cluster;
-use crate::agent::cluster::{PodObject, ask};
 use crate::agent::events::told_apart;
+use crate::agent::lookup::ask;
+use crate::agent::resources::PodObject;
 use crate::agent::unanswered;
 
 /// The name under which Events are told.

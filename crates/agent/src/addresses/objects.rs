@@ -5,7 +5,6 @@
 //!
 //! Source: `deploy/crds/`; Kubernetes API conventions, names and labels.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -19,7 +18,7 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha512};
 
-use crate::agent::cluster::resource;
+use crate::resource;
 
 /// The pool of a block.
 pub(crate) const POOL_LABEL: &str = "weft.dev/pool";

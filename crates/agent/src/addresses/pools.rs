@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in};
-use crate::agent::cluster::NodeObject;
+use crate::agent::resources::NodeObject;
 use crate::agent::unanswered;
 
 /// Objects of a page.

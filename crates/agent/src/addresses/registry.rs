@@ -21,7 +21,8 @@ use super::objects::{
     label, made_in, name_of,
 };
 use super::pools::Pool;
-use crate::agent::cluster::{PodObject, ask};
+use crate::agent::lookup::ask;
+use crate::agent::resources::PodObject;
 use crate::agent::unanswered;
 
 /// How long one request may take.

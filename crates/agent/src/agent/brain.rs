@@ -33,7 +33,6 @@ use super::asker::Asker;
 use super::busy::{Busy, Call};
 use super::cache::{Cache, follow};
 use super::changes::Changes;
-use super::cluster::{ASK_MAX, DefinitionObject, Key, NamespaceObject, PodObject, Reduced, ask};
 use super::drift::{Drift, Heard};
 use super::events::Events;
 use super::facts;
@@ -48,7 +47,9 @@ use super::supplier::Supplier;
 use super::traces::Traces;
 use super::unanswered;
 use super::vifs;
-use crate::controller::store::{self, Place};
+use crate::agent::kuryr::Place;
+use crate::agent::lookup::{ASK_MAX, ask};
+use crate::agent::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
@@ -171,7 +172,7 @@ impl Brain {
             self.seen(&self.definitions, latest).await?;
         }
         let (mut definitions, unheard) = self.definitions(&wanted).await;
-        let neutron = vifs::complete(&mut definitions);
+        let neutron = crate::agent::kuryr::definition::complete(&mut definitions);
         let devices =
             facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions).await?;
         let access = self.access(&pod, &definitions).await;
@@ -215,7 +216,7 @@ impl Brain {
             // As it is now: the annotation comes while we wait.
             let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
             let now = now.as_deref().unwrap_or(pod);
-            let state = store::read(self.vif_store, &self.client, now).await;
+            let state = crate::agent::kuryr::read(self.vif_store, &self.client, now).await;
             let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread))?;
             if let Some(state) = &state
                 && vifs::put(plan, wanted, state)?

@@ -20,8 +20,9 @@ use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
 use self::asking::{Asked, Asking};
-use super::cluster::{ASK_MAX, Key, Reduced, key};
 use super::unanswered;
+use crate::agent::lookup::ASK_MAX;
+use crate::agent::resources::{Key, Reduced, key};
 
 /// How often it is tried whether an API that was away is there again.
 const KNOCK: Duration = Duration::from_secs(2);
@@ -229,8 +230,8 @@ mod tests {
     use npwg::metadata::Pod;
     use serde_json::json;
 
-    use super::super::cluster::PodObject;
     use super::*;
+    use crate::agent::resources::PodObject;
 
     pub(super) fn pod(name: &str, uid: &str) -> PodObject {
         serde_json::from_value(json!({ "metadata": { "namespace": "n", "name": name, "uid": uid } })).unwrap()

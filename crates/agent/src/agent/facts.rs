@@ -17,10 +17,10 @@ use kube::{Api, Client};
 use npwg::device::{Device, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 
-use super::cluster::ask;
 use super::pod_resources::{self, Given};
 use super::resource_claims::{Allocated, ClaimObject};
 use super::resource_slices::{Published, Slices};
+use crate::agent::lookup::ask;
 
 /// The pod's devices, if a definition needs one.
 ///

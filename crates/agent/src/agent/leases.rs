@@ -35,13 +35,13 @@ use tracing::{info, warn};
 
 use super::brain::Brain;
 use super::cache::Cache;
-use super::cluster::ASK_MAX;
 use super::supplier::Owned;
 use super::unanswered;
 use crate::addresses::ledgers::{self, Held};
 use crate::addresses::now;
 use crate::addresses::objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
 use crate::addresses::registry::{Cluster, of_node};
+use crate::agent::lookup::ASK_MAX;
 use crate::hands::Hands;
 use crate::lasting::aside;
 

@@ -16,11 +16,13 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
 
-use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::resource_slices::Slices;
 use super::{POD_RESOURCES, facts, vifs};
+use crate::agent::client;
+use crate::agent::kuryr::{Place, Unread};
+use crate::agent::lookup::ask;
+use crate::agent::resources::{DefinitionObject, NamespaceObject, PodObject};
 use crate::async_runtime::runtime;
-use crate::controller::store::{self, Place, Unread};
 use crate::failure::Failure;
 
 /// How often it is looked for them.
@@ -41,7 +43,7 @@ pub(crate) fn plan(
         Error { code: code::TRY_AGAIN_LATER, ..error }.details(cure)
     };
     let plan = runtime().map_err(later)?.block_on(async {
-        let client = cluster::client_of_objects(kubeconfig).await.map_err(later)?;
+        let client = client::client_of_objects(kubeconfig).await.map_err(later)?;
         ask_and_plan(question, node, client).await
     })?;
     let publish = Order::Publish {
@@ -55,7 +57,7 @@ pub(crate) fn plan(
 /// Do these credentials read what a plan takes?
 pub(crate) fn reach(kubeconfig: &Path) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        let client = cluster::client_of_objects(Some(kubeconfig)).await?;
+        let client = client::client_of_objects(Some(kubeconfig)).await?;
         let asked = ask(Api::<NamespaceObject>::all(client), npwg::manifest::DEFAULT_NAMESPACE).await;
         asked.map(drop).map_err(|why| Failure::new(format!("{}: {why}", kubeconfig.display())))
     })
@@ -70,7 +72,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         let asked = asked.map_err(|why| Error::new(code::TRY_AGAIN_LATER, format!("{reference}: {why}")))?;
         definitions.extend(asked.map(|asked| (reference, asked)));
     }
-    let neutron = vifs::complete(&mut definitions);
+    let neutron = crate::agent::kuryr::definition::complete(&mut definitions);
     let policies = policy::policies(&definitions);
     let labels = match policy::ask_for_namespace_labels(&policies) {
         // Not to know them admits nobody.
@@ -125,7 +127,7 @@ const fn places(said: Option<VifStore>) -> &'static [Place] {
 
 async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
     for (index, place) in places.iter().enumerate() {
-        match store::read(*place, client, pod).await {
+        match crate::agent::kuryr::read(*place, client, pod).await {
             Ok(None) => {}
             Ok(state) => return Ok(state),
             // There may be no right to them where nobody needs it. (No such resource is none of them.)

@@ -24,9 +24,10 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::brain::{Brain, place};
-use super::cluster::{MIRROR, PodObject, Reduced, is_about_uid};
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
 use super::unanswered;
+use crate::agent::resources::{MIRROR, PodObject, Reduced};
+use crate::agent::unanswered::is_about_uid;
 
 /// Writes at a time.
 const PARALLEL: usize = 8;

@@ -5,15 +5,14 @@
 //!
 //! Source: Kubernetes API reference, `resource.k8s.io/v1` ResourceClaim (Kubernetes 1.34 or newer).
 
-use std::borrow::Cow;
 use std::fmt;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use serde::Deserialize;
 
-use super::cluster::{Reduced, resource};
+use crate::agent::resources::Reduced;
+use crate::resource;
 
 /// A device that a driver gave: these three name it in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

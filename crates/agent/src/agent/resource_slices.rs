@@ -8,7 +8,6 @@
 //! Source: Kubernetes API reference, `resource.k8s.io/v1` ResourceSlice; Multus `k8s.cni.cncf.io/deviceID`; KEP-4381
 //! for `resource.kubernetes.io/pciBusID`.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Once};
 
@@ -17,14 +16,16 @@ use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
-use kube::{Api, Client, Resource};
+use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::cache::{Cache, follow};
-use super::cluster::{ASK_MAX, Reduced, resource};
 use super::resource_claims::Allocated;
+use crate::agent::lookup::ASK_MAX;
+use crate::agent::resources::Reduced;
+use crate::resource;
 
 /// The resource that a device is of, as a definition names it by `k8s.v1.cni.cncf.io/resourceName`.
 const RESOURCE_NAME: &str = "k8s.cni.cncf.io/resourceName";

@@ -36,13 +36,14 @@ use tracing::{info, warn};
 
 use super::asker::Asker;
 use super::cache::{Cache, follow};
-use super::cluster::{ASK_MAX, Reduced};
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
 use crate::addresses::objects::{BlockObject, NOTICE};
 use crate::addresses::pools::{self, Pool, Unusable};
 use crate::addresses::registry::{Cluster, LOOKS, of_node};
 use crate::addresses::{elsewhere, now, placed};
+use crate::agent::lookup::ASK_MAX;
+use crate::agent::resources::Reduced;
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::fmt;
 
+use kube::core::Status;
 use kube::runtime::watcher;
 use tower::BoxError;
 
@@ -65,6 +66,17 @@ pub(crate) fn said_of_watch(error: &watcher::Error) -> String {
     }
 }
 
+/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
+/// names no version, so there is nothing else to be in conflict with.
+pub(crate) fn is_about_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    match status.code {
+        409 => status.message.to_lowercase().contains("uid"),
+        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
+        _ => false,
+    }
+}
+
 /// An error and what is below it, each thing once.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
@@ -94,8 +106,6 @@ impl Error for Unanswered {}
 
 #[cfg(test)]
 mod tests {
-    use kube::core::Status;
-
     use super::*;
 
     fn api(code: u16, message: &str) -> kube::Error {

@@ -9,51 +9,19 @@
 //! whose definition has `openstack.org/kuryr-config`; what stands before the number is the controller's own affair. A definition that has it and names no plugin of type neutron, as
 //! Kuryr's do, is one of a network of that type.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cni::{Error, code};
 use neutron::pod_state::PodState;
 use neutron::vif::{Kind, Vif};
-use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use npwg::plan::{Held, Plan, Role};
 use serde_json::{Value, json};
 
-use crate::controller::wish::KURYR_CONFIG;
+use super::kuryr::definition::{PLUGIN, plugins};
 
 /// How long the ports of a pod are waited for: shorter than an answer may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// The plugin.
-const PLUGIN: &str = "neutron";
-
-/// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
-pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
-    let mut networks = BTreeSet::new();
-    for (reference, definition) in definitions {
-        if !definition.annotations.contains_key(KURYR_CONFIG) {
-            continue;
-        }
-        networks.insert(reference.to_string());
-        if !is_of_plugin(&definition.config) {
-            let config = json!({ "cniVersion": "1.0.0", "name": definition.name, "type": PLUGIN });
-            definition.config = SpecConfig::Text(config.to_string());
-        }
-    }
-    networks
-}
-
-/// Does a definition's configuration name the plugin?
-pub(crate) fn is_of_plugin(config: &SpecConfig) -> bool {
-    let SpecConfig::Text(text) = config else { return false };
-    let read: Value = serde_json::from_str(text).unwrap_or_default();
-    plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
-}
-
-fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
-    let list = config["plugins"].as_array().into_iter().flatten();
-    list.chain(std::iter::once(config))
-}
-
 /// A port that a plan waits for: the delegate's index, and the port's number, 0 for that of the default network.
 pub(crate) type Wanted = (usize, usize);
 
@@ -173,29 +141,6 @@ fn describe(vif: &Vif, role: Role) -> Result<Value, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn definition(name: &str, annotated: bool, config: &str) -> (NetworkReference, Definition) {
-        let annotations = annotated.then(|| (KURYR_CONFIG.to_owned(), "{}".to_owned())).into_iter().collect();
-        let config = if config.is_empty() { SpecConfig::Absent } else { SpecConfig::Text(config.to_owned()) };
-        let definition = Definition { namespace: "n".into(), name: name.into(), annotations, config };
-        (definition.reference(), definition)
-    }
-
-    #[test]
-    fn kuryrs_definitions_become_networks_of_the_plugin_and_others_stay() {
-        let own = r#"{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"neutron","timeout":5}]}"#;
-        let mut definitions = BTreeMap::from([
-            definition("bare", true, ""),
-            definition("own", true, own),
-            definition("other", false, r#"{"type":"bridge"}"#),
-        ]);
-        let networks = complete(&mut definitions);
-        assert_eq!(networks.into_iter().collect::<Vec<_>>(), ["n/bare", "n/own"]);
-        let config = |name: &str| definitions[&NetworkReference::new("n", name)].config.clone();
-        assert!(matches!(config("bare"), SpecConfig::Text(text) if text.contains(r#""type":"neutron""#)));
-        assert_eq!(config("own"), SpecConfig::Text(own.to_owned()));
-        assert_eq!(config("other"), SpecConfig::Text(r#"{"type":"bridge"}"#.to_owned()));
-    }
 
     #[test]
     fn a_port_without_a_gateway_gets_no_default_route_and_a_further_one_none_either() {

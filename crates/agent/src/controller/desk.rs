@@ -39,13 +39,13 @@ use self::comparison::Orphans;
 use self::work::Wishes;
 use super::allocator::Allocator;
 use super::pools::rests::Rests;
-use super::store::{self, Place};
 use super::subject::{Subject, SubjectObject};
 use super::wish::Wish;
 use crate::agent::cache::{Cache, follow};
-use crate::agent::cluster::DefinitionObject;
 use crate::agent::events::Events;
 use crate::agent::health::Told;
+use crate::agent::kuryr::Place;
+use crate::agent::resources::DefinitionObject;
 
 /// Pods that are worked for at a time.
 const PARALLEL: usize = 8;
@@ -272,7 +272,7 @@ impl Desk {
             return;
         }
         let mut cases = self.cases();
-        let vif = |subject: &Subject| subject.pod.annotations.get(store::ANNOTATION).cloned();
+        let vif = |subject: &Subject| subject.pod.annotations.get(crate::agent::kuryr::ANNOTATION).cloned();
         if cases
             .get(&pod.uid)
             .is_some_and(|case| case.stage == Stage::Left && vif(&case.subject) != vif(subject))
@@ -285,7 +285,7 @@ impl Desk {
             return;
         }
         let written = match self.place {
-            Place::Annotation => store::of_annotation(pod),
+            Place::Annotation => crate::agent::kuryr::of_annotation(pod),
             Place::Kuryrport => Ok(None),
         };
         let state = match written {

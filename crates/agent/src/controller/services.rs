@@ -42,8 +42,8 @@ use self::comparison::{Deed, deeds};
 use self::objects::{Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject};
 use self::rests::{PAUSES, Rests};
 use crate::agent::cache::{Cache, follow};
-use crate::agent::cluster::{Key, Reduced};
 use crate::agent::health::Told;
+use crate::agent::resources::{Key, Reduced};
 use crate::agent::{events, unanswered};
 
 /// Changes that come so close together are looked at together.

@@ -5,33 +5,20 @@
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
-use clap::ValueEnum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use neutron::pod_state::PodState;
-use npwg::metadata::Pod;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::subject::{KuryrPort, POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
-use crate::agent::cluster::is_about_uid;
+use super::subject::{POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
+use crate::agent::kuryr::{ANNOTATION, KuryrPort, Place, refused};
 use crate::agent::unanswered;
+use crate::agent::unanswered::is_about_uid;
 
-/// The annotation.
-pub(crate) const ANNOTATION: &str = "openstack.org/kuryr-vif";
 /// The label of a KuryrPort that says where its pod is.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
-
-/// Where VIFs are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Place {
-    /// The pod's annotation openstack.org/kuryr-vif
-    #[default]
-    Annotation,
-    /// A KuryrPort of the pod's name
-    Kuryrport,
-}
 
 /// Why nothing was written.
 #[derive(Debug)]
@@ -40,50 +27,6 @@ pub(crate) enum Unwritten {
     Gone,
     /// The API does not take it now, or has no such resource.
     Failed(String),
-}
-
-/// Why nothing was read.
-#[derive(Debug)]
-pub(crate) enum Unread {
-    /// Who asks has no right to it.
-    Forbidden(String),
-    /// It cannot be read, or not now.
-    Failed(String),
-}
-
-/// The VIFs that a pod has, if any were written.
-///
-/// # Errors
-/// What is written cannot be read, or not now, or not by us.
-pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
-    if place == Place::Annotation {
-        return of_annotation(pod).map_err(Unread::Failed);
-    }
-    let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
-    match ports.get_opt(&pod.name).await {
-        Ok(Some(port)) => of_kuryr_port(&port, &pod.uid).map_err(Unread::Failed),
-        Ok(None) => Ok(None),
-        Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
-            Err(Unread::Forbidden(refused("get", pod, &error)))
-        }
-        Err(error) => Err(Unread::Failed(refused("get", pod, &error))),
-    }
-}
-
-/// The VIFs in a pod's annotation.
-pub(crate) fn of_annotation(pod: &Pod) -> Result<Option<PodState>, String> {
-    let text = pod.annotations.get(ANNOTATION).filter(|text| !text.trim().is_empty());
-    let read = text.map(|text| PodState::from_annotation(text)).transpose();
-    read.map_err(|why| format!("annotation {ANNOTATION}: {why}"))
-}
-
-/// The VIFs in a KuryrPort, if it is this pod's.
-pub(crate) fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, String> {
-    let own = uid.is_empty() || port.spec["podUid"] == uid;
-    let vifs =
-        Some(&port.status["vifs"]).filter(|vifs| own && vifs.as_object().is_some_and(|map| !map.is_empty()));
-    let read = vifs.map(PodState::from_vifs).transpose();
-    read.map_err(|why| format!("KuryrPort {}: {why}", port.metadata.name.as_deref().unwrap_or_default()))
 }
 
 /// Writes a pod's VIFs.
@@ -188,10 +131,6 @@ where
     }
 }
 
-fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
-    format!("{what} KuryrPort {}/{}: {}", pod.namespace, pod.name, unanswered::said(error))
-}
-
 fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
     let Subject { pod, object, .. } = subject;
     let mut port = KuryrPort {
@@ -214,15 +153,10 @@ fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
     port
 }
 
-impl From<Unread> for String {
-    fn from(unread: Unread) -> String {
-        let (Unread::Forbidden(why) | Unread::Failed(why)) = unread;
-        why
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use npwg::metadata::Pod;
+
     use super::*;
 
     #[test]

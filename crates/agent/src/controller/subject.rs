@@ -1,16 +1,15 @@
 //! A pod as the controller looks at it, and the resources it writes.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use npwg::metadata::Pod;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::agent::cluster::{PodObject, Reduced, resource};
+use crate::agent::resources::{PodObject, Reduced};
+use crate::resource;
 
 /// Kuryr's finalizer of a pod, from Victoria on: it goes once the pod's ports are released.
 pub(crate) const POD_FINALIZER: &str = "kuryr.openstack.org/pod-finalizer";
@@ -52,23 +51,6 @@ struct Status {
     host_ip: String,
 }
 
-/// A KuryrPort, as Kuryr has them since Victoria.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct KuryrPort {
-    /// `openstack.org/v1`.
-    #[serde(rename = "apiVersion")]
-    pub(crate) api_version: String,
-    /// `KuryrPort`.
-    pub(crate) kind: String,
-    /// Its metadata.
-    pub(crate) metadata: ObjectMeta,
-    /// Whose it is.
-    pub(crate) spec: Value,
-    /// `vifs`.
-    pub(crate) status: Value,
-}
-
 impl Reduced for SubjectObject {
     type Form = Subject;
 
@@ -100,7 +82,6 @@ impl Subject {
 }
 
 resource!(SubjectObject, NamespaceResourceScope, "Pod", "pods", "");
-resource!(KuryrPort, NamespaceResourceScope, "KuryrPort", "kuryrports", "openstack.org");
 
 #[cfg(test)]
 mod tests {

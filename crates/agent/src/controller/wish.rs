@@ -11,16 +11,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use neutron::pod_state::DEFAULT;
+use npwg::lint::kuryr::KURYR_CONFIG;
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::refusal::Refusal;
 use npwg::selection::{Annotation, Element, Reading};
 use serde::Deserialize;
 
 use super::settings::{Driver, Rules};
-use crate::agent::vifs::is_of_plugin;
+use crate::agent::kuryr::definition::is_of_plugin;
 
-/// The annotation of a definition that makes it Neutron's.
-pub(crate) use npwg::lint::kuryr::KURYR_CONFIG;
 /// Longest of them that is read, in bytes.
 const CONFIG_MAX: usize = 16 << 10;
 

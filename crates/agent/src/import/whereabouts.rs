@@ -31,8 +31,8 @@ use serde_json::Value;
 use crate::addresses::census::Census;
 use crate::addresses::pools;
 use crate::addresses::registry::Cluster;
-use crate::agent::cluster;
-use crate::agent::cluster::Key;
+use crate::agent::client;
+use crate::agent::resources::Key;
 use crate::agent::unanswered;
 use crate::async_runtime::runtime;
 use crate::failure::{EXIT_CODES, Failure};
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     from_namespace: String,
     /// Credentials, where it is no pod of the cluster
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = cluster::path)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
@@ -93,7 +93,7 @@ struct Found {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { apply, from_namespace, kubeconfig, output: Output { format } } = arguments;
     runtime()?.block_on(async {
-        let client = cluster::client_of_person(kubeconfig.as_deref()).await?;
+        let client = client::client_of_person(kubeconfig.as_deref()).await?;
         let list = async |plural: &str, kind: &str| {
             let kind = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
             let resource = ApiResource::from_gvk_with_plural(&kind, plural);

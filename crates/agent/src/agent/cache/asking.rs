@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::super::cluster::Key;
 use super::{Cache, State};
+use crate::agent::resources::Key;
 
 /// A question that is under way.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ mod tests {
 
     use super::super::tests::{pod, uids};
     use super::*;
-    use crate::agent::cluster::{PodObject, Reduced};
+    use crate::agent::resources::{PodObject, Reduced};
 
     fn key() -> Key {
         ("n".to_owned(), "a".to_owned())

@@ -21,7 +21,7 @@ use super::{Done, Leases};
 use crate::addresses::objects::PoolObject;
 use crate::addresses::registry::Cluster;
 use crate::addresses::{ledgers, now};
-use crate::agent::cluster::ASK_MAX;
+use crate::agent::lookup::ASK_MAX;
 
 impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.

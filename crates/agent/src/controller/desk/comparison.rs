@@ -16,11 +16,12 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::{Desk, PARALLEL};
+use crate::agent::kuryr::KuryrPort;
+use crate::agent::kuryr::Place;
 use crate::agent::unanswered;
 use crate::controller::allocator::owner;
 use crate::controller::pools::User;
-use crate::controller::store::{self, Place};
-use crate::controller::subject::{KuryrPort, Subject};
+use crate::controller::subject::Subject;
 
 /// What becomes of a port that nobody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,13 +161,13 @@ impl Desk {
             ..Written::default()
         };
         for Subject { pod, .. } in living.map(Arc::as_ref) {
-            let text = || pod.annotations.get(store::ANNOTATION).cloned().unwrap_or_default();
+            let text = || pod.annotations.get(crate::agent::kuryr::ANNOTATION).cloned().unwrap_or_default();
             let user = match self.place {
                 Place::Annotation => User::Pod(pod.uid.clone()),
                 // Of the time before KuryrPorts, or its author's: it may keep a port from others, and no more.
                 Place::Kuryrport => User::Somebody,
             };
-            written.add(&user, store::of_annotation(pod), text);
+            written.add(&user, crate::agent::kuryr::of_annotation(pod), text);
         }
         if self.place == Place::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
@@ -180,7 +181,9 @@ impl Desk {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();
                 if written.living.contains(uid) {
                     let user = User::Pod(uid.to_owned());
-                    written.add(&user, store::of_kuryr_port(port, uid), || port.status.to_string());
+                    written.add(&user, crate::agent::kuryr::of_kuryr_port(port, uid), || {
+                        port.status.to_string()
+                    });
                 }
             }
         }

@@ -14,9 +14,11 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::{Case, Desk, PAUSES, Stage, Written, jittered, selection};
-use crate::agent::cluster::Key;
+use crate::agent::kuryr::Place;
+use crate::agent::resources::Key;
 use crate::controller::allocator::Trouble;
-use crate::controller::store::{self, Place, Unwritten};
+use crate::controller::store;
+use crate::controller::store::Unwritten;
 use crate::controller::subject::Subject;
 use crate::controller::wish::{self, Wish};
 
@@ -128,7 +130,7 @@ impl Desk {
         let pod = &subject.pod;
         let adopts = self.place == Place::Kuryrport && case.state.is_empty();
         if adopts || unsure {
-            let read = store::read(self.place, &self.client, pod).await;
+            let read = crate::agent::kuryr::read(self.place, &self.client, pod).await;
             let read =
                 read.map_err(|unread| Trouble { reason: "VifUnreadable", why: unread.into(), passes: true })?;
             // What could not be written may have been, and only the answer was lost.

@@ -7,7 +7,6 @@
 //!
 //! Source: Service v1, Pod v1, EndpointSlice `discovery.k8s.io/v1`; the standard, 5 (network-status).
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -18,7 +17,8 @@ use npwg::status::{Entry, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::agent::cluster::{Reduced, resource};
+use crate::agent::resources::Reduced;
+use crate::resource;
 
 /// Annotation of a Service: the networks whose addresses it lists, as multus-service had it.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";

@@ -1,155 +1,27 @@
-//! The cluster: a client of its API, and the objects we look at, reduced to that.
+//! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the fields in use.
 //!
-//! Rules: objects are read leniently, because one that is malformed must not hide the others of its list; what is
-//! not looked at is dropped at once. Tokens are read anew by the client when they rotate.
+//! Rules: objects are read leniently, because one that is malformed must not hide the others of its list; fields that are
+//! not used are dropped at once.
 //!
 //! Source: Kubernetes API reference, Pod v1, Namespace v1; the standard 3.1.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::fmt::Debug;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::Response;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::core::Status;
-use kube::{Api, Client, Config, Resource};
+use kube::Resource;
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::policy::Labels;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::timeout;
-use tower::BoxError;
-use tower::timeout::TimeoutLayer;
-use tower::util::{MapErrLayer, MapResponseLayer};
 
-use super::{credentials, unanswered};
-use crate::failure::Failure;
-
-/// How long a connection may take.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// How long it may be until an answer begins, that of a watch too. A server lets a list wait for a minute where it is not ready
-/// for it itself, and one that hangs, or is gone behind its address, says nothing for five: who asks again comes to another one.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
-
-/// Largest answer to who asks for single objects, in bytes: a server stores none of a tenth of that.
-const OBJECT_MAX: usize = 16 << 20;
-
-/// A client: by a kubeconfig, or as a pod of the cluster.
-pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    credentials::within(kubeconfig, endless(kubeconfig.map(Path::to_owned))).await
-}
-
-/// The same for who asks for single objects and ends: what has no end is no object, and must not take the node's memory.
-pub(crate) async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    let path = kubeconfig.map(Path::to_owned);
-    let having = async move { client_of(config(path.as_deref()).await?, ANSWER_MAX, OBJECT_MAX) };
-    credentials::within(kubeconfig, having).await
-}
-
-/// A client that takes answers of any length: a list of a large cluster is large, and a watch has no end.
-async fn endless(kubeconfig: Option<PathBuf>) -> Result<Client, Failure> {
-    client_of(config(kubeconfig.as_deref()).await?, ANSWER_MAX, usize::MAX)
-}
-
-async fn config(kubeconfig: Option<&Path>) -> Result<Config, Failure> {
-    let mut config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
-        Some(path) => {
-            let failed = |cause: &dyn std::fmt::Display| {
-                Failure::new(format!("kubeconfig {}: {cause}", path.display()))
-            };
-            let read = read_kubeconfig(path).map_err(|cause| failed(&cause))?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
-        }
-        None => Config::incluster().map_err(|cause| {
-            Failure::new(format!("this is no pod of a cluster: {cause}")).next("name a --kubeconfig")
-        })?,
-    };
-    config.connect_timeout = Some(CONNECT_MAX);
-    Ok(config)
-}
-
-/// A client that gives a server up which does not begin to answer for `patience`, and an answer of more than `most` bytes.
-fn client_of(config: Config, patience: Duration, most: usize) -> Result<Client, Failure> {
-    let server = config.cluster_url.to_string();
-    let of_body = server.clone();
-    let too_large = move |cause: BoxError| match cause.is::<LengthLimitError>() {
-        true => unanswered::by(&of_body, format!("its answer has more than {most} bytes").into()),
-        false => cause,
-    };
-    let named = MapErrLayer::new(move |cause| unanswered::by(&server, cause));
-    let bounded = MapResponseLayer::new(move |answer: Response<_>| {
-        answer.map(|body| Limited::new(body, most).map_err(too_large.clone()))
-    });
-    let builder = ClientBuilder::try_from(config);
-    let builder = builder.map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))?;
-    let builder = builder.with_layer(&TimeoutLayer::new(patience)).with_layer(&named);
-    Ok(builder.with_layer(&bounded).build())
-}
-
-/// A path of credentials; an empty one, as in a variable that was emptied, is none.
-pub(crate) fn path(text: &str) -> Result<PathBuf, Infallible> {
-    Ok(text.into())
-}
-
-/// A client for a person: as [`client`], and by `kubectl`'s own file where nothing is named and this is no pod. A person may
-/// be asked for credentials, and takes the time that it takes.
-pub(crate) async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
-    let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
-    let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
-    endless(kubeconfig.map(Path::to_owned).or(usual)).await
-}
-
-/// Reads a kubeconfig, or several with `:` between them as in `KUBECONFIG`: those that are there, the first that says a
-/// thing counts.
-fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
-    let listed = path.to_str().filter(|text| text.contains(':') && !path.exists());
-    let Some(listed) = listed else { return Kubeconfig::read_from(path) };
-    let there: Vec<&Path> = listed.split(':').map(Path::new).filter(|path| path.is_file()).collect();
-    let Some((first, rest)) = there.split_first() else { return Kubeconfig::read_from(path) };
-    rest.iter().try_fold(Kubeconfig::read_from(first)?, |all, path| all.merge(Kubeconfig::read_from(path)?))
-}
+use crate::resource;
 
 /// The taint of a node that a person, or a machine, has made sure to be off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
 /// runtime and its plugins are told.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
-/// How long the API may take for one object.
-pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
-
-/// Asks the API for one object.
-pub(crate) async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, String>
-where
-    K: Reduced + Clone + Debug + DeserializeOwned,
-{
-    match timeout(ASK_MAX, api.get_opt(name)).await {
-        Ok(Ok(object)) => Ok(object.map(K::reduce)),
-        Ok(Err(error)) => Err(unanswered::said(&error)),
-        Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
-    }
-}
-
-/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
-/// names no version, so there is nothing else to be in conflict with.
-pub(crate) fn is_about_uid(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    match status.code {
-        409 => status.message.to_lowercase().contains("uid"),
-        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
-        _ => false,
-    }
-}
-
 /// A pod as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct PodObject {
@@ -352,45 +224,6 @@ impl Reduced for NamespaceObject {
     }
 }
 
-/// Says what a type of ours is to the API.
-macro_rules! resource {
-    ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal) => {
-        resource!($object, $scope, $kind, $plural, $group, "v1");
-    };
-    ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal, $version:literal) => {
-        impl Resource for $object {
-            type DynamicType = ();
-            type Scope = $scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                $version.into()
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-pub(crate) use resource;
-
 resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
 resource!(NodeObject, ClusterResourceScope, "Node", "nodes", "");
 resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");
@@ -405,39 +238,8 @@ resource!(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-
-    #[tokio::test]
-    async fn a_server_that_takes_calls_and_says_nothing_is_given_up_and_named() {
-        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = format!("http://{}", silent.local_addr().unwrap());
-        let client =
-            client_of(Config::new(server.parse().unwrap()), Duration::from_millis(50), usize::MAX).unwrap();
-        let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
-        let error =
-            timeout(ASK_MAX, api.list(&all)).await.expect("it is given up").expect_err("nothing is answered");
-        assert_eq!(unanswered::said(&error), format!("{server}: request timed out"));
-    }
-
-    #[tokio::test]
-    async fn an_answer_without_end_to_who_asks_for_one_object_is_given_up() {
-        let endless = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = format!("http://{}", endless.local_addr().unwrap());
-        tokio::spawn(async move {
-            let (mut client, _) = endless.accept().await.unwrap();
-            assert!(client.read(&mut [0; 4096]).await.unwrap() > 0);
-            let head =
-                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-            client.write_all(head.as_bytes()).await.unwrap();
-            let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
-            while client.write_all(chunk.as_bytes()).await.is_ok() {}
-        });
-        let client = client_of(Config::new(server.parse().unwrap()), ANSWER_MAX, OBJECT_MAX).unwrap();
-        let asked = ask(Api::<NamespaceObject>::all(client), "n").await;
-        assert_eq!(asked, Err(format!("{server}: its answer has more than 16777216 bytes")));
-    }
 
     #[test]
     fn a_malformed_definition_is_read_as_far_as_it_goes() {
