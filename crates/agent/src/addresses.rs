@@ -9,6 +9,7 @@
 
 pub(crate) mod census;
 pub(crate) mod claims;
+pub(crate) mod clock;
 pub(crate) mod command;
 mod dead;
 pub(crate) mod findings;
@@ -19,32 +20,4 @@ pub(crate) mod pools;
 pub(crate) mod registry;
 mod show;
 mod sighting;
-
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Where a node keeps its ledgers.
-pub(crate) const LEDGERS: &str = "/var/lib/weft/ipam";
-
-/// Between the name of a ledger and its directory, where that is not the agent's: no pool's name has it.
-const AT: char = '@';
-
-/// The name of a ledger that is in another directory than the agent's.
-pub(crate) fn placed(ledger: &str, directory: &str) -> String {
-    format!("{ledger}{AT}{directory}")
-}
-
-/// The directory of such a one.
-pub(crate) fn elsewhere(ledger: &str) -> Option<&str> {
-    ledger.split_once(AT).map(|(_, directory)| directory)
-}
-
-/// The name alone.
-pub(crate) fn ledger_name(ledger: &str) -> &str {
-    ledger.split_once(AT).map_or(ledger, |(name, _)| name)
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
+pub(crate) mod store_name;

@@ -54,7 +54,7 @@ use clap::Args;
 use npwg::journal::{self, Entry};
 use tracing::info;
 
-use crate::addresses::LEDGERS;
+use crate::addresses::store_name::LEDGERS;
 use crate::agent::kuryr::Place;
 use crate::async_runtime::{ended, runtime};
 use crate::failure::{EXIT_CODES, Failure};
@@ -62,6 +62,7 @@ use crate::lasting::{Lasting, aside};
 use crate::logging::Log;
 use brain::{Brain, Care};
 use metrics::Metrics;
+use pod_resources::POD_RESOURCES;
 use publisher::Publisher;
 use runtime_sandboxes::RuntimeSandboxes;
 use sandboxes::Sandboxes;
@@ -70,9 +71,6 @@ use traces::{Export, Traces};
 
 /// The file, beside the socket, of what was right when it was first checked.
 const CHECKED: &str = "checked.json";
-/// Where the kubelet tells which devices a pod has.
-const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
-
 /// What `weft agent` is told.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
@@ -111,7 +109,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     runtime_endpoint: Option<String>,
     /// Set every definition as a network of the container runtime, through this socket: the CRI Network API
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::cri_proxy::SOCKET)]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::network_api::PROXY_SOCKET)]
     sync_networks: Option<PathBuf>,
     /// How often a sandbox is checked to be as it was attached, in seconds; 0 for never
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins};
-use crate::journal::{Keeper, Target};
+use crate::known_journals::{Keeper, Target};
 use crate::output::{Format, Progress};
 use crate::planning::Inputs;
 use crate::privilege;

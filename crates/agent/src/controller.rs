@@ -21,6 +21,7 @@ mod kuryr_conf;
 mod pools;
 mod services;
 mod settings;
+mod settings_file;
 pub(crate) mod store;
 pub(crate) mod subject;
 pub(crate) mod wish;
@@ -126,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 impl Arguments {
     async fn make_ports(&self) -> Result<(), Failure> {
-        let settings = settings::read(self.config.as_deref(), self.kuryr_conf.as_deref())?;
+        let settings = settings_file::read(self.config.as_deref(), self.kuryr_conf.as_deref())?;
         let neutron =
             neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
         let client = client::client(self.kubeconfig.as_deref()).await?;

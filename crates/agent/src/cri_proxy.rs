@@ -31,6 +31,7 @@ mod relay;
 mod reply;
 mod request;
 pub(crate) mod runtime_network;
+pub(crate) mod runtime_status;
 mod sandbox;
 mod store;
 pub(crate) mod wire;
@@ -54,8 +55,7 @@ use crate::journal::Journal;
 use crate::lasting::Lasting;
 use crate::listener::Listener;
 use crate::logging::Log;
-use crate::network_api::Name;
-pub(crate) use backend::with_sources;
+use crate::network_api::{Name, PROXY_SOCKET};
 use calls::{Calls, Owner};
 use claim::Claim;
 use condition::Conditions;
@@ -65,8 +65,6 @@ use planner::Planner;
 use plugins::Plugins;
 use store::Store;
 
-/// Where clients find the proxy.
-pub(crate) const SOCKET: &str = "/run/weft/cri.sock";
 /// Where the meta-plugin asks.
 const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
@@ -76,12 +74,12 @@ const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 Example:
   weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
 
-A kubelet finds it by `containerRuntimeEndpoint: unix://{SOCKET}` in its configuration
+A kubelet finds it by `containerRuntimeEndpoint: unix://{PROXY_SOCKET}` in its configuration
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     /// Where clients come in
-    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     listen: PathBuf,
     /// The container runtime's own socket
     #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]

@@ -11,7 +11,7 @@ use npwg::journal::Entry;
 use crate::attach::{OWN_NAMESPACE, turn};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Plugins};
-use crate::journal::{Keeper, Target};
+use crate::known_journals::{Keeper, Target};
 use crate::output::{Format, Progress};
 use crate::planning::Inputs;
 use crate::pod::namespace_path;

@@ -14,11 +14,12 @@ use clap::Args;
 use npwg::journal::{Entry, State};
 use serde::Serialize;
 
-use crate::addresses::LEDGERS;
+use crate::addresses::store_name::LEDGERS;
 use crate::detach::of_entry;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::{Hands, Marked, Plugins};
-use crate::journal::{Keeper, Keepers, Row};
+use crate::journal::Row;
+use crate::known_journals::{Keeper, Keepers};
 use crate::output;
 use crate::output::{Format, Output, Progress};
 use crate::planning::Inputs;
@@ -47,7 +48,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     plugins: Plugins,
     /// The socket of weft cri-proxy, where one is used
-    #[arg(long, default_value = crate::cri_proxy::SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = crate::network_api::PROXY_SOCKET, value_name = "PATH")]
     cri_socket: PathBuf,
     #[command(flatten)]
     output: Output,

@@ -22,7 +22,6 @@ use ipam::handover::GivenUp;
 use npwg::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
-use crate::configuration::MetaPlugin;
 use crate::failure::{Exit, Failure};
 use crate::output::{Format, Progress};
 use crate::privilege;
@@ -209,8 +208,8 @@ impl Hands {
         own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
     }
 
-    /// Calls the meta-plugin; what it says to people goes to stderr.
-    pub(crate) fn call(&self, meta_plugin: &MetaPlugin, verb: Verb, subject: &Subject) -> Result<(), Error> {
+    /// Calls the meta-plugin by a name, with its configuration on stdin; its stderr goes to ours.
+    pub(crate) fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
         let Subject { container, netns, ifname, args, path } = subject;
         let environment = Environment {
             command: verb.as_str().to_owned(),
@@ -222,8 +221,7 @@ impl Hands {
             netns_override: String::new(),
         };
         let mut command = self.command();
-        command.arg(meta_plugin.name());
-        let stdin = meta_plugin.object.to_json();
+        command.arg(name);
         let (output, failure) = Exec::new(DEADLINE).complete(command, &environment, stdin.as_bytes())?;
         for line in String::from_utf8_lossy(&output.stderr).lines() {
             Progress::beside(Format::Json).line(plain(line));

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::attachments::{self, Row as Attached, Sandbox};
 use crate::failure::{EXIT_CODES, Failure};
-use crate::journal::{Keeper, Keepers, Row};
+use crate::journal::Row;
+use crate::known_journals::{Keeper, Keepers};
 use crate::output;
 use crate::output::{Format, Output, Progress};
 use crate::planning::Inputs;

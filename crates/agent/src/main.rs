@@ -29,6 +29,7 @@ mod import;
 mod install;
 mod interrupt;
 mod journal;
+mod known_journals;
 mod lasting;
 mod lint;
 mod list;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use tonic::{Code, Status};
 
-use crate::cri_proxy::SOCKET;
 use crate::failure::{EXIT_CODES, Exit, Failure};
+use crate::network_api::PROXY_SOCKET;
 use crate::network_api::client::{Client, InUse};
 use crate::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use crate::output;
@@ -49,7 +49,7 @@ enum Verb {
 #[derive(Clone, Debug, Args)]
 struct Server {
     /// The socket of weft cri-proxy, or of a runtime that has the API itself
-    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     socket: PathBuf,
 }
 

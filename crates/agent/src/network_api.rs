@@ -22,6 +22,9 @@ pub(crate) const REMOVE: &str = "/runtime.v1.RuntimeService/RemovePodNetwork";
 /// Lists all.
 pub(crate) const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
 
+/// Socket on which the CRI proxy listens by default.
+pub(crate) const PROXY_SOCKET: &str = "/run/weft/cri.sock";
+
 /// The network found in the directory of CNI configurations on disk.
 pub(crate) const FALLBACK: &str = "_fallback";
 

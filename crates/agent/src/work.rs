@@ -129,6 +129,7 @@ impl Work {
     }
 
     fn call(&self, verb: Verb) -> Result<(), Error> {
-        self.hands.call(&self.meta_plugin, verb, &self.subject)
+        let MetaPlugin { object, .. } = &self.meta_plugin;
+        self.hands.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
     }
 }

@@ -19,7 +19,7 @@ use super::ledgers::{self, Held, Owner};
 use super::objects::BlockObject;
 use super::registry::Cluster;
 use super::show::show;
-use super::{LEDGERS, ledger_name};
+use crate::addresses::store_name::{LEDGERS, ledger_name};
 use crate::agent::client;
 use crate::agent::unanswered;
 use crate::async_runtime::runtime;

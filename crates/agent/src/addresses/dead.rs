@@ -20,9 +20,9 @@ use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
 use super::census::Census;
-use super::now;
 use super::objects::{BlockObject, NOTICE};
 use super::registry::Cluster;
+use crate::addresses::clock::now;
 use crate::agent::resources::{NodeObject, PodObject};
 use crate::agent::unanswered;
 

@@ -11,9 +11,9 @@ use ipam::registry::Object;
 use serde::Serialize;
 
 use super::census::{Census, Holder};
-use super::elsewhere;
 use super::objects::BlockObject;
 use super::sighting::Sighting;
+use crate::addresses::store_name::elsewhere;
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -275,7 +275,7 @@ mod tests {
         );
         assert_eq!(whats(&census(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
         let mut placed = census(&[("10.0.0.0/24", "n1", &[])], &[]);
-        placed.blocks[0].spec.ledger = super::super::placed("p", "/srv/ledgers");
+        placed.blocks[0].spec.ledger = crate::addresses::store_name::placed("p", "/srv/ledgers");
         assert_eq!(whats(&placed), ["elsewhere"]);
         assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
         let mut orphan = census(&[("10.0.0.0/24", "n1", &[])], &[]);

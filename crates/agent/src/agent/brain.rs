@@ -399,7 +399,13 @@ impl Oracle for Brain {
     }
 
     fn orders(&self) -> Vec<Order> {
-        let mut orders = self.overseer.due(&self.pods);
+        // A pod that is not heard of is not a pod that is gone.
+        let mut orders = match self.pods.is_synced() && self.pods.age().is_zero() {
+            true => {
+                self.overseer.due(|pod| self.pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid))
+            }
+            false => Vec::new(),
+        };
         orders.extend(self.drift.due(&self.sandboxes));
         self.metrics.ordered(orders.len());
         orders

@@ -23,9 +23,10 @@ use super::brain::Brain;
 use super::cache::{Cache, follow as fill};
 use super::supplier::Owned;
 use super::unanswered;
+use crate::addresses::clock::now;
 use crate::addresses::objects::{BlockObject, PoolObject};
 use crate::addresses::registry::{Cluster, asked_of};
-use crate::addresses::{elsewhere, now};
+use crate::addresses::store_name::elsewhere;
 use crate::hands::Hands;
 use crate::lasting::aside;
 

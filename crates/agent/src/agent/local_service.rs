@@ -38,15 +38,27 @@ pub(crate) async fn call(
     });
     // The name of the host is of no account: the connector knows the socket.
     let endpoint = Endpoint::from_static("http://localhost");
-    let channel: Channel = endpoint
-        .connect_with_connector(connect)
-        .await
-        .map_err(|cause| crate::cri_proxy::with_sources(&cause))?;
+    let channel: Channel =
+        endpoint.connect_with_connector(connect).await.map_err(|cause| with_sources(&cause))?;
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_MAX);
-    client.ready().await.map_err(|cause| crate::cri_proxy::with_sources(&cause))?;
+    client.ready().await.map_err(|cause| with_sources(&cause))?;
     let question = tonic::Request::new(question.encode_to_vec());
     let answer = client.unary(question, PathAndQuery::from_static(path), Folded).await;
     answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+}
+
+/// An error and what it came of.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
 }
 
 // === impl Folded ===

@@ -17,10 +17,11 @@ use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
 
 use super::resource_slices::Slices;
-use super::{POD_RESOURCES, facts, vifs};
+use super::{facts, vifs};
 use crate::agent::client;
 use crate::agent::kuryr::{Place, Unread};
 use crate::agent::lookup::ask;
+use crate::agent::pod_resources::POD_RESOURCES;
 use crate::agent::resources::{DefinitionObject, NamespaceObject, PodObject};
 use crate::async_runtime::runtime;
 use crate::failure::Failure;

@@ -18,10 +18,8 @@ use std::time::{Duration, Instant};
 use cni::name::ContainerId;
 use npwg::exchange::{Certainty, Order};
 use npwg::journal::Entry;
-use npwg::metadata::Pod;
+use npwg::plan::PodIdentity;
 
-use super::brain::place;
-use super::cache::Cache;
 use super::runtime_sandboxes::{RuntimeSandboxes, Sight};
 use super::sandboxes::Sandboxes;
 
@@ -71,20 +69,11 @@ impl Overseer {
         Overseer { sandboxes, runtime, grace, suspects: Mutex::default() }
     }
 
-    /// What is to be done now.
-    pub(crate) fn due(&self, pods: &Cache<Pod>) -> Vec<Order> {
-        self.due_at(pods, Instant::now())
-    }
-
-    fn due_at(&self, pods: &Cache<Pod>, now: Instant) -> Vec<Order> {
-        if !pods.is_synced() || !pods.age().is_zero() {
-            return Vec::new();
-        }
-        let seen = |entry: &Entry| {
-            let pod = &entry.plan.pod;
-            let is_here = pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid);
-            Some(if is_here { PodSeen::Here } else { PodSeen::Gone })
-        };
+    /// The orders that are due now; `is_here` says of a pod whether the cluster has it on this node. To be called only while the
+    /// cluster is seen.
+    pub(crate) fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Order> {
+        let now = Instant::now();
+        let seen = |entry: &Entry| Some(if is_here(&entry.plan.pod) { PodSeen::Here } else { PodSeen::Gone });
         self.ordered(self.suspected(seen, now), now)
     }
 

@@ -17,6 +17,8 @@ use super::local_service;
 use super::resource_claims::Allocated;
 use crate::cri_proxy::wire;
 
+/// Where the kubelet tells which devices a pod has.
+pub(crate) const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LIST: &str = "/v1.PodResourcesLister/List";

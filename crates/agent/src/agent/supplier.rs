@@ -38,10 +38,11 @@ use super::asker::Asker;
 use super::cache::{Cache, follow};
 use super::metrics::Metrics;
 use crate::addresses::claims::Claim;
+use crate::addresses::clock::now;
 use crate::addresses::objects::{BlockObject, NOTICE};
 use crate::addresses::pools::{self, Pool, Unusable};
 use crate::addresses::registry::{Cluster, LOOKS, of_node};
-use crate::addresses::{elsewhere, now, placed};
+use crate::addresses::store_name::{elsewhere, placed};
 use crate::agent::lookup::ASK_MAX;
 use crate::agent::resources::Reduced;
 

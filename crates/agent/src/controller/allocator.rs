@@ -35,8 +35,6 @@ use super::wish::Wish;
 const ATTACHMENT: &str = "weft-attachment=";
 /// The beginning of the tag that says whose a port is where its `device_id` cannot: a subport of a trunk has none.
 const POD: &str = "weft-pod=";
-/// The beginning of the tag that says which cluster's a port is.
-pub(super) const CLUSTER: &str = "weft-cluster=";
 /// Tags the port of a macvlan, with the id of the node's port that speaks for it.
 const NODE: &str = "weft-node=";
 /// Who a port belongs to that a trunk has.

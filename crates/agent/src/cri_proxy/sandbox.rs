@@ -16,10 +16,11 @@ use prost::Message;
 use tonic::Status;
 use tracing::{info, warn};
 
-use super::backend::{Backend, Body, Cause, with_sources};
+use super::backend::{Backend, Body, Cause};
 use super::edited::{MESSAGE_MAX, PREFIX, framed};
 use super::messages::PodSandboxId;
 use super::relay::{self, Relayed};
+use crate::agent::local_service::with_sources;
 use crate::journal::Journal;
 
 /// The answer as it came, if the journal knows the sandbox; `service` is the path of the runtime's methods, `directory`

@@ -137,7 +137,7 @@ fn of_status(hands: &Hands, found: MetaPlugin, what: &str, plugins: &Plugins) ->
             path,
         };
         let found = found.with("cniVersion", WITH_STATUS).map_err(cni::Error::from)?;
-        hands.call(&found, Verb::Status, &subject)
+        hands.call(found.name(), &found.object.to_json(), Verb::Status, &subject)
     };
     let error = asked().err()?;
     let cure = match error.details.is_empty() {

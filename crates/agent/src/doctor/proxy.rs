@@ -6,7 +6,8 @@ use npwg::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;
-use crate::cri_proxy::runtime_network::{self, Known};
+use crate::cri_proxy::runtime_network;
+use crate::cri_proxy::runtime_status::Known;
 use crate::failure::Failure;
 use crate::network_api::client::Client;
 use crate::network_api::{FALLBACK, Name, Network};
@@ -52,7 +53,11 @@ type Seen = (Vec<Network>, Result<(), Status>, Option<Known>);
 
 async fn look(socket: &Path) -> Result<Seen, Status> {
     let client = Client::connect(socket).await?;
-    Ok((client.list().await?, client.reach_runtime().await, client.runtime_lists().await))
+    Ok((
+        client.list().await?,
+        client.reach_runtime().await,
+        client.runtime_lists(runtime_network::NAME).await,
+    ))
 }
 
 /// Networks are set, and the runtime does not ask for them.

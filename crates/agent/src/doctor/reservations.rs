@@ -18,8 +18,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Finding;
+use crate::addresses::clock::now;
 use crate::addresses::ledgers::{self, Held};
-use crate::addresses::now;
 
 /// Where they are.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";

@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
 use crate::cri_proxy::messages::{StatusInfo, StatusRequest};
-use crate::cri_proxy::runtime_network::{self, Known};
+use crate::cri_proxy::runtime_status::{self, Known, STATUS};
 
 use super::{
     Empty, LIST, ListReply, Network, NetworkConfig, NetworkMetadata, REMOVE, RemoveRequest, SET, SetReply,
@@ -48,7 +48,10 @@ impl Client {
         });
         let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
         channel.map(Client).map_err(|cause| {
-            Status::unavailable(format!("connect to {shown}: {}", crate::cri_proxy::with_sources(&cause)))
+            Status::unavailable(format!(
+                "connect to {shown}: {}",
+                crate::agent::local_service::with_sources(&cause)
+            ))
         })
     }
 
@@ -74,11 +77,11 @@ impl Client {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
     }
 
-    /// What the runtime says of the lists that it has read; nothing, if it does not tell.
-    pub(crate) async fn runtime_lists(&self) -> Option<Known> {
+    /// The runtime's report on the CNI network `name`; `None` if it does not report which lists it has read.
+    pub(crate) async fn runtime_lists(&self, name: &str) -> Option<Known> {
         let request = StatusRequest { verbose: true };
-        let told = self.call::<_, StatusInfo>("/runtime.v1.RuntimeService/Status", request).await;
-        runtime_network::known(&told.ok()?.info)
+        let told = self.call::<_, StatusInfo>(STATUS, request).await;
+        runtime_status::known(&told.ok()?.info, name)
     }
 
     async fn call<Q: Message + 'static, A: Message + Default + 'static>(

@@ -18,9 +18,10 @@ use tracing::info;
 use super::super::supplier::Owned;
 use super::super::unanswered;
 use super::{Done, Leases};
+use crate::addresses::clock::now;
+use crate::addresses::ledgers;
 use crate::addresses::objects::PoolObject;
 use crate::addresses::registry::Cluster;
-use crate::addresses::{ledgers, now};
 use crate::agent::lookup::ASK_MAX;
 
 impl Leases {

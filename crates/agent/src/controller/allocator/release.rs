@@ -12,8 +12,9 @@ use neutron::trunk::Allowed;
 use neutron::vif::{Kind, Vif};
 use tracing::warn;
 
-use super::{Allocator, CLUSTER, NODE, SUBPORT, is_ours, marks, owner, pairs};
+use super::{Allocator, NODE, SUBPORT, is_ours, marks, owner, pairs};
 use crate::controller::pools::Return;
+use crate::controller::settings::CLUSTER;
 
 impl Allocator {
     /// The node's own port, which may be gone with its node. What cannot be asked now is not gone.
