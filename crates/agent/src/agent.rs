@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use npwg::journal::{self, Entry};
+use rpc::journal::{self, Entry};
 use tracing::info;
 
 use crate::addresses::store_name::LEDGERS;

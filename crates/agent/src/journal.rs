@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error};
-use npwg::journal::{ENTRY_MAX, Entry};
+use rpc::journal::{ENTRY_MAX, Entry};
 
 use crate::failure::Failure;
 use crate::privilege;

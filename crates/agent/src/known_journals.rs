@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use cni::name::ContainerId;
-use npwg::journal::{self, Entry};
+use rpc::journal::{self, Entry};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;

@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use manifest::lint::kuryr::KURYR_CONFIG;
 use neutron::pod_state::DEFAULT;
-use npwg::lint::kuryr::KURYR_CONFIG;
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::refusal::Refusal;
 use npwg::selection::{Annotation, Element, Reading};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use npwg::lint::kuryr::KURYR_CONFIG;
+use manifest::lint::kuryr::KURYR_CONFIG;
 use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use serde_json::{Value, json};
 
