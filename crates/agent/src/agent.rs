@@ -29,6 +29,7 @@ pub(crate) mod lookup;
 pub(crate) mod metrics;
 pub(crate) mod once;
 pub(crate) mod orders;
+mod planner;
 mod pod_resources;
 mod publisher;
 mod resource_claims;
@@ -181,7 +182,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         lasting.begin("the runtime's networks", sync::follow(Arc::clone(&brain), socket.clone()));
     }
     info!(node = node_name, listen = %listen, "started");
-    let events = brain.events.clone();
+    let events = brain.planner.events.clone();
     socket.serve(brain, lasting.clone().until(ended()?)).await;
     // What it has not begun is the next agent's, with its Events.
     publisher.abort();

@@ -19,7 +19,7 @@ use rpc::change;
 use rpc::exchange::{Order, Purpose, Question};
 use rpc::journal::Entry;
 
-use super::brain::{Brain, place};
+use super::planner::{Planner, place};
 use super::sandboxes::Sandboxes;
 use crate::cri_proxy::note::has_its_own;
 
@@ -61,8 +61,13 @@ impl Changes {
     }
 
     /// The changes that are due; `question` has what the node's disk says.
-    pub(crate) async fn due(&self, brain: &Brain, sandboxes: &Sandboxes, question: &Question) -> Vec<Order> {
-        if !brain.pods.is_synced() || !brain.pods.age().is_zero() {
+    pub(crate) async fn due(
+        &self,
+        planner: &Planner,
+        sandboxes: &Sandboxes,
+        question: &Question,
+    ) -> Vec<Order> {
+        if !planner.sees_cluster() {
             return Vec::new();
         }
         let all = sandboxes.all();
@@ -72,21 +77,21 @@ impl Changes {
             if orders.len() == ORDERS_MAX {
                 break;
             }
-            if let Some(annotation) = self.is_due(brain, &sandbox.entry) {
-                let verdict = verdict(brain, question, &sandbox.entry).await;
-                orders.extend(self.settle(brain, &sandbox.entry, annotation, verdict));
+            if let Some(annotation) = self.is_due(planner, &sandbox.entry) {
+                let verdict = verdict(planner, question, &sandbox.entry).await;
+                orders.extend(self.settle(planner, &sandbox.entry, annotation, verdict));
             }
         }
         orders
     }
 
     /// The pod's annotation, if its sandbox is to be looked at for it.
-    fn is_due(&self, brain: &Brain, entry: &Entry) -> Option<Option<String>> {
+    fn is_due(&self, planner: &Planner, entry: &Entry) -> Option<Option<String>> {
         let is_whole = entry.complete || entry.changing;
         if entry.plan.pod.uid.is_empty() || !is_whole || has_its_own(&entry.plan, &entry.ifname) {
             return None;
         }
-        let pod = brain.pods.find(&place(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;
+        let pod = planner.pods.find(&place(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;
         let annotation = pod.annotations.get(Annotation::Networks.key()).cloned();
         let is_due = match self.seen().get(&entry.container_id) {
             Some(known) if known.annotation == annotation => {
@@ -101,7 +106,7 @@ impl Changes {
     /// Keeps what was found of a sandbox, and tells what is to be told.
     fn settle(
         &self,
-        brain: &Brain,
+        planner: &Planner,
         entry: &Entry,
         annotation: Option<String>,
         verdict: Verdict,
@@ -114,14 +119,14 @@ impl Changes {
         seen.insert(entry.container_id.clone(), known);
         match verdict {
             Verdict::Order(order) => return Some(order),
-            Verdict::Never(Some((action, why))) => brain.events.unchanged(&entry.plan.pod, action, &why),
+            Verdict::Never(Some((action, why))) => planner.events.unchanged(&entry.plan.pod, action, &why),
             Verdict::Same | Verdict::Never(None) | Verdict::Later => {}
         }
         None
     }
 }
 
-async fn verdict(brain: &Brain, question: &Question, entry: &Entry) -> Verdict {
+async fn verdict(planner: &Planner, question: &Question, entry: &Entry) -> Verdict {
     let question = Question {
         pod: entry.plan.pod.clone(),
         container: entry.container_id.clone(),
@@ -130,7 +135,7 @@ async fn verdict(brain: &Brain, question: &Question, entry: &Entry) -> Verdict {
         began: 0,
         ..question.clone()
     };
-    let plan = match brain.plan(&question, &entry.held()).await {
+    let plan = match planner.plan(&question, &entry.held()).await {
         Ok(plan) => plan,
         Err(Error { code: code::TRY_AGAIN_LATER, .. }) => return Verdict::Later,
         // The refusal was told with its reason.

@@ -23,7 +23,8 @@ use rpc::journal::Entry;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::brain::{Brain, place};
+use super::brain::Brain;
+use super::planner::place;
 use super::sandboxes::{RESCAN, Sandbox, Sandboxes};
 use super::unanswered;
 use crate::agent::resources::{MIRROR, PodObject, Reduced};
@@ -94,7 +95,7 @@ impl Publisher {
     pub(crate) async fn run(mut self) {
         self.sandboxes.read_all();
         let mut watch = self.sandboxes.watch();
-        let mut pods = self.brain.pods.changes();
+        let mut pods = self.brain.planner.pods.changes();
         let mut rescan = tokio::time::interval(RESCAN);
         let mut retry = tokio::time::interval(RETRY_MIN);
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -128,7 +129,7 @@ impl Publisher {
                 return;
             }
             let entry = &sandbox.entry;
-            let pod = self.brain.pods.find(&place(&entry.plan.pod));
+            let pod = self.brain.planner.pods.find(&place(&entry.plan.pod));
             let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
             let Ok(text) = status::render(&entry.network_status) else { continue };
             if self.is_due(&container, &pod, &text) {
@@ -162,7 +163,7 @@ impl Publisher {
         let first = self.done.insert(container.clone(), Work::Writing { times }).is_none();
         let (client, brain) = (self.client.clone(), Arc::clone(&self.brain));
         if first {
-            brain.events.attached(&entry);
+            brain.planner.events.attached(&entry);
         }
         self.writes.spawn(async move {
             brain.busy.quiet(DELAY_MAX).await;

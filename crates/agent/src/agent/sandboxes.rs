@@ -225,12 +225,18 @@ fn next(reader: &mut inotify::Reader<'_, &OwnedFd>) -> Option<BTreeSet<Container
 mod tests {
     use super::*;
 
+    const ENTRY: &str = r#"{"version":1,"network":"weft-example","containerId":"ns_web","netns":"/run/netns/weft-ns_web",
+      "ifname":"eth0","args":"","path":"/opt/cni/bin",
+      "plan":{"version":1,"pod":{"namespace":"ns","name":"web","uid":"u-1"},"container":"ns_web",
+        "status":{"addresses":"bare","keys":"standard"},"delegates":[],"warnings":[]},
+      "attachments":[],"complete":false}"#;
+
     #[test]
     fn what_cannot_be_read_is_not_gone_and_what_is_gone_is() {
         let directory = std::env::temp_dir().join(format!("weft-sandboxes-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let (file, container) = (directory.join("ns_web.json"), ContainerId::new("ns_web").unwrap());
-        std::fs::write(&file, crate::attachments::tests::ENTRY).unwrap();
+        std::fs::write(&file, ENTRY).unwrap();
         let sandboxes = Sandboxes::of(&directory);
         let counted = || {
             sandboxes.read_all();

@@ -33,9 +33,9 @@ const GATHER: Duration = Duration::from_millis(100);
 
 /// Keeps the runtime's networks as the definitions are, for ever.
 pub(crate) async fn follow(brain: Arc<Brain>, socket: PathBuf) {
-    let mut changes = brain.definitions.changes();
+    let mut changes = brain.planner.definitions.changes();
     let mut told = BTreeMap::new();
-    brain.definitions.synced().await;
+    brain.planner.definitions.synced().await;
     loop {
         changes.mark_unchanged();
         let wait = match compare(&brain, &socket, &mut told).await {
@@ -86,7 +86,7 @@ async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>
         there.insert(Name::of(&metadata.unwrap_or_default()), network);
     }
     let mut wanted = BTreeSet::new();
-    for definition in brain.definitions.all() {
+    for definition in brain.planner.definitions.all() {
         let name = Name { namespace: definition.namespace.clone(), name: definition.name.clone() };
         wanted.insert(name.clone());
         let done = match network(&definition) {

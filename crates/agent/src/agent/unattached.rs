@@ -31,15 +31,15 @@ pub(crate) async fn follow(brain: Arc<Brain>, sandboxes: Arc<Sandboxes>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         // What is not known is not missing.
-        if !brain.pods.is_synced() || !brain.pods.age().is_zero() || sandboxes.has_broken() {
+        if !brain.planner.sees_cluster() || sandboxes.has_broken() {
             continue;
         }
         let all = sandboxes.all();
         let whole = all.values().filter(|sandbox| sandbox.entry.complete);
         let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();
-        for pod in unattached.look(brain.pods.all(), &attached, Instant::now()) {
+        for pod in unattached.look(brain.planner.pods.all(), &attached, Instant::now()) {
             warn!(pod = %format_args!("{}/{}", pod.namespace, pod.name), "runs without the networks it selects");
-            brain.events.unattached(&pod);
+            brain.planner.events.unattached(&pod);
         }
         brain.metrics.unattached(unattached.count());
     }
