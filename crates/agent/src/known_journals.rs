@@ -7,12 +7,12 @@ use std::path::Path;
 use cni::name::ContainerId;
 use rpc::journal::{self, Entry};
 
-use crate::configuration::MetaPlugin;
-use crate::failure::Failure;
-use crate::journal::{Journal, Row};
-use crate::planning::Inputs;
-use crate::pod::PodName;
-use crate::sources;
+use crate::cli_support::failure::Failure;
+use crate::input_files;
+use crate::manifest_plan::Inputs;
+use crate::meta_plugin_config::MetaPlugin;
+use crate::node_support::journal_reader::{Journal, Row};
+use crate::pod_name::PodName;
 
 /// A journal, and the configuration it belongs to if that is known.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl Keeper {
             true => {
                 MetaPlugin::find_any(None, &[]).map_or_else(|why| (None, Some(why)), |found| (found, None))
             }
-            false => (MetaPlugin::find_any(config.as_deref(), &sources::read(files)?)?, None),
+            false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };
         let usual = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
         let mut keepers = Vec::new();

@@ -9,12 +9,12 @@ use cni::{Error, Verb};
 use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, Row};
-use crate::configuration::MetaPlugin;
-use crate::failure::Failure;
-use crate::hands::{Hands, Subject};
-use crate::journal::Journal;
-use crate::output::Progress;
-use crate::terminal::plain;
+use crate::cli_support::failure::Failure;
+use crate::cli_support::output::Progress;
+use crate::cli_support::terminal::plain;
+use crate::meta_plugin_config::MetaPlugin;
+use crate::node_support::journal_reader::Journal;
+use crate::node_support::weft_cni::{Hands, Subject};
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);

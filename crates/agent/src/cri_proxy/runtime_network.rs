@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::messages::StatusRequest;
-use super::runtime_status::{Known, STATUS, known, of_lists};
-use crate::agent::local_service;
-use crate::failure::Failure;
+use crate::cli_support::failure::Failure;
+use crate::cri::messages::StatusRequest;
+use crate::cri::runtime_status::{Known, STATUS, known, of_lists};
+use crate::cri::unix_service;
 
 /// Its name: it sorts before others, for a runtime takes the first.
 const FILE: &str = "00-weft.conflist";
@@ -104,7 +104,7 @@ pub(crate) async fn follow(runtime: PathBuf, directory: PathBuf) {
         wait = LOOK_PERIOD;
         let request = StatusRequest { verbose: true };
         // Who is away says nothing.
-        let Ok(Ok(answer)) = timeout(LOOK_PERIOD, local_service::call(&runtime, STATUS, &request)).await
+        let Ok(Ok(answer)) = timeout(LOOK_PERIOD, unix_service::call(&runtime, STATUS, &request)).await
         else {
             continue;
         };
