@@ -12,8 +12,8 @@ use rpc::journal::{Attachment, Entry, State};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::table;
+use cli_support::failure::Failure;
+use cli_support::table;
 
 /// One sandbox, for programs.
 #[derive(Debug, Serialize)]

@@ -11,12 +11,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cli_support::failure::{EXIT_CODES, Exit, Failure};
 use crate::commands::{
     attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
     network, plan, publish,
 };
 use crate::{controllers, cri_proxy, node_agent};
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]

@@ -25,15 +25,15 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use tracing::info;
 
-use crate::cli_support::async_runtime::{ended, runtime};
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::logging::Log;
 use crate::controllers::ipam::reconciler::Keeper;
 use crate::controllers::neutron::port_allocator::Allocator;
 use crate::controllers::neutron::port_reconciler::Desk;
 use crate::kube_support::health::Told;
 use crate::kube_support::leader_election::Election;
 use crate::kube_support::{client, health};
+use cli_support::async_runtime::{ended, runtime};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
 use ipam::Warden;
 use services::Lister;
 

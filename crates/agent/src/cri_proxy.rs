@@ -42,9 +42,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli_support::background::Lasting;
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::logging::Log;
 use crate::cri::network_api::{Name, PROXY_SOCKET};
 use crate::cri::runtime_sandboxes;
 use crate::cri::runtime_sandboxes::RuntimeSandboxes;
@@ -58,6 +55,9 @@ use crate::node_support::listener::Listener;
 use crate::node_support::sandbox_gc::Overseer;
 use crate::node_support::sandboxes::{RESCAN, Sandboxes};
 use calls::{Calls, Owner};
+use cli_support::background::Lasting;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
 use fallback::Fallback;
 use networks::Networks;
 use plugins::Plugins;
@@ -116,7 +116,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     raise_descriptors();
-    crate::cli_support::async_runtime::runtime()?.block_on(work(arguments))
+    cli_support::async_runtime::runtime()?.block_on(work(arguments))
 }
 
 /// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
@@ -169,7 +169,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         listener,
         runtime.clone(),
         calls,
-        lasting.clone().until(crate::cli_support::async_runtime::ended()?),
+        lasting.clone().until(cli_support::async_runtime::ended()?),
     )
     .await;
     drop(end);

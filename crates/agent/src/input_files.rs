@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cni::object::{DOCUMENT_MAX, Object};
 
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 
 /// Most files read from one directory.
 const FILES_MAX: usize = 10_000;

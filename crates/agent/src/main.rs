@@ -7,7 +7,6 @@
 
 mod attachments;
 mod cli;
-mod cli_support;
 mod commands;
 mod controllers;
 mod cri;
@@ -26,7 +25,7 @@ mod work;
 
 use std::process::ExitCode;
 
-use crate::cli_support::output::{Format, Progress};
+use cli_support::output::{Format, Progress};
 
 fn main() -> ExitCode {
     let call = match cli::read(std::env::args_os()) {

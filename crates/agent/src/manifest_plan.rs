@@ -10,13 +10,13 @@ use npwg::configuration::{NodeConfiguration, Place};
 use npwg::definition::Disk;
 use npwg::plan::{Plan, PodIdentity, Sandbox};
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::terminal::plain;
 use crate::input_files;
 use crate::input_files::{File, Kind};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::PodName;
+use cli_support::failure::Failure;
+use cli_support::output::{Format, Progress};
+use cli_support::terminal::plain;
 
 /// The interface of the default network.
 pub(crate) const IFNAME: &str = "eth0";

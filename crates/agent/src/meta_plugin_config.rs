@@ -14,9 +14,9 @@ use npwg::configuration::{Flavour, NodeConfiguration};
 use rpc::journal;
 use serde::Serialize;
 
-use crate::cli_support::failure::Failure;
 use crate::input_files::{File, Kind};
 use crate::node_support::weft_cni::Hands;
+use cli_support::failure::Failure;
 
 /// Where container runtimes look.
 const RUNTIME: &str = "/etc/cni/net.d";

@@ -36,10 +36,6 @@ use clap::Args;
 use rpc::journal::{self, Entry};
 use tracing::info;
 
-use crate::cli_support::async_runtime::{ended, runtime};
-use crate::cli_support::background::{Lasting, aside};
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::logging::Log;
 use crate::cri::runtime_sandboxes;
 use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::ipam_api::store_name::LEDGERS;
@@ -51,6 +47,10 @@ use crate::node_support::agent_server::Socket;
 use crate::node_support::metrics::Metrics;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::{Export, Traces};
+use cli_support::async_runtime::{ended, runtime};
+use cli_support::background::{Lasting, aside};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
 use pod_resources::POD_RESOURCES;
 
 /// The file, beside the socket, of what was right when it was first checked.

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::privilege;
+use cli_support::failure::Failure;
+use cli_support::privilege;
 
 /// Where it is made.
 const PARENT: &str = "/run";

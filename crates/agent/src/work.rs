@@ -9,12 +9,12 @@ use cni::{Error, Verb};
 use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, Row};
-use crate::cli_support::failure::Failure;
-use crate::cli_support::output::Progress;
-use crate::cli_support::terminal::plain;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_support::journal_reader::Journal;
 use crate::node_support::weft_cni::{Hands, Subject};
+use cli_support::failure::Failure;
+use cli_support::output::Progress;
+use cli_support::terminal::plain;
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -13,12 +13,6 @@ use cni::name::{ContainerId, IfName};
 use rpc::journal::Entry;
 
 use crate::attachments;
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::interrupt::Interrupt;
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_support::journal_reader::Journal;
@@ -26,6 +20,12 @@ use crate::node_support::weft_cni::{Hands, Plugins, Subject};
 use crate::pod_name::{PodName, namespace_path};
 use crate::scratch::Scratch;
 use crate::work::Work;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::interrupt::Interrupt;
+use cli_support::output;
+use cli_support::output::{Format, Output, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 
 /// In `CNI_ARGS`: the namespace was made for this sandbox alone.
 pub(crate) const OWN_NAMESPACE: &str = "WEFT_NETNS=own";

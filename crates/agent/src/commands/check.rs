@@ -2,14 +2,14 @@
 
 use clap::Args;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::commands::detach::of_entry;
 use crate::known_journals::{Keeper, Target};
 use crate::manifest_plan::Inputs;
 use crate::node_support::weft_cni::{Hands, Plugins};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 
 /// What `weft check` is told.
 #[derive(Debug, Args)]

@@ -6,8 +6,8 @@
 
 use clap::Args;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
 
 /// One document each.
 const DEFINITIONS: &[&str] = &[

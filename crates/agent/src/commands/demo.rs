@@ -19,14 +19,14 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::attachments;
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::interrupt::Interrupt;
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::commands::demo::tag::Tag;
 use crate::node_support::weft_cni::{Hands, Plugins};
 use crate::pod_name::PodName;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::interrupt::Interrupt;
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 use snapshot::Snapshot;
 use stage::{Actor, Stage};
 

@@ -8,16 +8,16 @@ use std::path::Path;
 use clap::Args;
 use rpc::journal::Entry;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::commands::attach::{OWN_NAMESPACE, turn};
 use crate::known_journals::{Keeper, Target};
 use crate::manifest_plan::Inputs;
 use crate::node_support::weft_cni::{Hands, Plugins};
 use crate::pod_name::namespace_path;
 use crate::work::Work;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 
 /// What `weft detach` is told.
 #[derive(Debug, Args)]

@@ -14,17 +14,17 @@ use clap::Args;
 use rpc::journal::{Entry, State};
 use serde::Serialize;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::commands::detach::of_entry;
 use crate::ipam_api::store_name::LEDGERS;
 use crate::known_journals::{Keeper, Keepers};
 use crate::manifest_plan::Inputs;
 use crate::node_support::journal_reader::Row;
 use crate::node_support::weft_cni::{Hands, Marked, Plugins};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.

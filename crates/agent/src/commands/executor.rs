@@ -22,12 +22,12 @@ use npwg::plan::PodIdentity;
 use rpc::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question, Reply};
 use serde_json::value::RawValue;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::interrupt::Interrupt;
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_support::weft_cni::{Hands, OnHost};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::interrupt::Interrupt;
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
 
 /// How long the agent may take to have orders, or to say that there are none.
 const PATIENCE: Duration = Duration::from_secs(60);

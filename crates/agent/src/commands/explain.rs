@@ -8,12 +8,12 @@ use npwg::plan::{Decision, Plan, PodIdentity, Role};
 use npwg::refusal::Warning;
 use serde::Serialize;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output};
-use crate::cli_support::terminal::plain;
 use crate::manifest_plan::{Inputs, Material};
 use crate::pod_name::PodName;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output};
+use cli_support::terminal::plain;
 
 /// What `weft explain` is told.
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ struct Explanation<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, inputs, output } = arguments;
     let pod = PodName::new(namespace, pod)
-        .map_err(|why| Failure::new(why).exit(crate::cli_support::failure::Exit::Usage))?;
+        .map_err(|why| Failure::new(why).exit(cli_support::failure::Exit::Usage))?;
     let material = inputs.read()?;
     let plan = material.plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {

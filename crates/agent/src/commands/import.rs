@@ -5,7 +5,7 @@ mod whereabouts;
 
 use clap::{Args, Subcommand};
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::failure::{EXIT_CODES, Failure};
 
 /// What `weft import` is told.
 #[derive(Debug, Args)]

@@ -37,12 +37,12 @@ use root::Place;
 use serde_json::{Value, json};
 use thin::Thin;
 
-use crate::cli_support::atomic_file;
-use crate::cli_support::failure::{EXIT_CODES, Exit, Failure};
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_support::weft_cni::{Foreign, Hands, OnHost};
+use cli_support::atomic_file;
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
 
 /// How often it is looked whether the default network is ready.
 const PAUSE: Duration = Duration::from_millis(500);

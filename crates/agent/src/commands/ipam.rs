@@ -15,11 +15,6 @@ use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cli_support::async_runtime::runtime;
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::Format;
-use crate::cli_support::table;
 use crate::commands::ipam::show::show;
 use crate::ipam_api::api_registry::Cluster;
 use crate::ipam_api::cluster_snapshot::Census;
@@ -30,6 +25,11 @@ use crate::kube_support::api_error;
 use crate::kube_support::client;
 use crate::node_support::address_store;
 use crate::node_support::address_store::{Held, Owner};
+use cli_support::async_runtime::runtime;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::Format;
+use cli_support::table;
 
 /// What `weft ipam` is told.
 #[derive(Debug, Args)]

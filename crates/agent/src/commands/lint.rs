@@ -16,11 +16,11 @@ use manifest::lint::{self, Edit, Finding, Knowledge, Severity};
 use npwg::refusal::Fault;
 use serde::Serialize;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output};
 use crate::input_files;
 use crate::input_files::{File, Kind};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output};
 
 /// Where what is piped in is read.
 const STDIN: &str = "/dev/stdin";

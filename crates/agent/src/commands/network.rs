@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use tonic::{Code, Status};
 
-use crate::cli_support::failure::{EXIT_CODES, Exit, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::table;
-use crate::cli_support::terminal::plain;
 use crate::cri::network_api::PROXY_SOCKET;
 use crate::cri::network_api::network_client::{Client, InUse};
 use crate::cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output, Progress};
+use cli_support::privilege;
+use cli_support::table;
+use cli_support::terminal::plain;
 
 /// What `weft network` is told.
 #[derive(Debug, Args)]
@@ -104,7 +104,7 @@ struct Remove {
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    crate::cli_support::async_runtime::runtime()?.block_on(async {
+    cli_support::async_runtime::runtime()?.block_on(async {
         match &arguments.verb {
             Verb::Set(arguments) => set(arguments).await,
             Verb::List(arguments) => list(arguments).await,

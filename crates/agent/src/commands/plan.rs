@@ -12,12 +12,12 @@ use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Plan, Sandbox};
 use rpc::exchange::{self, Answer, Order, Question, Reply};
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
 use crate::input_files;
 use crate::input_files::Kind;
 use crate::kube_support::client;
 use crate::manifest_plan;
 use crate::node_agent::single_plan;
+use cli_support::failure::{EXIT_CODES, Failure};
 
 /// What `weft plan` is told.
 #[derive(Debug, Args)]

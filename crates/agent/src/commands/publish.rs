@@ -6,10 +6,10 @@ use clap::Args;
 use cni::name::ContainerId;
 use rpc::journal;
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
 use crate::kube_support::client;
 use crate::node_agent;
 use crate::node_support::journal_reader::Journal;
+use cli_support::failure::{EXIT_CODES, Failure};
 
 /// What `weft publish` is told.
 #[derive(Debug, Args)]

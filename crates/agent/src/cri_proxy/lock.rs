@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::privilege;
 use crate::cri_proxy::server::DRAIN_MAX;
+use cli_support::failure::Failure;
+use cli_support::privilege;
 
 /// How long one is waited for that ends: what is under way with it, it finishes.
 const PATIENCE: Duration = DRAIN_MAX.saturating_add(Duration::from_secs(2));

@@ -16,8 +16,8 @@ use tower::timeout::TimeoutLayer;
 use tower::util::{MapErrLayer, MapResponseLayer};
 
 use super::credentials;
-use crate::cli_support::failure::Failure;
 use crate::kube_support::api_error;
+use cli_support::failure::Failure;
 
 /// How long a connection may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);

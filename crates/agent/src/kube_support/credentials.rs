@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-use crate::cli_support::background::aside;
-use crate::cli_support::failure::Failure;
+use cli_support::background::aside;
+use cli_support::failure::Failure;
 
 /// How long they may take: what asks for an account far away takes some seconds.
 const PATIENCE: Duration = Duration::from_secs(15);

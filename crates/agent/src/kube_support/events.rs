@@ -21,7 +21,7 @@ use rpc::journal::Entry;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
-use crate::cli_support::activity::Busy;
+use cli_support::activity::Busy;
 
 /// Name of who tells.
 const CONTROLLER: &str = "weft";

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use tokio::net::TcpListener;
 use tracing::warn;
 
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 
 /// How long a client may take for its headers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);

@@ -15,7 +15,6 @@ use tracing::{info, warn};
 
 use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
-use crate::cli_support::activity::{Busy, Call};
 use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::kube_support::health::Told;
 use crate::kube_support::kuryr::Place;
@@ -27,6 +26,7 @@ use crate::node_support::metrics::Metrics;
 use crate::node_support::sandbox_gc::Overseer;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::Traces;
+use cli_support::activity::{Busy, Call};
 
 /// How long somebody who comes for orders waits for them, and how often it is looked.
 const ERRAND_MAX: Duration = Duration::from_secs(20);

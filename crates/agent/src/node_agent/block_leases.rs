@@ -33,7 +33,6 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::cli_support::background::aside;
 use crate::ipam_api::api_registry::{Cluster, of_node};
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
@@ -45,6 +44,7 @@ use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
 use crate::node_support::address_store::Held;
 use crate::node_support::weft_cni::Hands;
+use cli_support::background::aside;
 
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(500);

@@ -84,8 +84,7 @@ impl Drift {
 
     fn remember(&self, memory: &Memory) {
         let text = serde_json::to_string(memory).map_err(Into::into);
-        if let Err(error) = text.and_then(|text| crate::cli_support::atomic_file::write(&self.memory, &text))
-        {
+        if let Err(error) = text.and_then(|text| cli_support::atomic_file::write(&self.memory, &text)) {
             warn!(%error, file = %self.memory.display(), "the next agent will not know what was right");
         }
     }

@@ -28,7 +28,6 @@ use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
 use super::resource_slices::Slices;
-use crate::cli_support::activity::Busy;
 use crate::kube_support::api_error;
 use crate::kube_support::cache::{Cache, follow};
 use crate::kube_support::events::Events;
@@ -37,6 +36,7 @@ use crate::kube_support::lookup::{ASK_MAX, ask};
 use crate::kube_support::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 use crate::node_agent::device_facts;
 use crate::node_agent::neutron_ports;
+use cli_support::activity::Busy;
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);

@@ -17,14 +17,14 @@ use npwg::policy;
 use rpc::exchange::{Order, Question};
 
 use super::resource_slices::Slices;
-use crate::cli_support::async_runtime::runtime;
-use crate::cli_support::failure::Failure;
 use crate::kube_support::client;
 use crate::kube_support::kuryr::{Place, Unread};
 use crate::kube_support::lookup::ask;
 use crate::kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 use crate::node_agent::pod_resources::POD_RESOURCES;
 use crate::node_agent::{device_facts, neutron_ports};
+use cli_support::async_runtime::runtime;
+use cli_support::failure::Failure;
 
 /// How often it is looked for them.
 const PORTS_POLL: Duration = Duration::from_millis(250);

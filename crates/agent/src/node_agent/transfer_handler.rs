@@ -19,7 +19,6 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::cli_support::background::aside;
 use crate::ipam_api::api_registry::{Cluster, asked_of};
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -29,6 +28,7 @@ use crate::kube_support::cache::{Cache, follow as fill};
 use crate::node_agent::agent_state::Brain;
 use crate::node_agent::block_provider::Owned;
 use crate::node_support::weft_cni::Hands;
+use cli_support::background::aside;
 
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(2);

@@ -28,10 +28,10 @@ use tracing::{Instrument, info, info_span, warn};
 
 use super::metrics::Metrics;
 use super::traces::{Trace, Traces};
-use crate::cli_support::activity::Call;
-use crate::cli_support::failure::Failure;
 use crate::node_support::client_probe::Asker;
 use crate::node_support::listener::Listener;
+use cli_support::activity::Call;
+use cli_support::failure::Failure;
 
 /// Questions that are answered at a time.
 const PARALLEL: usize = 32;

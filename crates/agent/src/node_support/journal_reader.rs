@@ -10,8 +10,8 @@ use cni::name::ContainerId;
 use cni::{Context, Error};
 use rpc::journal::{ENTRY_MAX, Entry};
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::privilege;
+use cli_support::failure::Failure;
+use cli_support::privilege;
 
 /// One directory of entries.
 #[derive(Clone, Debug)]

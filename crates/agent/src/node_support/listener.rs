@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tracing::warn;
 
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 
 /// How long it waits after the kernel refused a connection: it lacks file descriptors, or memory.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -171,7 +171,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("weft-listener-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.sock");
-        crate::cli_support::async_runtime::runtime().unwrap().block_on(async {
+        cli_support::async_runtime::runtime().unwrap().block_on(async {
             let mut first = Listener::bind(&path).unwrap();
             let replaced = first.replaced();
             fs::remove_file(&path).unwrap();

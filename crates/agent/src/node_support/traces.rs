@@ -31,7 +31,7 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use rpc::exchange::{Question, Report, Step, Tried};
 
 use super::metrics::Metrics;
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 pub(crate) use collector::Export;
 
 /// Most ADDs whose status is still awaited.

@@ -22,10 +22,10 @@ use ipam::handover::GivenUp;
 use rpc::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
-use crate::cli_support::failure::{Exit, Failure};
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
+use cli_support::failure::{Exit, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";

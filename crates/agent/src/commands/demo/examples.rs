@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::cli_support::failure::{Exit, Failure};
 use crate::input_files;
 use crate::input_files::{File, Kind};
 use crate::manifest_plan;
 use crate::manifest_plan::Material;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::PodName;
+use cli_support::failure::{Exit, Failure};
 
 /// The copy of `examples/`.
 const FILES: &[(&str, Kind, &str)] = &[

@@ -7,10 +7,10 @@ use npwg::outcome::Own;
 use rpc::journal::Entry;
 
 use super::stage::{Actor, Stage};
-use crate::cli_support::failure::Failure;
-use crate::cli_support::interrupt::Interrupt;
-use crate::cli_support::table;
-use crate::cli_support::terminal::plain;
+use cli_support::failure::Failure;
+use cli_support::interrupt::Interrupt;
+use cli_support::table;
+use cli_support::terminal::plain;
 
 /// How often a ping is tried: an address of IPv6 may still be looking for its twin.
 const ATTEMPTS: usize = 3;

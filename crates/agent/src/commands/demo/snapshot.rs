@@ -9,12 +9,12 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::output::Progress;
-use crate::cli_support::terminal::plain;
 use crate::commands::demo::tag::{PREFIX, Tag};
 use crate::node_support::weft_cni::{Contents, Hands};
 use crate::pod_name::NAMESPACES;
+use cli_support::failure::Failure;
+use cli_support::output::Progress;
+use cli_support::terminal::plain;
 
 /// Where network software keeps files.
 const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/lib/weft"];
@@ -206,7 +206,7 @@ mod tests {
     fn bridges_may_stay_and_nothing_else() {
         let fresh = contents(&["lo device"], &[]);
         let bridge = ["br0 bridge 02:00:00:00:00:01", "lo device"];
-        let quiet = Progress::beside(crate::cli_support::output::Format::Json);
+        let quiet = Progress::beside(cli_support::output::Format::Json);
         let remains =
             |links: &[&str], routes: &[&str]| explain_remains(&fresh, &contents(links, routes), quiet);
         assert!(remains(&bridge, &["10.0.0.0/24 dev br0 table 254"]).is_ok());

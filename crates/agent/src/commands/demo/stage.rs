@@ -16,8 +16,6 @@ use rpc::journal::{self, Entry};
 
 use super::snapshot;
 use super::tag::{PREFIX, Tag};
-use crate::cli_support::failure::Failure;
-use crate::cli_support::output::Progress;
 use crate::manifest_plan::{IFNAME, Material};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_support::journal_reader::{Journal, Row};
@@ -25,6 +23,8 @@ use crate::node_support::weft_cni::{Contents, Hands, Subject};
 use crate::pod_name::{NAMESPACES, PodName};
 use crate::scratch::Scratch;
 use crate::work::Work;
+use cli_support::failure::Failure;
+use cli_support::output::Progress;
 
 /// The journal's directory, in that of the run.
 const JOURNAL: &str = "journal";

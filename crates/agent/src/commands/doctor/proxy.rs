@@ -6,11 +6,11 @@ use rpc::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;
-use crate::cli_support::failure::Failure;
 use crate::cri::network_api::network_client::Client;
 use crate::cri::network_api::{FALLBACK, Name, Network};
 use crate::cri::runtime_status::Known;
 use crate::cri_proxy::runtime_network;
+use cli_support::failure::Failure;
 
 /// Where the runtime's lists are, by the usual configurations.
 const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];
@@ -24,7 +24,7 @@ pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a
 
 /// What is wrong with it.
 pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
-    crate::cli_support::async_runtime::runtime()?.block_on(async {
+    cli_support::async_runtime::runtime()?.block_on(async {
         let what = format!("weft cri-proxy at {}", socket.display());
         match look(socket).await {
             Ok((networks, runtime, lists)) => {

@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rpc::journal::{self, Entry};
 
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Progress};
-use crate::cli_support::privilege;
-use crate::cli_support::terminal::plain;
 use crate::node_support::journal_reader::Journal;
 use crate::node_support::weft_cni::Hands;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
 use configuration::Configuration;
 
 /// What `weft import multus` is told.

@@ -28,17 +28,17 @@ use rpc::exchange::addresses::PoolName;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::cli_support::async_runtime::runtime;
-use crate::cli_support::failure::{EXIT_CODES, Failure};
-use crate::cli_support::output;
-use crate::cli_support::output::{Format, Output};
-use crate::cli_support::table;
 use crate::ipam_api::api_registry::Cluster;
 use crate::ipam_api::cluster_snapshot::Census;
 use crate::ipam_api::pool_lookup;
 use crate::kube_support::api_error;
 use crate::kube_support::client;
 use crate::kube_support::resources::Key;
+use cli_support::async_runtime::runtime;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output};
+use cli_support::table;
 
 /// What `weft import whereabouts` is told.
 #[derive(Debug, Args)]

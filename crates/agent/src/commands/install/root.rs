@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 
 /// A path of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]

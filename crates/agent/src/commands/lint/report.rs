@@ -10,7 +10,7 @@ use manifest::lint::{Finding, Severity};
 use npwg::refusal::Fault;
 
 use super::{Fixed, Located, Report};
-use crate::cli_support::terminal::plain;
+use cli_support::terminal::plain;
 
 /// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::cli_support::failure::Failure;
+use cli_support::failure::Failure;
 
 /// Replaces the content of the file at `path`.
 pub(super) fn replace(path: &Path, text: &str) -> Result<(), Failure> {

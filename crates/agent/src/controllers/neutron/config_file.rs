@@ -7,8 +7,8 @@ use neutron::clouds;
 use serde::Deserialize;
 
 use super::kuryr_conf::KuryrConf;
-use crate::cli_support::failure::{Exit, Failure};
 use crate::controllers::neutron::port_rules::{Rules, Settings};
+use cli_support::failure::{Exit, Failure};
 
 /// Largest file, in bytes.
 const FILE_MAX: u64 = 1 << 20;

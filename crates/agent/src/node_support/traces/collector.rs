@@ -23,9 +23,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tracing::{info, warn};
 
-use crate::cli_support::failure::{Exit, Failure};
 use crate::node_support::metrics::{Metrics, Spans};
 use crate::node_support::traces::otlp_client::Courier;
+use cli_support::failure::{Exit, Failure};
 
 /// What a service is called that has no other name.
 const SERVICE: &str = "weft-agent";

@@ -22,8 +22,8 @@ use npwg::refusal::{Reason, Step, Warning};
 use npwg::status::StatusStyle;
 use serde_json::Value;
 
-use crate::cli_support::failure::Failure;
 use crate::meta_plugin_config::MetaPlugin;
+use cli_support::failure::Failure;
 
 /// Where Multus remembers what it attached, unless told otherwise.
 const CNI_DIR: &str = "/var/lib/cni/multus";

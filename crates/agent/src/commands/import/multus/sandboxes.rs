@@ -30,8 +30,8 @@ use npwg::status;
 use rpc::journal::{self, Attachment, Entry, State};
 
 use super::configuration::Configuration;
-use crate::cli_support::failure::Failure;
-use crate::cli_support::privilege;
+use cli_support::failure::Failure;
+use cli_support::privilege;
 use delegates::Planned;
 
 /// The directory of libcni's cache in it.

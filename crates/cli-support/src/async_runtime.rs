@@ -2,16 +2,16 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli_support::failure::Failure;
+use crate::failure::Failure;
 
 /// One thread that waits for many things.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|cause| Failure::new(format!("start: {cause}")))
 }
 
 /// Comes with the first signal to end.
-pub(crate) fn ended() -> Result<impl Future<Output = ()>, Failure> {
+pub fn ended() -> Result<impl Future<Output = ()>, Failure> {
     let failed = |cause: std::io::Error| Failure::new(format!("signals: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

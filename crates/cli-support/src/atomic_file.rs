@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Writes beside, onto the disk, and renames; 0600.
-pub(crate) fn write(place: &Path, text: &str) -> io::Result<()> {
+pub fn write(place: &Path, text: &str) -> io::Result<()> {
     let name = place.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?;
     let temporary = place.with_file_name(format!(".{name}.new"));
     fs::create_dir_all(place.parent().unwrap_or(place))?;
@@ -28,6 +28,6 @@ pub(crate) fn write(place: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Syncs the directory of a file, so that its name is durable.
-pub(crate) fn sync_directory(place: &Path) -> io::Result<()> {
+pub fn sync_directory(place: &Path) -> io::Result<()> {
     place.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }

@@ -8,11 +8,11 @@ use std::process::ExitCode;
 
 use cni::{Error, code};
 
-use crate::cli_support::terminal::plain;
+use crate::terminal::plain;
 
 /// How a command that did not succeed ends. 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// 1: it failed.
     Failed,
     /// 2: it was asked for in the wrong way.
@@ -24,12 +24,12 @@ pub(crate) enum Exit {
 }
 
 /// The codes for `--help`.
-pub(crate) const EXIT_CODES: &str =
+pub const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 it needs root, 130 interrupted (and undone).";
 
 /// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     exit: Exit,
     sentence: String,
     details: String,
@@ -46,7 +46,7 @@ enum Told {
 
 impl Failure {
     /// It failed; exit code 1.
-    pub(crate) fn new(sentence: impl Into<String>) -> Failure {
+    pub fn new(sentence: impl Into<String>) -> Failure {
         Failure {
             exit: Exit::Failed,
             sentence: sentence.into(),
@@ -57,32 +57,32 @@ impl Failure {
     }
 
     /// It failed, and what has been printed already says so.
-    pub(crate) fn quiet(sentence: impl Into<String>) -> Failure {
+    pub fn quiet(sentence: impl Into<String>) -> Failure {
         Failure { told: Told::Already, ..Failure::new(sentence) }
     }
 
     /// Must it still be said?
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         self.told == Told::Already
     }
 
     /// The same with another exit code.
-    pub(crate) fn exit(self, exit: Exit) -> Failure {
+    pub fn exit(self, exit: Exit) -> Failure {
         Failure { exit, ..self }
     }
 
     /// The same with what the person may do next.
-    pub(crate) fn next(self, next: impl Into<String>) -> Failure {
+    pub fn next(self, next: impl Into<String>) -> Failure {
         Failure { next: next.into(), ..self }
     }
 
     /// The same one step further up the path: `step: …`.
-    pub(crate) fn context(self, step: impl fmt::Display) -> Failure {
+    pub fn context(self, step: impl fmt::Display) -> Failure {
         Failure { sentence: format!("{step}: {}", self.sentence), ..self }
     }
 
     /// The same, and what failed besides.
-    pub(crate) fn also(mut self, more: Option<Failure>) -> Failure {
+    pub fn also(mut self, more: Option<Failure>) -> Failure {
         if let Some(Failure { sentence, .. }) = more {
             self.sentence = format!("{}; {sentence}", self.sentence);
         }
@@ -90,7 +90,7 @@ impl Failure {
     }
 
     /// The exit code.
-    pub(crate) fn code(&self) -> ExitCode {
+    pub fn code(&self) -> ExitCode {
         ExitCode::from(match self.exit {
             Exit::Failed => 1,
             Exit::Usage => 2,

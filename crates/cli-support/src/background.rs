@@ -10,19 +10,15 @@ use tokio::sync::watch::Sender;
 use tokio::task::AbortHandle;
 use tracing::error;
 
-use crate::cli_support::failure::Failure;
+use crate::failure::Failure;
 
 /// Who is told of a part that has ended by a panic.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lasting(Sender<Option<&'static str>>);
+pub struct Lasting(Sender<Option<&'static str>>);
 
 impl Lasting {
     /// Begins a part.
-    pub(crate) fn begin(
-        &self,
-        what: &'static str,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) -> AbortHandle {
+    pub fn begin(&self, what: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let (work, broken) = (tokio::spawn(work), self.0.clone());
         let handle = work.abort_handle();
         tokio::spawn(async move {
@@ -35,7 +31,7 @@ impl Lasting {
     }
 
     /// Comes when one has panicked, or with `ended`.
-    pub(crate) async fn until(self, ended: impl Future<Output = ()>) {
+    pub async fn until(self, ended: impl Future<Output = ()>) {
         let mut broken = self.0.subscribe();
         tokio::select! {
             () = ended => {}
@@ -48,7 +44,7 @@ impl Lasting {
     ///
     /// # Errors
     /// The part that panicked.
-    pub(crate) fn outcome(&self) -> Result<(), Failure> {
+    pub fn outcome(&self) -> Result<(), Failure> {
         match *self.0.borrow() {
             None => Ok(()),
             Some(what) => Err(Failure::new(format!("{what}: it panicked, see above"))),
@@ -60,7 +56,7 @@ impl Lasting {
 ///
 /// # Errors
 /// There is no thread for it; or it panicked.
-pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let (done, told) = oneshot::channel();
     let thread = std::thread::Builder::new().name("aside".to_owned()).spawn(move || drop(done.send(work())));
     thread.map_err(|cause| format!("start a thread: {cause}"))?;

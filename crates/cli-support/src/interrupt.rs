@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::cli_support::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure};
 
 /// Whether somebody wants us to stop.
 #[derive(Clone, Debug)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// From now on these signals set the flag instead of ending the program.
-    pub(crate) fn watch() -> Result<Interrupt, Failure> {
+    pub fn watch() -> Result<Interrupt, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGHUP, SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&flag))
@@ -28,17 +28,17 @@ impl Interrupt {
     }
 
     /// The flag, for those who outlive whoever watches.
-    pub(crate) fn flag(&self) -> &'static AtomicBool {
+    pub fn flag(&self) -> &'static AtomicBool {
         Box::leak(Box::new(Arc::clone(&self.0)))
     }
 
     /// Has one come?
-    pub(crate) fn has_come(&self) -> bool {
+    pub fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Stops here if one has come.
-    pub(crate) fn stop_here(&self) -> Result<(), Failure> {
+    pub fn stop_here(&self) -> Result<(), Failure> {
         match self.has_come() {
             true => Err(Failure::new("interrupted").exit(Exit::Interrupted)),
             false => Ok(()),

@@ -3,11 +3,11 @@
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli_support::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure};
 
 /// What is logged, and how.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Log {
+pub struct Log {
     /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
     #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
@@ -27,7 +27,7 @@ pub(crate) enum LogFormat {
 
 impl Log {
     /// Begins to log, to stderr.
-    pub(crate) fn start(&self) -> Result<(), Failure> {
+    pub fn start(&self) -> Result<(), Failure> {
         let Log { log: level, log_format } = self;
         let filter = EnvFilter::try_new(level)
             .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(Exit::Usage))?;

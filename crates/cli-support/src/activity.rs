@@ -10,21 +10,21 @@ use tokio::time::timeout;
 
 /// How many calls are under way.
 #[derive(Debug, Default)]
-pub(crate) struct Busy(watch::Sender<usize>);
+pub struct Busy(watch::Sender<usize>);
 
 /// A call that is under way, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Call<'a>(&'a Busy);
+pub struct Call<'a>(&'a Busy);
 
 impl Busy {
     /// One more.
-    pub(crate) fn begin(&self) -> Call<'_> {
+    pub fn begin(&self) -> Call<'_> {
         self.0.send_modify(|count| *count += 1);
         Call(self)
     }
 
     /// Comes when none is under way, and after so long in any case.
-    pub(crate) async fn quiet(&self, longest: Duration) {
+    pub async fn quiet(&self, longest: Duration) {
         let mut changes = self.0.subscribe();
         let _ = timeout(longest, changes.wait_for(|count| *count == 0)).await;
     }

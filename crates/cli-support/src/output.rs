@@ -8,12 +8,12 @@ use std::io::{self, ErrorKind, Write};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::cli_support::failure::Failure;
-use crate::cli_support::terminal::is_obeyed;
+use crate::failure::Failure;
+use crate::terminal::is_obeyed;
 
 /// What the outcome is printed as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// For people
     #[default]
     Text,
@@ -23,24 +23,24 @@ pub(crate) enum Format {
 
 /// `-o`.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Output {
+pub struct Output {
     /// What the outcome is printed as
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
-    pub(crate) format: Format,
+    pub format: Format,
 }
 
 /// Where it is said what is being done: stdout, unless that is for programs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress(Format);
+pub struct Progress(Format);
 
 impl Progress {
     /// Beside an outcome of this format.
-    pub(crate) fn beside(format: Format) -> Progress {
+    pub fn beside(format: Format) -> Progress {
         Progress(format)
     }
 
     /// Says one line. That nobody can read it does not stop the work.
-    pub(crate) fn line(self, line: impl AsRef<str>) {
+    pub fn line(self, line: impl AsRef<str>) {
         let line = format!("{}\n", line.as_ref());
         let _ = match self.0 {
             Format::Text => io::stdout().lock().write_all(line.as_bytes()),
@@ -50,7 +50,7 @@ impl Progress {
 }
 
 /// Prints text as it is.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(cause) if cause.kind() != ErrorKind::BrokenPipe => {
@@ -61,7 +61,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Prints a document.
-pub(crate) fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
+pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|cause| Failure::new(format!("encode the outcome: {cause}")))?;
     print(&format!("{}\n", escaped(&text)))

@@ -7,13 +7,13 @@ use std::path::Path;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use crate::cli_support::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure};
 
 /// What root may lack, in a container above all.
 const ROOT_LACKS: &str = "it is somebody else's, and root has not the capability DAC_OVERRIDE here, or the node's security module forbids it: docs/installation.md, «What it may do»";
 
 /// Refuses unless we are root.
-pub(crate) fn require(command: &str, why: &str) -> Result<(), Failure> {
+pub fn require(command: &str, why: &str) -> Result<(), Failure> {
     match rustix::process::geteuid().is_root() {
         true => Ok(()),
         false => Err(lacking(format!("{command} needs root: {why}"))),
@@ -21,7 +21,7 @@ pub(crate) fn require(command: &str, why: &str) -> Result<(), Failure> {
 }
 
 /// A refusal by the file system; if root would have been let in, that is what is said, and what root itself lacks.
-pub(crate) fn refused(what: &str, cause: &io::Error) -> Failure {
+pub fn refused(what: &str, cause: &io::Error) -> Failure {
     let sentence = format!("{what}: {cause}");
     match (cause.kind(), rustix::process::geteuid().is_root()) {
         (ErrorKind::PermissionDenied, false) => lacking(sentence),
@@ -31,7 +31,7 @@ pub(crate) fn refused(what: &str, cause: &io::Error) -> Failure {
 }
 
 /// A failure of another program to write to a place: if that is root's, root would not have had it.
-pub(crate) fn of_place(failure: Failure, place: &Path) -> Failure {
+pub fn of_place(failure: Failure, place: &Path) -> Failure {
     let there = place.ancestors().find(|path| path.exists()).unwrap_or(place);
     let is_denied = access(there, Access::WRITE_OK).is_err_and(|errno| errno == Errno::ACCESS);
     match is_denied && !rustix::process::geteuid().is_root() {

@@ -1,6 +1,6 @@
 //! Columns for people: as wide as what is in them, no wider.
 
-use crate::cli_support::terminal::plain;
+use crate::terminal::plain;
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -8,7 +8,7 @@ const GAP: &str = "  ";
 /// Lays out rows below their headings; a line each, indented by `indent` blanks.
 ///
 /// A row that is shorter than the headings ends early.
-pub(crate) fn lay_out(headings: &[&str], rows: &[Vec<String>], indent: usize) -> String {
+pub fn lay_out(headings: &[&str], rows: &[Vec<String>], indent: usize) -> String {
     let headings: Vec<String> = headings.iter().map(|heading| heading.to_uppercase()).collect();
     let rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();

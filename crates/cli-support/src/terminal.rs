@@ -3,7 +3,7 @@
 //! Names, errors and results may come from anywhere, so none of their characters may control the terminal that shows them.
 
 /// The text on one line without anything that a terminal would obey.
-pub(crate) fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     text.chars().map(|c| if is_obeyed(c) { ' ' } else { c }).collect()
 }
 
