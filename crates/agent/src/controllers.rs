@@ -28,13 +28,13 @@ use tracing::info;
 use crate::controllers::ipam::reconciler::Keeper;
 use crate::controllers::neutron::port_allocator::Allocator;
 use crate::controllers::neutron::port_reconciler::Desk;
-use crate::kube_support::health::Told;
-use crate::kube_support::leader_election::Election;
-use crate::kube_support::{client, health};
 use cli_support::async_runtime::{ended, runtime};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use ipam::Warden;
+use kube_support::health::Told;
+use kube_support::leader_election::Election;
+use kube_support::{client, health};
 use services::Lister;
 
 /// What `weft controller` is told.
@@ -76,8 +76,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     kuryr_conf: Option<PathBuf>,
     /// Where a pod's ports are written
-    #[arg(long, value_enum, default_value_t = crate::kube_support::kuryr::Place::Annotation)]
-    vif_store: crate::kube_support::kuryr::Place,
+    #[arg(long, value_enum, default_value_t = kube_support::kuryr::Place::Annotation)]
+    vif_store: kube_support::kuryr::Place,
     /// Credentials, where it is no pod of the cluster
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,

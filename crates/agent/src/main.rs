@@ -14,7 +14,6 @@ mod cri_proxy;
 mod input_files;
 mod ipam_api;
 mod known_journals;
-mod kube_support;
 mod manifest_plan;
 mod meta_plugin_config;
 mod node_agent;

@@ -109,7 +109,7 @@ pub(crate) fn collect<'a>(manifests: impl Iterator<Item = &'a File>) -> Collecti
         collection.add(&path.display().to_string(), Manifest::parse(text));
     }
     // As an agent does: Kuryr's need no configuration.
-    crate::kube_support::kuryr::definition::complete(&mut collection.definitions);
+    kube_support::kuryr::definition::complete(&mut collection.definitions);
     collection
 }
 

@@ -39,8 +39,6 @@ use tracing::info;
 use crate::cri::runtime_sandboxes;
 use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::ipam_api::store_name::LEDGERS;
-use crate::kube_support::kuryr::Place;
-use crate::kube_support::{client, events, health};
 use crate::node_agent::agent_state::{Brain, Care};
 use crate::node_agent::status_publisher::Publisher;
 use crate::node_support::agent_server::Socket;
@@ -51,6 +49,8 @@ use cli_support::async_runtime::{ended, runtime};
 use cli_support::background::{Lasting, aside};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
+use kube_support::kuryr::Place;
+use kube_support::{client, events, health};
 use pod_resources::POD_RESOURCES;
 
 /// The file, beside the socket, of what was right when it was first checked.

@@ -21,8 +21,6 @@ use crate::ipam_api::cluster_snapshot::Census;
 use crate::ipam_api::findings::Finding;
 use crate::ipam_api::ip_objects::BlockObject;
 use crate::ipam_api::store_name::{LEDGERS, ledger_name};
-use crate::kube_support::api_error;
-use crate::kube_support::client;
 use crate::node_support::address_store;
 use crate::node_support::address_store::{Held, Owner};
 use cli_support::async_runtime::runtime;
@@ -30,6 +28,8 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
+use kube_support::api_error;
+use kube_support::client;
 
 /// What `weft ipam` is told.
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use rpc::exchange::{self, Answer, Order, Question, Reply};
 
 use crate::input_files;
 use crate::input_files::Kind;
-use crate::kube_support::client;
 use crate::manifest_plan;
 use crate::node_agent::single_plan;
 use cli_support::failure::{EXIT_CODES, Failure};
+use kube_support::client;
 
 /// What `weft plan` is told.
 #[derive(Debug, Args)]

@@ -6,10 +6,10 @@ use clap::Args;
 use cni::name::ContainerId;
 use rpc::journal;
 
-use crate::kube_support::client;
 use crate::node_agent;
 use crate::node_support::journal_reader::Journal;
 use cli_support::failure::{EXIT_CODES, Failure};
+use kube_support::client;
 
 /// What `weft publish` is told.
 #[derive(Debug, Args)]

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use tracing::{info, warn};
 
 use crate::controllers::ipam::reconciler::{Keeper, Round};
-use crate::kube_support::health::Told;
+use kube_support::health::Told;
 
 /// Who keeps addresses in order, again and again.
 pub(crate) struct Warden {

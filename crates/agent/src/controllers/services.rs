@@ -43,10 +43,10 @@ use crate::controllers::services::service_objects::{
     Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject,
 };
 use crate::controllers::services::slice_diff::{Deed, deeds};
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::health::Told;
-use crate::kube_support::resources::{Key, Reduced};
-use crate::kube_support::{api_error, events};
+use kube_support::cache::{Cache, follow};
+use kube_support::health::Told;
+use kube_support::resources::{Key, Reduced};
+use kube_support::{api_error, events};
 
 /// Changes that come so close together are looked at together.
 const GATHER: Duration = Duration::from_secs(1);

@@ -21,9 +21,9 @@ use crate::ipam_api::ip_objects::{
     label, made_in, name_of,
 };
 use crate::ipam_api::pool_lookup::Pool;
-use crate::kube_support::api_error;
-use crate::kube_support::lookup::ask;
-use crate::kube_support::resources::PodObject;
+use kube_support::api_error;
+use kube_support::lookup::ask;
+use kube_support::resources::PodObject;
 
 /// How long one request may take.
 const REQUEST_MAX: Duration = Duration::from_secs(5);

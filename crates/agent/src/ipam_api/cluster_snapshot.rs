@@ -24,9 +24,9 @@ use tokio::time::timeout;
 
 use crate::ipam_api::cluster_snapshot::address_use::Sighting;
 use crate::ipam_api::ip_objects::{BlockObject, PoolObject, PoolStatus};
-use crate::kube_support::api_error;
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::resources::{Key, NodeObject, PodObject, Reduced};
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow};
+use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
 /// Objects of a page.
 const PAGE: u32 = 500;
@@ -236,21 +236,6 @@ impl Followed {
         let unlisted = |what: &str| format!("list {what}: not within {} s", LIST_MAX.as_secs());
         timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
         timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
-    }
-}
-
-/// What is looked at of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeHealth {
-    name: String,
-    is_out_of_service: bool,
-}
-
-impl Reduced for NodeObject {
-    type Form = NodeHealth;
-
-    fn reduce(self) -> NodeHealth {
-        NodeHealth { name: self.name(), is_out_of_service: self.is_out_of_service() }
     }
 }
 

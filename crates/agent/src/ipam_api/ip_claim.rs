@@ -26,9 +26,9 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::kube_support::api_error;
-use crate::kube_support::lookup::ASK_MAX;
-use crate::resource;
+use kube_support::api_error;
+use kube_support::lookup::ASK_MAX;
+use kube_support::resource;
 
 /// What the name of a claim's lease begins with.
 pub(crate) const OF_CLAIM: &str = "claim/";

@@ -18,7 +18,7 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha512};
 
-use crate::resource;
+use kube_support::resource;
 
 /// The pool of a block.
 pub(crate) const POOL_LABEL: &str = "weft.dev/pool";

@@ -27,8 +27,8 @@ use tokio::time::sleep;
 use crate::ipam_api::ip_objects::{
     BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in,
 };
-use crate::kube_support::api_error;
-use crate::kube_support::resources::NodeObject;
+use kube_support::api_error;
+use kube_support::resources::NodeObject;
 
 /// Objects of a page.
 const PAGE: u32 = 1000;

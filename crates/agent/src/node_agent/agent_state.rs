@@ -16,8 +16,6 @@ use tracing::{info, warn};
 use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
 use crate::cri::runtime_sandboxes::RuntimeSandboxes;
-use crate::kube_support::health::Told;
-use crate::kube_support::kuryr::Place;
 use crate::node_agent::block_provider::Supplier;
 use crate::node_agent::hot_plug::Changes;
 use crate::node_support::agent_server::Oracle;
@@ -27,6 +25,8 @@ use crate::node_support::sandbox_gc::Overseer;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::Traces;
 use cli_support::activity::{Busy, Call};
+use kube_support::health::Told;
+use kube_support::kuryr::Place;
 
 /// How long somebody who comes for orders waits for them, and how often it is looked.
 const ERRAND_MAX: Duration = Duration::from_secs(20);

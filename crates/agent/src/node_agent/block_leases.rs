@@ -36,15 +36,15 @@ use tracing::{info, warn};
 use crate::ipam_api::api_registry::{Cluster, of_node};
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
-use crate::kube_support::api_error;
-use crate::kube_support::cache::Cache;
-use crate::kube_support::lookup::ASK_MAX;
 use crate::node_agent::agent_state::Brain;
 use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
 use crate::node_support::address_store::Held;
 use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
+use kube_support::api_error;
+use kube_support::cache::Cache;
+use kube_support::lookup::ASK_MAX;
 
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(500);

@@ -41,11 +41,11 @@ use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
 use crate::ipam_api::pool_lookup;
 use crate::ipam_api::pool_lookup::{Pool, Unusable};
 use crate::ipam_api::store_name::{elsewhere, placed};
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::lookup::ASK_MAX;
-use crate::kube_support::resources::Reduced;
 use crate::node_support::client_probe::Asker;
 use crate::node_support::metrics::Metrics;
+use kube_support::cache::{Cache, follow};
+use kube_support::lookup::ASK_MAX;
+use kube_support::resources::Reduced;
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);

@@ -20,7 +20,7 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use super::pod_resources::{self, Given};
 use super::resource_claims::{Allocated, ClaimObject};
 use super::resource_slices::{Published, Slices};
-use crate::kube_support::lookup::ask;
+use kube_support::lookup::ask;
 
 /// The pod's devices, if a definition needs one.
 ///

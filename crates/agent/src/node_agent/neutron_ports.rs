@@ -18,7 +18,7 @@ use neutron::vif::{Kind, Vif};
 use npwg::plan::{Held, Plan, Role};
 use serde_json::{Value, json};
 
-use crate::kube_support::kuryr::definition::{PLUGIN, plugins};
+use kube_support::kuryr::definition::{PLUGIN, plugins};
 
 /// How long the ports of a pod are waited for: shorter than an answer may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

@@ -28,15 +28,15 @@ use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
 use super::resource_slices::Slices;
-use crate::kube_support::api_error;
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::events::Events;
-use crate::kube_support::kuryr::Place;
-use crate::kube_support::lookup::{ASK_MAX, ask};
-use crate::kube_support::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 use crate::node_agent::device_facts;
 use crate::node_agent::neutron_ports;
 use cli_support::activity::Busy;
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow};
+use kube_support::events::Events;
+use kube_support::kuryr::Place;
+use kube_support::lookup::{ASK_MAX, ask};
+use kube_support::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 
 /// How long a cache that was never filled is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(20);
@@ -114,7 +114,7 @@ impl Planner {
             self.seen(&self.definitions, latest).await?;
         }
         let (mut definitions, unheard) = self.definitions(&wanted).await;
-        let neutron = crate::kube_support::kuryr::definition::complete(&mut definitions);
+        let neutron = kube_support::kuryr::definition::complete(&mut definitions);
         let devices =
             device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions)
                 .await?;
@@ -159,7 +159,7 @@ impl Planner {
             // As it is now: the annotation comes while we wait.
             let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
             let now = now.as_deref().unwrap_or(pod);
-            let state = crate::kube_support::kuryr::read(self.vif_store, &self.client, now).await;
+            let state = kube_support::kuryr::read(self.vif_store, &self.client, now).await;
             let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread))?;
             if let Some(state) = &state
                 && neutron_ports::put(plan, wanted, state)?

@@ -11,8 +11,8 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::kube_support::resources::Reduced;
-use crate::resource;
+use kube_support::resource;
+use kube_support::resources::Reduced;
 
 /// A device that a driver gave: these three name it in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

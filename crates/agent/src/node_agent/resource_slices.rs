@@ -22,10 +22,10 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::resource_claims::Allocated;
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::lookup::ASK_MAX;
-use crate::kube_support::resources::Reduced;
-use crate::resource;
+use kube_support::cache::{Cache, follow};
+use kube_support::lookup::ASK_MAX;
+use kube_support::resource;
+use kube_support::resources::Reduced;
 
 /// The resource that a device is of, as a definition names it by `k8s.v1.cni.cncf.io/resourceName`.
 const RESOURCE_NAME: &str = "k8s.cni.cncf.io/resourceName";

@@ -17,14 +17,14 @@ use npwg::policy;
 use rpc::exchange::{Order, Question};
 
 use super::resource_slices::Slices;
-use crate::kube_support::client;
-use crate::kube_support::kuryr::{Place, Unread};
-use crate::kube_support::lookup::ask;
-use crate::kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 use crate::node_agent::pod_resources::POD_RESOURCES;
 use crate::node_agent::{device_facts, neutron_ports};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
+use kube_support::client;
+use kube_support::kuryr::{Place, Unread};
+use kube_support::lookup::ask;
+use kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 
 /// How often it is looked for them.
 const PORTS_POLL: Duration = Duration::from_millis(250);
@@ -73,7 +73,7 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
         let asked = asked.map_err(|why| Error::new(code::TRY_AGAIN_LATER, format!("{reference}: {why}")))?;
         definitions.extend(asked.map(|asked| (reference, asked)));
     }
-    let neutron = crate::kube_support::kuryr::definition::complete(&mut definitions);
+    let neutron = kube_support::kuryr::definition::complete(&mut definitions);
     let policies = policy::policies(&definitions);
     let labels = match policy::ask_for_namespace_labels(&policies) {
         // Not to know them admits nobody.
@@ -128,7 +128,7 @@ const fn places(said: Option<VifStore>) -> &'static [Place] {
 
 async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
     for (index, place) in places.iter().enumerate() {
-        match crate::kube_support::kuryr::read(*place, client, pod).await {
+        match kube_support::kuryr::read(*place, client, pod).await {
             Ok(None) => {}
             Ok(state) => return Ok(state),
             // There may be no right to them where nobody needs it. (No such resource is none of them.)

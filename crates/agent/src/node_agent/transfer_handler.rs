@@ -23,12 +23,12 @@ use crate::ipam_api::api_registry::{Cluster, asked_of};
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
 use crate::ipam_api::store_name::elsewhere;
-use crate::kube_support::api_error;
-use crate::kube_support::cache::{Cache, follow as fill};
 use crate::node_agent::agent_state::Brain;
 use crate::node_agent::block_provider::Owned;
 use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow as fill};
 
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(2);

@@ -31,14 +31,14 @@ use serde_json::Value;
 use crate::ipam_api::api_registry::Cluster;
 use crate::ipam_api::cluster_snapshot::Census;
 use crate::ipam_api::pool_lookup;
-use crate::kube_support::api_error;
-use crate::kube_support::client;
-use crate::kube_support::resources::Key;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::table;
+use kube_support::api_error;
+use kube_support::client;
+use kube_support::resources::Key;
 
 /// What `weft import whereabouts` is told.
 #[derive(Debug, Args)]

@@ -23,8 +23,8 @@ use crate::ipam_api::api_registry::Cluster;
 use crate::ipam_api::clock::now;
 use crate::ipam_api::cluster_snapshot::Census;
 use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
-use crate::kube_support::api_error;
-use crate::kube_support::resources::{NodeObject, PodObject};
+use kube_support::api_error;
+use kube_support::resources::{NodeObject, PodObject};
 
 /// How long an agent may take to answer a notice: its watch may have to be begun anew.
 const PATIENCE: Duration = Duration::from_secs(30);

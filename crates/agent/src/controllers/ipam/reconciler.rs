@@ -36,10 +36,10 @@ use crate::ipam_api::cluster_snapshot::{Census, Followed};
 use crate::ipam_api::findings::Finding;
 use crate::ipam_api::ip_claim::OF_CLAIM;
 use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
-use crate::kube_support::api_error;
-use crate::kube_support::events::told_apart;
-use crate::kube_support::lookup::ask;
-use crate::kube_support::resources::PodObject;
+use kube_support::api_error;
+use kube_support::events::told_apart;
+use kube_support::lookup::ask;
+use kube_support::resources::PodObject;
 
 /// The name under which Events are told.
 const CONTROLLER: &str = "weft-ipam";

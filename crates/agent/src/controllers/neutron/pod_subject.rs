@@ -8,8 +8,8 @@ use npwg::metadata::Pod;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::kube_support::resources::{PodObject, Reduced};
-use crate::resource;
+use kube_support::resource;
+use kube_support::resources::{PodObject, Reduced};
 
 /// Kuryr's finalizer of a pod, from Victoria on: it goes once the pod's ports are released.
 pub(crate) const POD_FINALIZER: &str = "kuryr.openstack.org/pod-finalizer";

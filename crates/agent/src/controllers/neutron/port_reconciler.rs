@@ -41,11 +41,11 @@ use crate::controllers::neutron::pod_subject::{Subject, SubjectObject};
 use crate::controllers::neutron::port_allocator::Allocator;
 use crate::controllers::neutron::port_pool::backoff::Rests;
 use crate::controllers::neutron::port_request::Wish;
-use crate::kube_support::cache::{Cache, follow};
-use crate::kube_support::events::Events;
-use crate::kube_support::health::Told;
-use crate::kube_support::kuryr::Place;
-use crate::kube_support::resources::DefinitionObject;
+use kube_support::cache::{Cache, follow};
+use kube_support::events::Events;
+use kube_support::health::Told;
+use kube_support::kuryr::Place;
+use kube_support::resources::DefinitionObject;
 
 /// Pods that are worked for at a time.
 const PARALLEL: usize = 8;
@@ -272,8 +272,7 @@ impl Desk {
             return;
         }
         let mut cases = self.cases();
-        let vif =
-            |subject: &Subject| subject.pod.annotations.get(crate::kube_support::kuryr::ANNOTATION).cloned();
+        let vif = |subject: &Subject| subject.pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned();
         if cases
             .get(&pod.uid)
             .is_some_and(|case| case.stage == Stage::Left && vif(&case.subject) != vif(subject))
@@ -286,7 +285,7 @@ impl Desk {
             return;
         }
         let written = match self.place {
-            Place::Annotation => crate::kube_support::kuryr::of_annotation(pod),
+            Place::Annotation => kube_support::kuryr::of_annotation(pod),
             Place::Kuryrport => Ok(None),
         };
         let state = match written {

@@ -18,7 +18,7 @@ use npwg::selection::{Annotation, Element, Reading};
 use serde::Deserialize;
 
 use crate::controllers::neutron::port_rules::{Driver, Rules};
-use crate::kube_support::kuryr::definition::is_of_plugin;
+use kube_support::kuryr::definition::is_of_plugin;
 
 /// Longest of them that is read, in bytes.
 const CONFIG_MAX: usize = 16 << 10;

@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::controllers::neutron::pod_subject::{POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
-use crate::kube_support::api_error;
-use crate::kube_support::api_error::is_about_uid;
-use crate::kube_support::kuryr::{ANNOTATION, KuryrPort, Place, refused};
+use kube_support::api_error;
+use kube_support::api_error::is_about_uid;
+use kube_support::kuryr::{ANNOTATION, KuryrPort, Place, refused};
 
 /// The label of a KuryrPort that says where its pod is.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";

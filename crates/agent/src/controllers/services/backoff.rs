@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::kube_support::resources::Key;
+use kube_support::resources::Key;
 
 /// The first and the longest pause after trouble.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

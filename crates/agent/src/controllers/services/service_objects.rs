@@ -17,8 +17,8 @@ use npwg::status::{Entry, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::kube_support::resources::Reduced;
-use crate::resource;
+use kube_support::resource;
+use kube_support::resources::Reduced;
 
 /// Annotation of a Service: the networks whose addresses it lists, as multus-service had it.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";

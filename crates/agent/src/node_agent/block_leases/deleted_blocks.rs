@@ -19,10 +19,10 @@ use super::{Done, Leases};
 use crate::ipam_api::api_registry::Cluster;
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_objects::PoolObject;
-use crate::kube_support::api_error;
-use crate::kube_support::lookup::ASK_MAX;
 use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
+use kube_support::api_error;
+use kube_support::lookup::ASK_MAX;
 
 impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.

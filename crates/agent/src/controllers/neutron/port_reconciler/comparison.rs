@@ -19,9 +19,9 @@ use super::{Desk, PARALLEL};
 use crate::controllers::neutron::pod_subject::Subject;
 use crate::controllers::neutron::port_allocator::owner;
 use crate::controllers::neutron::port_pool::User;
-use crate::kube_support::api_error;
-use crate::kube_support::kuryr::KuryrPort;
-use crate::kube_support::kuryr::Place;
+use kube_support::api_error;
+use kube_support::kuryr::KuryrPort;
+use kube_support::kuryr::Place;
 
 /// What becomes of a port that nobody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,14 +161,13 @@ impl Desk {
             ..Written::default()
         };
         for Subject { pod, .. } in living.map(Arc::as_ref) {
-            let text =
-                || pod.annotations.get(crate::kube_support::kuryr::ANNOTATION).cloned().unwrap_or_default();
+            let text = || pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned().unwrap_or_default();
             let user = match self.place {
                 Place::Annotation => User::Pod(pod.uid.clone()),
                 // Of the time before KuryrPorts, or its author's: it may keep a port from others, and no more.
                 Place::Kuryrport => User::Somebody,
             };
-            written.add(&user, crate::kube_support::kuryr::of_annotation(pod), text);
+            written.add(&user, kube_support::kuryr::of_annotation(pod), text);
         }
         if self.place == Place::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
@@ -182,7 +181,7 @@ impl Desk {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();
                 if written.living.contains(uid) {
                     let user = User::Pod(uid.to_owned());
-                    written.add(&user, crate::kube_support::kuryr::of_kuryr_port(port, uid), || {
+                    written.add(&user, kube_support::kuryr::of_kuryr_port(port, uid), || {
                         port.status.to_string()
                     });
                 }

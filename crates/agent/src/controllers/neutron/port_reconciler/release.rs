@@ -44,9 +44,8 @@ impl Desk {
         let mut state = state.clone();
         if state.is_empty() && subject.held {
             // Kuryr waited for its release, and so for us, perhaps before we were there.
-            state = crate::kube_support::kuryr::read(self.place, &self.client, &subject.pod)
-                .await?
-                .unwrap_or_default();
+            state =
+                kube_support::kuryr::read(self.place, &self.client, &subject.pod).await?.unwrap_or_default();
         }
         let mut failed = None;
         if state.is_empty() {

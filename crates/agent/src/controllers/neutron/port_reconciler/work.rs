@@ -20,8 +20,8 @@ use crate::controllers::neutron::port_request;
 use crate::controllers::neutron::port_request::Wish;
 use crate::controllers::neutron::vif_writer;
 use crate::controllers::neutron::vif_writer::Unwritten;
-use crate::kube_support::kuryr::Place;
-use crate::kube_support::resources::Key;
+use kube_support::kuryr::Place;
+use kube_support::resources::Key;
 
 /// What a pod wishes for.
 pub(super) struct Wishes {
@@ -131,7 +131,7 @@ impl Desk {
         let pod = &subject.pod;
         let adopts = self.place == Place::Kuryrport && case.state.is_empty();
         if adopts || unsure {
-            let read = crate::kube_support::kuryr::read(self.place, &self.client, pod).await;
+            let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
             let read =
                 read.map_err(|unread| Trouble { reason: "VifUnreadable", why: unread.into(), passes: true })?;
             // What could not be written may have been, and only the answer was lost.

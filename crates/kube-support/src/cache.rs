@@ -3,7 +3,7 @@
 //! Rules: a new list replaces the old one at once, when it is complete; while the API cannot be reached the last
 //! known state is served, and how long that has been is known; what the watch tells counts before any other answer ([`asking`]).
 
-mod pending_lookup;
+pub mod pending_lookup;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,17 +19,17 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
-use crate::kube_support::api_error;
-use crate::kube_support::cache::pending_lookup::{Asked, Asking};
-use crate::kube_support::lookup::ASK_MAX;
-use crate::kube_support::resources::{Key, Reduced, key};
+use crate::api_error;
+use crate::cache::pending_lookup::{Asked, Asking};
+use crate::lookup::ASK_MAX;
+use crate::resources::{Key, Reduced, key};
 
 /// How often it is tried whether an API that was away is there again.
 const KNOCK: Duration = Duration::from_secs(2);
 
 /// The objects of one kind.
 #[derive(Debug)]
-pub(crate) struct Cache<T> {
+pub struct Cache<T> {
     what: &'static str,
     state: Mutex<State<T>>,
     changes: Sender<u64>,
@@ -48,7 +48,7 @@ struct State<T> {
 
 impl<T: PartialEq> Cache<T> {
     /// An empty one, which knows nothing yet; `what` names the kind for people.
-    pub(crate) fn new(what: &'static str) -> Cache<T> {
+    pub fn new(what: &'static str) -> Cache<T> {
         let state = State {
             objects: BTreeMap::new(),
             coming: BTreeMap::new(),
@@ -66,42 +66,42 @@ impl<T: PartialEq> Cache<T> {
     }
 
     /// The kind, for people.
-    pub(crate) fn what(&self) -> &'static str {
+    pub fn what(&self) -> &'static str {
         self.what
     }
 
     /// The object of this key.
-    pub(crate) fn find(&self, key: &Key) -> Option<Arc<T>> {
+    pub fn find(&self, key: &Key) -> Option<Arc<T>> {
         self.state().objects.get(key).cloned()
     }
 
     /// All of them.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+    pub fn all(&self) -> Vec<Arc<T>> {
         self.state().objects.values().cloned().collect()
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.state().objects.len()
     }
 
     /// Was a whole list seen?
-    pub(crate) fn is_synced(&self) -> bool {
+    pub fn is_synced(&self) -> bool {
         self.state().synced
     }
 
     /// How long the API has not been heard of.
-    pub(crate) fn age(&self) -> Duration {
+    pub fn age(&self) -> Duration {
         self.state().failing.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Tells of changes.
-    pub(crate) fn changes(&self) -> Receiver<u64> {
+    pub fn changes(&self) -> Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// What is waited for until a whole list was seen, and why it has not been.
-    pub(crate) fn waited(&self) -> Option<String> {
+    pub fn waited(&self) -> Option<String> {
         let state = self.state();
         match &state.refusal {
             _ if state.synced => None,
@@ -111,14 +111,14 @@ impl<T: PartialEq> Cache<T> {
     }
 
     /// Waits until a whole list was seen.
-    pub(crate) async fn synced(&self) {
+    pub async fn synced(&self) {
         let mut changes = self.changes();
         // The sender lives as long as we do.
         let _ = changes.wait_for(|_| self.is_synced()).await;
     }
 
     /// To be called before the API is asked about an object, or it is written: takes the answer.
-    pub(crate) fn ask(&self, key: Key) -> Asking<'_, T> {
+    pub fn ask(&self, key: Key) -> Asking<'_, T> {
         Asking::begin(self, key)
     }
 
@@ -192,7 +192,7 @@ impl<T> State<T> {
 }
 
 /// Keeps a cache up to date, for ever. Lists are taken anew when the API says that too much was missed (410 Gone).
-pub(crate) async fn follow<K>(api: Api<K>, selection: watch::Config, cache: Arc<Cache<K::Form>>)
+pub async fn follow<K>(api: Api<K>, selection: watch::Config, cache: Arc<Cache<K::Form>>)
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -231,7 +231,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kube_support::resources::PodObject;
+    use crate::resources::PodObject;
 
     pub(super) fn pod(name: &str, uid: &str) -> PodObject {
         serde_json::from_value(json!({ "metadata": { "namespace": "n", "name": name, "uid": uid } })).unwrap()

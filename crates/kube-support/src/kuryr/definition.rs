@@ -7,10 +7,10 @@ use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use serde_json::{Value, json};
 
 /// The plugin.
-pub(crate) const PLUGIN: &str = "neutron";
+pub const PLUGIN: &str = "neutron";
 
 /// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
-pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
+pub fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
     let mut networks = BTreeSet::new();
     for (reference, definition) in definitions {
         if !definition.annotations.contains_key(KURYR_CONFIG) {
@@ -26,14 +26,14 @@ pub(crate) fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>)
 }
 
 /// Does a definition's configuration name the plugin?
-pub(crate) fn is_of_plugin(config: &SpecConfig) -> bool {
+pub fn is_of_plugin(config: &SpecConfig) -> bool {
     let SpecConfig::Text(text) = config else { return false };
     let read: Value = serde_json::from_str(text).unwrap_or_default();
     plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
 }
 
 /// The plugins of a configuration: those of its list, and itself.
-pub(crate) fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
+pub fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
     let list = config["plugins"].as_array().into_iter().flatten();
     list.chain(std::iter::once(config))
 }

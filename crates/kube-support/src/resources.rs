@@ -21,10 +21,10 @@ use crate::resource;
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
 /// runtime and its plugins are told.
-pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A pod as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct PodObject {
+pub struct PodObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: PodSpec,
@@ -86,7 +86,7 @@ fn claims(spec: Vec<PodClaim>, made: &[PodClaim], extended: PodClaim) -> Vec<Str
 
 /// A NetworkAttachmentDefinition as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct DefinitionObject {
+pub struct DefinitionObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Value,
@@ -94,13 +94,13 @@ pub(crate) struct DefinitionObject {
 
 /// A namespace as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct NamespaceObject {
+pub struct NamespaceObject {
     metadata: ObjectMeta,
 }
 
 /// A node as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct NodeObject {
+pub struct NodeObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: NodeSpec,
@@ -120,18 +120,18 @@ struct Taint {
 
 impl NodeObject {
     /// Its name.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         self.metadata.name.clone().unwrap_or_default()
     }
 
     /// Has a person, or a machine, made sure that it is off?
-    pub(crate) fn is_out_of_service(&self) -> bool {
+    pub fn is_out_of_service(&self) -> bool {
         self.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
     }
 }
 
 /// The reduced form of an object, and what it is found by.
-pub(crate) trait Reduced: Resource<DynamicType = ()> {
+pub trait Reduced: Resource<DynamicType = ()> {
     /// What is looked at.
     type Form: Clone + PartialEq + Send + Sync + 'static;
 
@@ -141,13 +141,13 @@ pub(crate) trait Reduced: Resource<DynamicType = ()> {
 
 impl PodObject {
     /// Has it run to its end? Then its addresses are others'.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
     /// Does it stay bound to a node that is out of service, and is no sign that anything of it runs? It tolerates the taint, for
     /// ever as far as we look, or uses the node's own network.
-    pub(crate) fn stays_out_of_service(&self) -> bool {
+    pub fn stays_out_of_service(&self) -> bool {
         let tolerates = |Toleration { key, effect }: &Toleration| {
             (key.is_empty() || key == OUT_OF_SERVICE) && (effect.is_empty() || effect == "NoExecute")
         };
@@ -156,10 +156,10 @@ impl PodObject {
 }
 
 /// Namespace and name; the namespace is empty where there is none.
-pub(crate) type Key = (String, String);
+pub type Key = (String, String);
 
 /// What an object is found by.
-pub(crate) fn key(object: &impl Resource) -> Key {
+pub fn key(object: &impl Resource) -> Key {
     let meta = object.meta();
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
 }
@@ -213,6 +213,23 @@ impl Reduced for DefinitionObject {
                 Some(other) => SpecConfig::Structured(other.to_string()),
             },
         }
+    }
+}
+
+/// Reduced form of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeHealth {
+    /// Name of the node.
+    pub name: String,
+    /// Whether the node has the taint `out-of-service`: it is confirmed to be off.
+    pub is_out_of_service: bool,
+}
+
+impl Reduced for NodeObject {
+    type Form = NodeHealth;
+
+    fn reduce(self) -> NodeHealth {
+        NodeHealth { name: self.name(), is_out_of_service: self.is_out_of_service() }
     }
 }
 

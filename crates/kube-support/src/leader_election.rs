@@ -20,7 +20,7 @@ use kube::{Api, Client};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::kube_support::api_error;
+use crate::api_error;
 
 /// How long a Lease is good for.
 const DURATION: Duration = Duration::from_secs(15);
@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// A Lease and who we are.
 #[derive(Debug)]
-pub(crate) struct Election {
+pub struct Election {
     leases: Api<Lease>,
     name: String,
     identity: String,
@@ -49,13 +49,13 @@ struct Seen {
 
 impl Election {
     /// For the Lease `name` of a namespace.
-    pub(crate) fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Election {
+    pub fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Election {
         let leases = Api::namespaced(client, namespace);
         Election { leases, name: name.to_owned(), identity: identity.to_owned(), asked: Cell::default() }
     }
 
     /// Waits until the Lease is ours.
-    pub(crate) async fn win(&self) {
+    pub async fn win(&self) {
         let mut seen: Option<Seen> = None;
         loop {
             let asked = Instant::now();
@@ -73,7 +73,7 @@ impl Election {
     }
 
     /// Renews the Lease until that cannot be done any more.
-    pub(crate) async fn keep(&self) {
+    pub async fn keep(&self) {
         loop {
             sleep(PERIOD).await;
             let asked = Instant::now();
@@ -95,7 +95,7 @@ impl Election {
 
     /// Does `work`, of which no step is done once the Lease may be another one's: [`Election::keep`] ends then. A request that
     /// a step has handed to its connection is made in any case.
-    pub(crate) async fn hold_for(&self, work: impl Future<Output = ()>) {
+    pub async fn hold_for(&self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
         poll_fn(|context| match self.is_ours() {
             true => work.as_mut().poll(context),
@@ -110,7 +110,7 @@ impl Election {
     }
 
     /// Gives it back, if that can be done soon: it ends by itself.
-    pub(crate) async fn resign(&self) {
+    pub async fn resign(&self) {
         if timeout(PERIOD, self.give_back()).await.is_err() {
             debug!(lease = self.name, "not given back in time");
         }

@@ -5,7 +5,7 @@
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
-pub(crate) mod definition;
+pub mod definition;
 
 use clap::ValueEnum;
 use k8s_openapi::NamespaceResourceScope;
@@ -16,14 +16,14 @@ use npwg::metadata::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::kube_support::api_error;
+use crate::api_error;
 use crate::resource;
 
 /// The annotation.
-pub(crate) const ANNOTATION: &str = "openstack.org/kuryr-vif";
+pub const ANNOTATION: &str = "openstack.org/kuryr-vif";
 /// Where VIFs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Place {
+pub enum Place {
     /// The pod's annotation openstack.org/kuryr-vif
     #[default]
     Annotation,
@@ -34,25 +34,25 @@ pub(crate) enum Place {
 /// A KuryrPort, as Kuryr has them since Victoria.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct KuryrPort {
+pub struct KuryrPort {
     /// `openstack.org/v1`.
     #[serde(rename = "apiVersion")]
-    pub(crate) api_version: String,
+    pub api_version: String,
     /// `KuryrPort`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// Its metadata.
-    pub(crate) metadata: ObjectMeta,
+    pub metadata: ObjectMeta,
     /// Whose it is.
-    pub(crate) spec: Value,
+    pub spec: Value,
     /// `vifs`.
-    pub(crate) status: Value,
+    pub status: Value,
 }
 
 resource!(KuryrPort, NamespaceResourceScope, "KuryrPort", "kuryrports", "openstack.org");
 
 /// Why nothing was read.
 #[derive(Debug)]
-pub(crate) enum Unread {
+pub enum Unread {
     /// Who asks has no right to it.
     Forbidden(String),
     /// It cannot be read, or not now.
@@ -63,7 +63,7 @@ pub(crate) enum Unread {
 ///
 /// # Errors
 /// What is written cannot be read, or not now, or not by us.
-pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
+pub async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
     if place == Place::Annotation {
         return of_annotation(pod).map_err(Unread::Failed);
     }
@@ -79,14 +79,14 @@ pub(crate) async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Opt
 }
 
 /// The VIFs in a pod's annotation.
-pub(crate) fn of_annotation(pod: &Pod) -> Result<Option<PodState>, String> {
+pub fn of_annotation(pod: &Pod) -> Result<Option<PodState>, String> {
     let text = pod.annotations.get(ANNOTATION).filter(|text| !text.trim().is_empty());
     let read = text.map(|text| PodState::from_annotation(text)).transpose();
     read.map_err(|why| format!("annotation {ANNOTATION}: {why}"))
 }
 
 /// The VIFs in a KuryrPort, if it is this pod's.
-pub(crate) fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, String> {
+pub fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, String> {
     let own = uid.is_empty() || port.spec["podUid"] == uid;
     let vifs =
         Some(&port.status["vifs"]).filter(|vifs| own && vifs.as_object().is_some_and(|map| !map.is_empty()));
@@ -95,7 +95,7 @@ pub(crate) fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodSta
 }
 
 /// The text of an error of the API about a pod's KuryrPort; `what` is the request.
-pub(crate) fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
+pub fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
     format!("{what} KuryrPort {}/{}: {}", pod.namespace, pod.name, api_error::said(error))
 }
 

@@ -38,7 +38,7 @@ const NO_SUCH_NETWORK: &str = "NPWG1-3.4.1-rule4";
 
 /// Where Events go.
 #[derive(Clone, Debug)]
-pub(crate) struct Events(mpsc::Sender<Letter>);
+pub struct Events(mpsc::Sender<Letter>);
 
 /// What goes there.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ enum Letter {
 
 /// An Event on its way.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub struct Told {
     kind: EventType,
     reason: &'static str,
     action: String,
@@ -60,7 +60,7 @@ pub(crate) struct Told {
 
 impl Events {
     /// Tells what comes, one after the other.
-    pub(crate) fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
+    pub fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
         let busy = Arc::clone(busy);
         let (sender, mut receiver) = mpsc::channel::<Letter>(WAITING_MAX);
         let recorder = recorder(client, Some(node.to_owned()));
@@ -80,7 +80,7 @@ impl Events {
     }
 
     /// Comes when all that waits is told, and after three seconds in any case.
-    pub(crate) async fn end(&self) {
+    pub async fn end(&self) {
         let (sender, told) = oneshot::channel();
         let all_told = async { self.0.send(Letter::End(sender)).await.is_ok() && told.await.is_ok() };
         if tokio::time::timeout(END_MAX, all_told).await != Ok(true) {
@@ -96,7 +96,7 @@ impl Events {
     }
 
     /// A plan was refused.
-    pub(crate) fn refused(&self, pod: &Pod, refusal: &Refusal) {
+    pub fn refused(&self, pod: &Pod, refusal: &Refusal) {
         let reason = match refusal.fault().requirement.as_str() {
             NO_SUCH_NETWORK => "NoNetworkFound",
             _ => "NetworkRefused",
@@ -106,7 +106,7 @@ impl Events {
     }
 
     /// A sandbox is not as it was attached, or is again.
-    pub(crate) fn drifted(&self, pod: &PodIdentity, why: Option<&str>) {
+    pub fn drifted(&self, pod: &PodIdentity, why: Option<&str>) {
         let (kind, reason, note) = match why {
             Some(why) => (EventType::Warning, "InterfaceDrifted", why),
             None => (EventType::Normal, "InterfaceRestored", "every interface is as it was attached"),
@@ -115,7 +115,7 @@ impl Events {
     }
 
     /// A running pod's networks were changed as it asks.
-    pub(crate) fn changed(&self, pod: &PodIdentity, done: &[Done]) {
+    pub fn changed(&self, pod: &PodIdentity, done: &[Done]) {
         for Done { network, ifname, added } in done {
             self.tell(
                 pod,
@@ -134,12 +134,12 @@ impl Events {
     }
 
     /// A running pod's networks could not be changed as it asks; `action` is where it ended.
-    pub(crate) fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
+    pub fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
         self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action, why));
     }
 
     /// A pod runs without the networks it selects.
-    pub(crate) fn unattached(&self, pod: &Pod) {
+    pub fn unattached(&self, pod: &Pod) {
         let why = format!(
             "runs without the networks it selects: its runtime made it without weft. Make the pod anew; if that does not \
              help, `weft doctor` on {} says why",
@@ -150,13 +150,13 @@ impl Events {
     }
 
     /// A pod cannot have what it wants of Neutron.
-    pub(crate) fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
+    pub fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
         let told = Told::new(EventType::Warning, reason, "AllocatePorts", why);
         self.tell(&identity(pod), told);
     }
 
     /// A sandbox was attached.
-    pub(crate) fn attached(&self, entry: &Entry) {
+    pub fn attached(&self, entry: &Entry) {
         of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));
     }
 }
@@ -167,7 +167,7 @@ fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
 
 impl Told {
     /// One with a bounded text.
-    pub(crate) fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
+    pub fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
         Told { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
     }
 
@@ -177,7 +177,7 @@ impl Told {
     }
 
     /// Tells it of this object.
-    pub(crate) async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
+    pub async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
         let Told { kind, reason, action, note, at: _ } = self;
         let event =
             Event { type_: kind, reason: reason.to_owned(), note: Some(note), action, secondary: None };
@@ -188,7 +188,7 @@ impl Told {
 }
 
 /// Tells what there is to tell of a sandbox that was attached, and waits until it is told.
-pub(crate) async fn tell(client: Client, entry: &Entry) {
+pub async fn tell(client: Client, entry: &Entry) {
     let recorder = recorder(client, None);
     for told in of(entry) {
         told.publish(&recorder, &reference(&entry.plan.pod)).await;
@@ -196,7 +196,7 @@ pub(crate) async fn tell(client: Client, entry: &Entry) {
 }
 
 /// Who tells, in our name.
-pub(crate) fn recorder(client: Client, instance: Option<String>) -> Recorder {
+pub fn recorder(client: Client, instance: Option<String>) -> Recorder {
     Recorder::new(client, Reporter { controller: CONTROLLER.to_owned(), instance })
 }
 
@@ -232,7 +232,7 @@ fn reference(pod: &PodIdentity) -> ObjectReference {
 /// An action for this text: the API knows an Event by reason and action, and would show an old text for a new one.
 ///
 /// Identifiers, of a request or of what was made anew, do not make it another text: it would be one each time it is tried.
-pub(crate) fn told_apart(action: &str, note: &str) -> String {
+pub fn told_apart(action: &str, note: &str) -> String {
     let is_identifier =
         |word: &str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     let mut hasher = DefaultHasher::new();

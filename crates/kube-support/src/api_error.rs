@@ -32,7 +32,7 @@ pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
 }
 
 /// An error in a sentence's end.
-pub(crate) fn said(error: &kube::Error) -> String {
+pub fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.message.trim() {
             UNKNOWN_KIND => {
@@ -68,7 +68,7 @@ pub(crate) fn said_of_watch(error: &watcher::Error) -> String {
 
 /// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
 /// names no version, so there is nothing else to be in conflict with.
-pub(crate) fn is_about_uid(status: &Status) -> bool {
+pub fn is_about_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {
         409 => status.message.to_lowercase().contains("uid"),

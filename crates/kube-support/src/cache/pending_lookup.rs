@@ -7,11 +7,11 @@
 use std::sync::Arc;
 
 use super::{Cache, State};
-use crate::kube_support::resources::Key;
+use crate::resources::Key;
 
 /// A question that is under way.
 #[derive(Debug)]
-pub(crate) struct Asking<'a, T: PartialEq> {
+pub struct Asking<'a, T: PartialEq> {
     cache: &'a Cache<T>,
     key: Key,
     /// How often the watch had told of it when this began.
@@ -40,7 +40,7 @@ impl<'a, T: PartialEq> Asking<'a, T> {
     }
 
     /// The API has it, as `object`.
-    pub(crate) fn found(self, object: T) {
+    pub fn found(self, object: T) {
         let mut state = self.cache.state();
         if self.counts(&state) {
             state.objects.insert(self.key.clone(), Arc::new(object));
@@ -48,7 +48,7 @@ impl<'a, T: PartialEq> Asking<'a, T> {
     }
 
     /// The API does not have it.
-    pub(crate) fn gone(self) {
+    pub fn gone(self) {
         let mut state = self.cache.state();
         if self.counts(&state) {
             state.objects.remove(&self.key);
@@ -89,7 +89,7 @@ mod tests {
 
     use super::super::tests::{pod, uids};
     use super::*;
-    use crate::kube_support::resources::{PodObject, Reduced};
+    use crate::resources::{PodObject, Reduced};
 
     fn key() -> Key {
         ("n".to_owned(), "a".to_owned())

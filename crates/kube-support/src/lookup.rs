@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::resources::Reduced;
-use crate::kube_support::api_error;
+use crate::api_error;
 
 /// How long the API may take for one object.
-pub(crate) const ASK_MAX: Duration = Duration::from_secs(5);
+pub const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// Asks the API for one object.
-pub(crate) async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, String>
+pub async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, String>
 where
     K: Reduced + Clone + Debug + DeserializeOwned,
 {

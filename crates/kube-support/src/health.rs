@@ -26,7 +26,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 64;
 
 /// Who is asked.
-pub(crate) trait Told: Send + Sync + 'static {
+pub trait Told: Send + Sync + 'static {
     /// Its figures.
     fn page(&self) -> String;
     /// What it still waits for; nothing if it is ready.
@@ -34,7 +34,7 @@ pub(crate) trait Told: Send + Sync + 'static {
 }
 
 /// Opens the address.
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     let bound = match (TcpListener::bind(address).await, address.ip()) {
         // A kernel without IPv6: every address that it has is one of IPv4.
         (Err(cause), IpAddr::V6(Ipv6Addr::UNSPECIFIED)) if is_of_family(&cause) => {
@@ -54,7 +54,7 @@ fn is_of_family(cause: &io::Error) -> bool {
 }
 
 /// Answers for ever.
-pub(crate) async fn serve(listener: TcpListener, brain: Arc<impl Told>) {
+pub async fn serve(listener: TcpListener, brain: Arc<impl Told>) {
     let room = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.

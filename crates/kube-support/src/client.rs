@@ -16,7 +16,7 @@ use tower::timeout::TimeoutLayer;
 use tower::util::{MapErrLayer, MapResponseLayer};
 
 use super::credentials;
-use crate::kube_support::api_error;
+use crate::api_error;
 use cli_support::failure::Failure;
 
 /// How long a connection may take.
@@ -29,12 +29,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 const OBJECT_MAX: usize = 16 << 20;
 
 /// A client: by a kubeconfig, or as a pod of the cluster.
-pub(crate) async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     credentials::within(kubeconfig, endless(kubeconfig.map(Path::to_owned))).await
 }
 
 /// The same for who asks for single objects and ends: what has no end is no object, and must not take the node's memory.
-pub(crate) async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+pub async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let path = kubeconfig.map(Path::to_owned);
     let having = async move { client_of(config(path.as_deref()).await?, ANSWER_MAX, OBJECT_MAX) };
     credentials::within(kubeconfig, having).await
@@ -82,13 +82,13 @@ fn client_of(config: Config, patience: Duration, most: usize) -> Result<Client, 
 }
 
 /// A path of credentials; an empty one, as in a variable that was emptied, is none.
-pub(crate) fn path(text: &str) -> Result<PathBuf, Infallible> {
+pub fn path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
 
 /// A client for a person: as [`client`], and by `kubectl`'s own file where nothing is named and this is no pod. A person may
 /// be asked for credentials, and takes the time that it takes.
-pub(crate) async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+pub async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
     let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
     let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
