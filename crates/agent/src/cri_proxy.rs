@@ -49,7 +49,7 @@ use crate::cri_proxy::lock::Claim;
 use crate::cri_proxy::network_condition::Conditions;
 use crate::cri_proxy::network_store::Store;
 use crate::cri_proxy::request_handler::Planner;
-use crate::node_support::agent_server::Socket;
+use crate::node_support::agent_server::AgentServer;
 use crate::node_support::journal_reader::Journal;
 use crate::node_support::listener::Listener;
 use crate::node_support::sandbox_gc::Overseer;
@@ -141,7 +141,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let sandboxes = Arc::new(Sandboxes::of(&entries));
     let lasting = Lasting::default();
     lasting.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
-    let questions = Socket::bind(plan_socket)?;
+    let questions = AgentServer::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());

@@ -41,7 +41,7 @@ use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::ipam_api::store_name::LEDGERS;
 use crate::node_agent::agent_state::{Brain, Care};
 use crate::node_agent::status_publisher::Publisher;
-use crate::node_support::agent_server::Socket;
+use crate::node_support::agent_server::AgentServer;
 use crate::node_support::metrics::Metrics;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::{Export, Traces};
@@ -138,7 +138,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = client::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
-    let (checked, socket) = (socket.with_file_name(CHECKED), Socket::bind(socket)?);
+    let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
     let lasting = Lasting::default();
     let orphan_grace = Duration::from_secs(*orphan_grace);

@@ -3,6 +3,7 @@
 pub(crate) mod address_store;
 pub(crate) mod agent_server;
 pub(crate) mod client_probe;
+pub(crate) mod frame_io;
 pub(crate) mod journal_reader;
 pub(crate) mod listener;
 pub(crate) mod metrics;

@@ -63,13 +63,9 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         ["sandbox", "ping", path, to] => ping(path, to, None),
         ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
         [adoption::COMMAND, directory] => adoption::adopt(Path::new(directory)).map(|()| ExitCode::SUCCESS),
-        [tasks::COMMAND] => tasks::obey().map(|()| ExitCode::SUCCESS),
+        [tasks::COMMAND, options @ ..] => run_tasks(&words, options),
         [handover::COMMAND, directory, ledger, lease] => {
             handover::doubt(Path::new(directory), ledger, lease).map(|said| given_up(&said))
-        }
-        [tasks::COMMAND, tasks::ON_HOST] => {
-            let entered = linux::netns::enter_files_of_host().or_refused();
-            entered.and_then(|()| tasks::obey()).map(|()| ExitCode::SUCCESS)
         }
         [handover::COMMAND, directory, ledger, lease, ip] => give_up(directory, ledger, lease, ip),
         ["--help" | "-h" | "help"] => Ok(say(USAGE)),
@@ -116,6 +112,20 @@ pub fn exec_with_parent(arguments: &[OsString]) -> Option<ExitCode> {
         &Error::io(format_args!("run {}", program.display()), cause),
     );
     Some(ExitCode::FAILURE)
+}
+
+/// Executes the task batch on standard input.
+fn run_tasks(words: &[&str], options: &[&str]) -> Result<ExitCode, Error> {
+    let after = match options {
+        [] => None,
+        [tasks::ON_HOST] => {
+            linux::netns::enter_files_of_host().or_refused()?;
+            None
+        }
+        [tasks::AFTER, parent] => Some(parent.parse().map_err(|_| misunderstood(words))?),
+        _ => return Err(misunderstood(words)),
+    };
+    tasks::run(after).map(|()| ExitCode::SUCCESS)
 }
 
 fn misunderstood(words: &[&str]) -> Error {

@@ -41,8 +41,8 @@ use cni::runtime::chain;
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Delegate, Sandbox};
-use rpc::exchange::{Report, Step, Tried};
 use rpc::journal::{self as record, Entry};
+use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
 use crate::plugin_invoker::{self, PluginInvoker, Run};
 use agent::Advice;
@@ -73,7 +73,7 @@ impl Weft {
         if listener.is_there() {
             node.hands.take_notes();
         }
-        let Advice { plan, orders, .. } = advice;
+        let Advice { plan, tasks, .. } = advice;
         for warning in &plan.warnings {
             plugin_support::log!("weft: {}", warning.fault);
         }
@@ -94,10 +94,10 @@ impl Weft {
         };
         let attached = attach::attach(&node.journal, &node.hands, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
+            listener.report(report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
         }
-        if !orders.is_empty() {
-            tasks::carry_out_later(call, self.0, &orders);
+        if !tasks.is_empty() {
+            tasks::run_later(call, self.0, tasks);
         }
         attached
     }
@@ -271,8 +271,8 @@ fn check_one(hands: &PluginInvoker, entry: &Entry, index: usize, delegate: &Dele
     chain::check(hands, &network, &entry.parameters(delegate), last.as_ref())
 }
 
-/// How an ADD went, for the agent's figures.
-fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> Report {
+/// Report of an ADD, for the agent's metrics.
+fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> PlanReport {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
     let attachments = &entry.attachments;
     // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
@@ -282,7 +282,7 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         entry.plan.delegates.iter().zip(attachments).take(done + usize::from(error.is_some() && begun));
     let steps = |ifname: &str| {
         let own = runs.iter().filter(|run| run.ifname == ifname);
-        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| Step {
+        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| PluginCall {
             plugin: plugin.to_string(),
             verb: verb.clone(),
             began: microseconds(began.saturating_duration_since(started)),
@@ -292,13 +292,13 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         })
         .collect()
     };
-    Report {
+    PlanReport {
         microseconds: microseconds(started.elapsed()),
         attachments: tried
-            .map(|(delegate, attachment)| Tried {
+            .map(|(delegate, attachment)| AttachmentReport {
                 network: delegate.network.clone(),
                 plugin: first_plugin(delegate),
-                ifname: Some(delegate.ifname.clone()),
+                ifname: delegate.ifname.clone(),
                 microseconds: attachment.microseconds,
                 steps: steps(delegate.ifname.as_str()),
             })

@@ -373,7 +373,7 @@ fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Sto
     let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Want::Ahead, &who.name));
     store.settle()?;
     if let Some(demand) = demand {
-        agent::hint(&settings.socket, &demand);
+        agent::hint(&settings.socket, demand);
     }
     Ok(())
 }
@@ -390,7 +390,7 @@ fn ask(
         return Ok((agent::supply_alone(pool, &store.ledger, wanted), None));
     }
     let demand = agent::demand(settings, pool, &store.ledger, want(wanted), &who.name);
-    agent::ask(&settings.socket, &demand)
+    agent::ask(&settings.socket, demand)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }
 
@@ -441,7 +441,7 @@ fn take_back(settings: &Arc<Settings>, gone: Gone) -> Result<bool, Error> {
                 let (was, demand) = was.unwrap_or_default();
                 found |= was;
                 if let Some(demand) = demand {
-                    errors.extend(give_back(settings, pool, &demand).err());
+                    errors.extend(give_back(settings, pool, demand).err());
                 }
             }
             Err(error) => errors.push(error),
@@ -513,7 +513,7 @@ impl Gone {
 }
 
 /// Has the cluster told what is given back, while nobody waits for the ledger: an agent that is silent delays this call alone.
-fn give_back(settings: &Settings, pool: &Pool, demand: &Demand) -> Result<(), Error> {
+fn give_back(settings: &Settings, pool: &Pool, demand: Demand) -> Result<(), Error> {
     // Without an agent it goes with a later call: this one has done what concerns its pod.
     let Ok((supply, _)) = agent::ask(&settings.socket, demand) else { return Ok(()) };
     let clock = Clock { now: now(), rest: settings.rest };
@@ -551,7 +551,7 @@ fn release(
     }
     let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
     // Without an agent it goes with a later call.
-    if let Ok((supply, _)) = agent::ask(&settings.socket, &demand) {
+    if let Ok((supply, _)) = agent::ask(&settings.socket, demand) {
         let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
         store.write(&edits)?;
     }
@@ -580,7 +580,7 @@ fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
             let demand = agent::demand(settings, pool, ledger, Want::Room, "");
             // Nobody waits for the agent but we.
             drop(store);
-            let asked = agent::ask(&settings.socket, &demand);
+            let asked = agent::ask(&settings.socket, demand);
             let asked = asked
                 .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?;
             asked.1.map(|lack| lack.why)

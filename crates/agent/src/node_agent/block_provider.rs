@@ -41,7 +41,7 @@ use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
 use crate::ipam_api::pool_lookup;
 use crate::ipam_api::pool_lookup::{Pool, Unusable};
 use crate::ipam_api::store_name::{elsewhere, placed};
-use crate::node_support::client_probe::Asker;
+use crate::node_support::client_probe::ClientProbe;
 use crate::node_support::metrics::Metrics;
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
@@ -104,7 +104,12 @@ impl Supplier {
     }
 
     /// Answers a demand.
-    pub(crate) async fn deliver(&self, demand: &Demand, asker: &Asker<'_>, metrics: &Metrics) -> Delivery {
+    pub(crate) async fn deliver(
+        &self,
+        demand: &Demand,
+        probe: &ClientProbe<'_>,
+        metrics: &Metrics,
+    ) -> Delivery {
         let refused = |why: String| Delivery { refusal: Some(why), ..Delivery::default() };
         if demand.addresses > VERSION {
             let other = demand.addresses;
@@ -116,7 +121,7 @@ impl Supplier {
         let demand = &Demand { ledger, ..demand.clone() };
         let shelf = self.shelf(&demand.ledger);
         let mut shelf = shelf.lock().await;
-        let answered = self.answer((demand, asker), &mut shelf, metrics).await;
+        let answered = self.answer((demand, probe), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.refusal.is_some() => "refused",
             Ok(_) => "supplied",
@@ -201,7 +206,7 @@ impl Supplier {
 
     async fn answer(
         &self,
-        (demand, asker): (&Demand, &Asker<'_>),
+        (demand, probe): (&Demand, &ClientProbe<'_>),
         shelf: &mut Shelf,
         metrics: &Metrics,
     ) -> Result<Supply, String> {
@@ -241,9 +246,9 @@ impl Supplier {
                 Ok(supply)
             }
             Want::Kept(_) | Want::KeptAddress(_) => {
-                self.serve_claim(&counter, &pool.name, (demand, asker), shelf).await
+                self.serve_claim(&counter, &pool.name, (demand, probe), shelf).await
             }
-            _ => self.serve(&counter, &pool.name, (demand, asker), wish(demand.wish), shelf).await,
+            _ => self.serve(&counter, &pool.name, (demand, probe), wish(demand.wish), shelf).await,
         }?;
         if supply.refusal == Some(Refusal::Anew) {
             shelf.pool = None;
@@ -318,11 +323,11 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        (demand, asker): (&Demand, &Asker<'_>),
+        (demand, probe): (&Demand, &ClientProbe<'_>),
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, (demand, asker), wish(demand.wish), shelf).await;
+            return self.serve(counter, pool, (demand, probe), wish(demand.wish), shelf).await;
         };
         let range = demand.pool.range;
         let wish = match (claim.address(range)?, demand.wish) {
@@ -335,7 +340,7 @@ impl Supplier {
             (Some(ip), _) => Wish::KeptAddress(ip),
             (None, wanted) => wish(wanted),
         };
-        let supply = self.serve(counter, pool, (demand, asker), wish, shelf).await?;
+        let supply = self.serve(counter, pool, (demand, probe), wish, shelf).await?;
         let refusal = supply.refusal.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
             // It is asked again.
@@ -352,7 +357,7 @@ impl Supplier {
         &self,
         counter: &Counter<'_, Cluster>,
         pool: &str,
-        (demand, asker): (&Demand, &Asker<'_>),
+        (demand, probe): (&Demand, &ClientProbe<'_>),
         wish: Wish,
         shelf: &mut Shelf,
     ) -> Result<Supply, String> {
@@ -372,7 +377,7 @@ impl Supplier {
         // It may be the next one's, who has the ledger by now.
         let is_known = |object: &Object| ask.known.iter().any(|known| known.lease == object.lease_id());
         if !seen.iter().all(is_known) {
-            asker.is_still_there().await?;
+            probe.confirm().await.map_err(|unconfirmed| unconfirmed.to_string())?;
         }
         let mut supply = turn::serve(counter, &ask, &seen).await;
         let wanted = match (demand.wish, &supply.refusal) {

@@ -1,5 +1,7 @@
 //! The settings that are one of a few words.
 
+use serde::{Deserialize, Serialize};
+
 use crate::nearest::hint;
 
 /// A setting whose values are words.
@@ -19,8 +21,9 @@ pub(super) trait Mode: Sized + Copy + 'static {
     }
 }
 
-/// Under which name the meta-plugin was called (`argv[0]`); some defaults depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Name by which the meta-plugin was called (`argv[0]`); some defaults depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Flavour {
     /// `weft`: the standard's defaults.
     Weft,

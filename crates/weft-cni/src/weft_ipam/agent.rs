@@ -1,20 +1,22 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Error, code};
+use cni::{Context, Error, code};
 use ipam::Grid;
 use ipam::grid::BITS_MAX;
 use ipam::ledger::{Lease, Ledger, State};
 use ipam::turn::{self, Supply, Wish};
 use linux::unix::{Bounded, connect_within};
 use rpc::exchange::addresses::{
-    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, STILL, VERSION, Want,
+    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
 };
-use rpc::exchange::{receive, send};
+use rpc::frame;
+use rpc::message::{Request, Response};
 
 use super::settings::{Pool, Settings};
 
@@ -75,7 +77,7 @@ pub(super) struct Lack {
 }
 
 /// Asks the agent and waits for its answer.
-pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack>), Error> {
+pub(super) fn ask(socket: &Path, demand: Demand) -> Result<(Supply, Option<Lack>), Error> {
     let patience = if matches!(demand.wish, Want::Nothing | Want::Return) { COURTESY } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -91,14 +93,8 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
-    send(&mut stream, demand)?;
-    // The ledger is locked meanwhile.
-    let mut stream = Bounded::within(&mut stream, patience);
-    let mut delivery: Delivery = receive(&mut stream)?;
-    while delivery.still {
-        stream.write_all(&[STILL]).map_err(failed)?;
-        delivery = receive(&mut stream)?;
-    }
+    let delivery = exchange(&mut stream, demand, patience);
+    let delivery = delivery.context(format_args!("agent {}", socket.display()))?;
     let Delivery { leases, gone, confirmed, lost, refusal, own, taken, still: _ } = delivery;
     let leases =
         leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
@@ -106,10 +102,23 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
     Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, lack))
 }
 
+/// Sends a request and receives its response, which may take `timeout`: the ledger is locked meanwhile.
+fn exchange(stream: &mut UnixStream, demand: Demand, timeout: Duration) -> Result<Delivery, Error> {
+    frame::send(stream, &Request::AllocateBlocks(Box::new(demand)))?;
+    let mut stream = Bounded::within(stream, timeout);
+    loop {
+        match frame::receive(&mut stream)? {
+            Response::Blocks(delivery) => return Ok(*delivery),
+            Response::ProbeClient => frame::send(&mut stream, &Request::ClientAlive)?,
+            other => return Err(other.into_error()),
+        }
+    }
+}
+
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
-pub(super) fn hint(socket: &Path, demand: &Demand) {
+pub(super) fn hint(socket: &Path, demand: Demand) {
     if let Ok(mut stream) = connect_within(socket, COURTESY) {
-        let _ = send(&mut stream, demand);
+        let _ = frame::send(&mut stream, &Request::AllocateBlocks(Box::new(demand)));
     }
 }
 
@@ -135,7 +144,6 @@ pub(super) fn supply_alone(pool: &Pool, ledger: &Ledger, wish: Wish) -> Supply {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
@@ -149,11 +157,10 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let agent = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let _: Demand = receive(&mut stream).unwrap();
+            let _: Request = frame::receive(&mut stream).unwrap();
             let began = Instant::now();
-            let still = Delivery { still: true, ..Delivery::default() };
-            while began.elapsed() < 5 * COURTESY && send(&mut stream, &still).is_ok() {
-                if stream.read_exact(&mut [0]).is_err() {
+            while began.elapsed() < 5 * COURTESY && frame::send(&mut stream, &Response::ProbeClient).is_ok() {
+                if frame::receive::<Request>(&mut stream).is_err() {
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(50));
@@ -183,7 +190,7 @@ mod tests {
             answers: true,
         };
         let began = Instant::now();
-        assert!(ask(&path, &demand).is_err());
+        assert!(ask(&path, demand).is_err());
         assert!(began.elapsed() >= COURTESY && began.elapsed() < 2 * COURTESY, "{:?}", began.elapsed());
         agent.join().unwrap();
         std::fs::remove_file(&path).unwrap();

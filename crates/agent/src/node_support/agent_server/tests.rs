@@ -1,33 +1,38 @@
-//! Plans, and addresses that somebody needs, while others give addresses back and come to no end.
+//! Concurrency and cancellation of requests, with handlers that never finish.
 
 use cni::name::{ContainerId, IfName};
-use rpc::exchange::addresses::{Addresses, PoolName, STILL};
+use npwg::configuration::Flavour;
+use npwg::plan::PodIdentity;
+use rpc::exchange::addresses::{Addresses, PoolName};
+use rpc::frame;
+use rpc::plan::NodeInput;
 use serde_json::value::RawValue;
+use tokio::io::AsyncWriteExt;
 
 use super::*;
 
-/// The pod whose plan never comes.
-const PATIENT: &str = "patient";
+/// The pod whose plan is never ready.
+const SLOW: &str = "slow";
 
-/// Who never comes to an end of giving back, or of the plan of [`PATIENT`], and refuses everything else at once.
-struct Giving;
+/// Handler that never finishes best-effort allocations, nor the plan of [`SLOW`], and refuses all else at once.
+struct Stuck;
 
-impl Oracle for Giving {
-    async fn answer(&self, question: &Question) -> Result<Plan, Error> {
-        if question.pod.name == PATIENT {
+impl RequestHandler for Stuck {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+        if request.pod.name == SLOW {
             return std::future::pending().await;
         }
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, demand: &Demand, _: &Asker<'_>) -> Delivery {
+    async fn allocate_blocks(&self, demand: &Demand, _: &ClientProbe<'_>) -> Delivery {
         match demand.wish {
             Want::Return | Want::Nothing | Want::Ahead => std::future::pending().await,
             _ => Delivery { refusal: Some("nothing".into()), ..Delivery::default() },
         }
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -36,7 +41,7 @@ impl Oracle for Giving {
     }
 }
 
-fn demand(wish: Want) -> Vec<u8> {
+fn allocation(wish: Want) -> Request {
     let (subnet, [first, last]) = ("10.0.0.0/24".parse().unwrap(), ["10.0.0.1", "10.0.0.254"]);
     let [first, last] = [first, last].map(|ip| ip.parse().unwrap());
     let demand = Demand {
@@ -47,84 +52,99 @@ fn demand(wish: Want) -> Vec<u8> {
         directory: String::new(),
         known: Vec::new(),
         wish,
-        pod: npwg::plan::PodIdentity::default(),
+        pod: PodIdentity::default(),
         owner: String::new(),
         claim: String::new(),
         shared: false,
         rest: 0,
         answers: true,
     };
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &demand).unwrap();
-    bytes
+    Request::AllocateBlocks(Box::new(demand))
 }
 
-fn question(pod: &str) -> Vec<u8> {
-    let question = Question {
-        version: exchange::VERSION,
-        pod: npwg::plan::PodIdentity { name: pod.into(), ..Default::default() },
-        container: ContainerId::new("c").unwrap(),
-        ifname: IfName::new("eth0").unwrap(),
+fn node() -> NodeInput {
+    NodeInput {
         configuration: RawValue::from_string("{}".into()).unwrap(),
-        multus: false,
+        flavour: Flavour::Weft,
         files: Vec::new(),
         unreadable: Vec::new(),
-        purpose: Purpose::Plan,
+    }
+}
+
+fn plan(pod: &str) -> Request {
+    Request::Plan(Box::new(PlanRequest {
+        pod: PodIdentity { name: pod.into(), ..PodIdentity::default() },
+        container: ContainerId::new("c").unwrap(),
+        ifname: IfName::new("eth0").unwrap(),
+        node: node(),
         began: 0,
-    };
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &question).unwrap();
-    bytes
+    }))
+}
+
+/// A server with a handler, on a socket of its own.
+struct Served(std::path::PathBuf);
+
+impl Served {
+    fn new(name: &str, handler: Arc<impl RequestHandler>) -> Served {
+        let path = std::env::temp_dir().join(format!("weft-server-{name}-{}", std::process::id()));
+        let server = AgentServer::bind(&path).unwrap();
+        tokio::spawn(server.serve(handler, std::future::pending()));
+        Served(path)
+    }
+
+    /// Sends a request on a connection of its own.
+    async fn send(&self, request: &Request) -> UnixStream {
+        self.send_bytes(&frame::encode(request).unwrap()).await
+    }
+
+    async fn send_bytes(&self, bytes: &[u8]) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.0).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn receive(stream: &mut UnixStream, longest: Duration) -> Result<Response, FrameError> {
+    frame_io::read_within(stream, MESSAGE_MAX, longest).await
 }
 
 #[tokio::test]
-async fn who_gives_back_keeps_neither_plans_nor_who_needs_addresses() {
-    let path = std::env::temp_dir().join(format!("weft-socket-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Giving), std::future::pending()));
+async fn best_effort_allocations_delay_neither_plans_nor_allocations() {
+    let served = Served::new("effort", Arc::new(Stuck));
     let mut flood = Vec::new();
     for at in 0..3 * PARALLEL {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
         let wish = [Want::Return, Want::Nothing, Want::Ahead][at % 3];
-        stream.write_all(&demand(wish)).await.unwrap();
-        flood.push(stream);
+        flood.push(served.send(&allocation(wish)).await);
     }
-    let answer = async |bytes: Vec<u8>| {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&bytes).await.unwrap();
-        receive_bytes(&mut stream, MESSAGE_MAX, COURTESY_MAX).await
-    };
-    for (what, asked) in [("a plan", question("")), ("addresses", demand(Want::Any))] {
-        assert!(answer(asked).await.is_ok(), "{what}");
+    for request in [plan(""), allocation(Want::Any)] {
+        let mut stream = served.send(&request).await;
+        assert!(receive(&mut stream, BEST_EFFORT_MAX).await.is_ok(), "{request:?}");
     }
-    drop(flood);
-    std::fs::remove_file(&path).unwrap();
 }
 
-/// The attack: pods that ask for ports that nobody makes keep every other pod of the node from its start.
+/// The attack: pods that request ports that nothing creates keep every other pod of the node from starting.
 #[tokio::test]
-async fn pods_that_wait_for_what_never_comes_keep_no_other_from_its_plan() {
-    let path = std::env::temp_dir().join(format!("weft-socket-patient-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Giving), std::future::pending()));
+async fn plans_that_wait_for_ports_delay_no_other_plan() {
+    let served = Served::new("slow", Arc::new(Stuck));
     let mut flood = Vec::new();
     for _ in 0..2 * PARALLEL {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&question(PATIENT)).await.unwrap();
-        flood.push(stream);
+        flood.push(served.send(&plan(SLOW)).await);
     }
-    tokio::time::sleep(TURN_MAX / 10).await;
-    let mut stream = UnixStream::connect(&path).await.unwrap();
-    stream.write_all(&question("other")).await.unwrap();
-    // Those in front of it in the queue have two turns between them; 20 s and more without.
-    assert!(receive_bytes(&mut stream, MESSAGE_MAX, 5 * TURN_MAX).await.is_ok());
-    drop(flood);
-    std::fs::remove_file(&path).unwrap();
+    tokio::time::sleep(SLOT_MAX / 10).await;
+    let mut stream = served.send(&plan("other")).await;
+    // The requests before it hold their slots twice as long as one may; without the limit, 20 s and more.
+    assert!(receive(&mut stream, 5 * SLOT_MAX).await.is_ok());
 }
 
-/// Counts the demands that it works on, for ever.
+/// Handler that counts the allocations that it works on, and never finishes one.
 #[derive(Default)]
-struct Working(AtomicUsize);
+struct Counting(AtomicUsize);
 
 struct Work<'a>(&'a AtomicUsize);
 
@@ -134,18 +154,18 @@ impl Drop for Work<'_> {
     }
 }
 
-impl Oracle for Working {
-    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+impl RequestHandler for Counting {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &Demand, _: &Asker<'_>) -> Delivery {
+    async fn allocate_blocks(&self, _: &Demand, _: &ClientProbe<'_>) -> Delivery {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _work = Work(&self.0);
         std::future::pending().await
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -154,46 +174,42 @@ impl Oracle for Working {
     }
 }
 
-/// Its ledger is the next one's by then, who may be given what the question does not know.
 #[tokio::test]
-async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_given_back_is() {
-    let path = std::env::temp_dir().join(format!("weft-socket-gone-{}", std::process::id()));
-    let (socket, working) = (Socket::bind(&path).unwrap(), Arc::new(Working::default()));
-    tokio::spawn(socket.serve(Arc::clone(&working), std::future::pending()));
+async fn allocation_ends_with_its_client_and_release_does_not() {
+    let counting = Arc::new(Counting::default());
+    let served = Served::new("gone", Arc::clone(&counting));
     let at_work = async |count: usize| {
-        while working.0.load(Ordering::Relaxed) != count {
+        while counting.0.load(Ordering::Relaxed) != count {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let patience = Duration::from_secs(10);
-    let mut asking = Vec::new();
+    let longest = Duration::from_secs(10);
+    let mut clients = Vec::new();
     for wish in [Want::Return, Want::Nothing, Want::Any, Want::Kept(None)] {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&demand(wish)).await.unwrap();
-        asking.push(stream);
-        timeout(patience, at_work(asking.len())).await.unwrap();
+        clients.push(served.send(&allocation(wish)).await);
+        timeout(longest, at_work(clients.len())).await.unwrap();
     }
-    drop(asking);
-    timeout(patience, at_work(1)).await.unwrap();
+    drop(clients);
+    timeout(longest, at_work(1)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(working.0.load(Ordering::Relaxed), 1, "what is to be given back");
-    std::fs::remove_file(&path).unwrap();
+    assert_eq!(counting.0.load(Ordering::Relaxed), 1, "the release");
 }
 
-/// Asks whoever asks for addresses whether he is there.
-struct Asking;
+/// Handler that probes the client of an allocation.
+struct Probing;
 
-impl Oracle for Asking {
-    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+impl RequestHandler for Probing {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &Demand, asker: &Asker<'_>) -> Delivery {
-        let refusal = asker.is_still_there().await.err();
-        Delivery { refusal: Some(refusal.unwrap_or_else(|| "there".to_owned())), ..Delivery::default() }
+    async fn allocate_blocks(&self, _: &Demand, probe: &ClientProbe<'_>) -> Delivery {
+        let unconfirmed = probe.confirm().await.err();
+        let refusal = unconfirmed.map_or_else(|| "alive".to_owned(), |unconfirmed| unconfirmed.to_string());
+        Delivery { refusal: Some(refusal), ..Delivery::default() }
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -203,35 +219,83 @@ impl Oracle for Asking {
 }
 
 #[tokio::test]
-async fn who_is_asked_whether_he_is_there_is_if_he_says_so_and_one_of_an_earlier_release_is_not_asked() {
-    let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));
-    for (says, expected) in [(Some(STILL), "there"), (None, "does not say"), (Some(0), "does not say")] {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&demand(Want::Any)).await.unwrap();
-        let hear = async |stream: &mut UnixStream| {
-            let mut length = [0; 4];
-            stream.read_exact(&mut length).await.unwrap();
-            let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
-            stream.read_exact(&mut bytes).await.unwrap();
-            serde_json::from_slice::<Delivery>(&bytes).unwrap()
+async fn client_probe_is_confirmed_by_the_client_alone() {
+    let served = Served::new("probe", Arc::new(Probing));
+    let alive = frame::encode(&Request::ClientAlive).unwrap();
+    let longest = 2 * TRANSFER_MAX;
+    for (sent, expected) in [
+        (alive.as_slice(), "alive"),
+        (&[], "did not confirm"),
+        // Never the whole of a message.
+        (&alive[..alive.len() - 1], "did not confirm"),
+    ] {
+        let mut stream = served.send(&allocation(Want::Any)).await;
+        assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
+        stream.write_all(sent).await.unwrap();
+        let Response::Blocks(delivery) = receive(&mut stream, longest).await.unwrap() else {
+            panic!("no blocks")
         };
-        assert!(hear(&mut stream).await.still);
-        if let Some(said) = says {
-            stream.write_all(&[said]).await.unwrap();
-        }
-        let answer = hear(&mut stream).await;
-        assert!(!answer.still && answer.refusal.unwrap().contains(expected), "{says:?}");
+        assert!(delivery.refusal.unwrap().contains(expected), "{expected}");
     }
+    // A message that does not belong here ends the exchange.
+    let mut stream = served.send(&allocation(Want::Any)).await;
+    assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
+    stream.write_all(&frame::encode(&plan("")).unwrap()).await.unwrap();
+    assert!(matches!(receive(&mut stream, longest).await, Err(FrameError::Io { .. })));
+}
+
+#[tokio::test]
+async fn message_that_is_no_request_of_this_version_is_refused() {
+    let served = Served::new("refused", Arc::new(Stuck));
+    let framed = |envelope: &str| {
+        let length = u32::try_from(envelope.len()).unwrap().to_be_bytes();
+        [length.as_slice(), envelope.as_bytes()].concat()
+    };
+    for (sent, expected) in [
+        (framed(r#"{"version":2,"request":{"dance":{}}}"#), "message of version 2"),
+        (framed(r#"{"version":1,"request":{"dance":{}}}"#), "unknown variant `dance`"),
+        (framed("parcel"), "decode message"),
+        (frame::encode(&Request::ClientAlive).unwrap(), "begins no exchange"),
+        (vec![0xff; 4], "exceeds the limit"),
+    ] {
+        let mut stream = served.send_bytes(&sent).await;
+        let response = receive(&mut stream, TRANSFER_MAX).await.unwrap();
+        let Response::Refused(error) = response else { panic!("{expected}: {response:?}") };
+        assert!(error.msg.contains(expected) && error.code == code::DECODING_FAILURE, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn task_poll_is_answered_at_once_when_the_agent_shuts_down() {
+    struct Idle;
+
+    impl RequestHandler for Idle {
+        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
+            Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+        }
+
+        async fn poll_tasks(&self, _: &PollTasks) -> Vec<Task> {
+            std::future::pending().await
+        }
+
+        fn due_tasks(&self) -> Vec<Task> {
+            Vec::new()
+        }
+
+        fn metrics(&self) -> Option<&Metrics> {
+            None
+        }
+    }
+
+    let path = std::env::temp_dir().join(format!("weft-server-ending-{}", std::process::id()));
+    let server = AgentServer::bind(&path).unwrap();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(Arc::new(Idle), async move { drop(ended.await) }));
     let mut stream = UnixStream::connect(&path).await.unwrap();
-    let bytes = demand(Want::Any);
-    let mut earlier: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
-    let _ = earlier.as_object_mut().unwrap().remove("answers");
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &earlier).unwrap();
-    stream.write_all(&bytes).await.unwrap();
-    let answer = receive::<Delivery>(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await.unwrap();
-    assert_eq!(answer.refusal.as_deref(), Some("there"));
-    std::fs::remove_file(&path).unwrap();
+    frame_io::write(&mut stream, &Request::PollTasks(PollTasks { node: node() })).await.unwrap();
+    assert!(receive(&mut stream, Duration::from_millis(200)).await.is_err(), "no task is due");
+    end.send(()).unwrap();
+    let response = receive(&mut stream, TRANSFER_MAX).await.unwrap();
+    assert!(matches!(response, Response::Tasks(tasks) if tasks.is_empty()));
+    serving.await.unwrap();
 }
