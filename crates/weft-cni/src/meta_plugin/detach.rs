@@ -18,6 +18,7 @@ use linux::{Netns, Rtnl};
 use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 use plugin_support::owner_tag::Mark;
 use plugins::chained::bandwidth::{self, shaper::find_ifb};
 use plugins::interface::{REMOVAL_GROUP, is_anothers, veth};
@@ -72,11 +73,7 @@ pub(super) fn detach_one(
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
     let last = entry.last_result(index, &network).unwrap_or_else(|error| {
-        plugin_support::log!(
-            "weft: {}: the result of {} is not passed on: {error}",
-            entry.container_id,
-            delegate.ifname
-        );
+        log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
         None
     });
     let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());

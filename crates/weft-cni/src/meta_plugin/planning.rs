@@ -22,6 +22,7 @@ use npwg::exchange::{self, NetworkFile, Purpose, Question};
 use npwg::manifest::{Collection, Manifest};
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
+use plugin_support::log;
 use plugins::interface::neutron;
 
 use super::agent::{self, Advice};
@@ -108,9 +109,7 @@ fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &S
     if plan.delegates.iter().any(takes_port) {
         return None;
     }
-    plugin_support::log!(
-        "weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod"
-    );
+    log!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
     Some(plan)
 }
 
