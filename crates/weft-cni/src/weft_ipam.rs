@@ -38,9 +38,9 @@ use ipam::lease::Refusal;
 use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
-use npwg::exchange::addresses::{Demand, Want};
 use plugin_support::directory;
 use plugin_support::log;
+use rpc::exchange::addresses::{Demand, Want};
 
 use self::agent::Lack;
 use self::settings::{Pool, Set, Settings, Source};

@@ -16,11 +16,11 @@ use cni::result::Success;
 use cni::runtime::chain::{self, Attached};
 use cni::{Context, Error, code};
 use linux::Netns;
-use npwg::journal::{Entry, State};
 use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
 use npwg::{status, verify};
 use plugin_support::failure::OrRefused;
+use rpc::journal::{Entry, State};
 
 use super::journal::{Journal, Record};
 use super::{detach, devices, readiness, routes};

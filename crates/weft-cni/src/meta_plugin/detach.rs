@@ -15,13 +15,13 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::{Error, code};
 use linux::{Netns, Rtnl};
-use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::Mark;
 use plugins::chained::bandwidth::{self, shaper::find_ifb};
 use plugins::interface::{REMOVAL_GROUP, is_anothers, veth};
+use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
 use super::journal::Journal;

@@ -14,9 +14,9 @@ use std::path::Path;
 use cni::{Error, args, environment};
 use linux::Netns;
 use linux::boot_id;
-use npwg::journal::Entry;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
+use rpc::journal::Entry;
 
 /// What a path leads to now; empty if to no namespace, or if the boot has no id. Of a path that cannot be followed those
 /// say it who need what is there.
