@@ -39,6 +39,10 @@ impl Plugin for Dhcp {
         NAME
     }
 
+    fn releases_through_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let PluginConfig { socket, families, options, priority, wish } =
