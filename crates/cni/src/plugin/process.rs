@@ -31,22 +31,23 @@ const COURTESY: Duration = Duration::from_millis(250);
 pub type Table<'a> = [&'a dyn Plugin];
 
 /// The plugin a program was called as: by the file name of its first argument, else by the second argument.
-pub fn called_as<'a>(
-    table: &Table<'a>,
-    arguments: impl IntoIterator<Item = OsString>,
-) -> Option<&'a dyn Plugin> {
+pub fn called_as<'a>(table: &Table<'a>, arguments: &[OsString]) -> Option<&'a dyn Plugin> {
     let by_name = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();
-    let mut arguments = arguments.into_iter();
-    let program = arguments.next()?;
-    let file = Path::new(&program).file_name()?.to_str()?;
-    by_name(file).or_else(|| by_name(arguments.next()?.to_str()?))
+    let file = Path::new(arguments.first()?).file_name()?.to_str()?;
+    by_name(file).or_else(|| by_name(arguments.get(1)?.to_str()?))
 }
 
 /// The `main` of a program that is nothing but plugins: exit code 0 or 1.
 pub fn main(table: &Table<'_>, delegates: &dyn Invoke) -> ExitCode {
-    if let Some(plugin) = called_as(table, std::env::args_os()) {
-        return run(plugin, delegates);
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match called_as(table, &arguments) {
+        Some(plugin) => run(plugin, delegates),
+        None => refuse(table),
     }
+}
+
+/// Answers a call that names none of the plugins; exit code 1.
+pub fn refuse(table: &Table<'_>) -> ExitCode {
     let names: Vec<&str> = table.iter().map(|plugin| plugin.name()).collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
@@ -148,10 +149,11 @@ mod tests {
         let (bridge, weft, multus) = (Named("bridge"), Named("weft"), Named("multus"));
         let table: &Table<'_> = &[&bridge, &weft, &multus];
         let called = |arguments: &[&str]| {
-            called_as(table, arguments.iter().map(OsString::from)).map(|plugin| plugin.name())
+            called_as(table, &arguments.iter().map(OsString::from).collect::<Vec<_>>())
+                .map(|plugin| plugin.name())
         };
         assert_eq!(called(&["/opt/cni/bin/bridge"]), Some("bridge"));
-        assert_eq!(called(&["multus"]), Some("weft"));
+        assert_eq!(called(&["multus"]), Some("multus"));
         assert_eq!(called(&["/usr/bin/weft-cni", "bridge"]), Some("bridge"));
         assert_eq!(called(&["bridge", "weft"]), Some("bridge"));
         for nobody in [&["weft-cni"][..], &["weft-cni", "ptp"], &["weft-cni", "/x/bridge"], &[]] {
