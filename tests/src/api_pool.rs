@@ -1,14 +1,14 @@
-//! An API server that a test has for itself for a while: to start one is much of what most tests would do.
+//! Client of the API server pool: an API server that a test uses alone for a while, because starting one takes longer than most
+//! tests do.
 //!
 //! ```text
-//!   machine (network of the test)            machine of the lender
+//!   machine (network of the test)            machine of the pool
 //!   client ──► 0.0.0.0:6443 ── this process ──► 127.0.0.1:6443 kube-apiserver
 //! ```
 //!
-//! Rules:
-//! - who is lent one finds it as a new one: `tests/lender` sees to that;
-//! - it is lent for as long as the connection to the lender is open, however the test ends;
-//! - nothing of it is on the test's machine but the port: neither its processes and log nor its etcd.
+//! - A test gets a server in the state of a new one: the pool (`tests/src/bin/api_pool.rs`) restores it.
+//! - A test has its server as long as its connection to the pool is open, however the test ends.
+//! - The test's machine has the port of the server only, not its processes, its log or its etcd.
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -21,64 +21,64 @@ use testkit::Netns;
 
 use crate::machine::{Machine, PATIENCE};
 
-/// The lender's socket among the parts of the lane.
-pub const LENDER: &str = "lender";
+/// Name of the pool's socket among the parts of lane `kube`.
+pub const SOCKET: &str = "api-pool";
 /// The port of every API server.
 const PORT: u16 = 6443;
 
-/// A server that is lent to us.
+/// A server of the pool, returned when this is dropped.
 #[derive(Debug)]
-pub struct Loan {
+pub struct PooledServer {
     listener: Arc<TcpListener>,
-    _claim: UnixStream,
+    _connection: UnixStream,
 }
 
-// === impl Loan ===
+// === impl PooledServer ===
 
-impl Loan {
-    /// Waits for a server, and makes it the machine's; nothing where nobody lends.
+impl PooledServer {
+    /// Waits for a server of the pool and makes it reachable on `machine`; `None` if no pool runs or it has no servers left.
     ///
     /// # Panics
-    /// If the lender has none for too long.
+    /// If no server becomes free within [`PATIENCE`].
     #[must_use]
     #[track_caller]
-    pub fn ask(parts: &Path, machine: &Machine) -> Option<Loan> {
-        let claim = UnixStream::connect(parts.join(LENDER)).ok()?;
-        claim.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        let mut place = String::new();
-        let told = BufReader::new(&claim).read_line(&mut place).expect("the lender has a server for us");
-        // It has none any more.
-        if told == 0 {
+    pub fn take(parts: &Path, machine: &Machine) -> Option<PooledServer> {
+        let connection = UnixStream::connect(parts.join(SOCKET)).ok()?;
+        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut netns = String::new();
+        let length = BufReader::new(&connection).read_line(&mut netns).expect("a free server in the pool");
+        // The pool closed the connection: it has no servers any more.
+        if length == 0 {
             return None;
         }
-        let there = machine.netns_at(Path::new(place.trim_end()));
+        let there = machine.netns_at(Path::new(netns.trim_end()));
         let listen = || TcpListener::bind(("0.0.0.0", PORT)).expect("the port of the API server");
         let listener = Arc::new(machine.within(listen));
-        let taken = Arc::clone(&listener);
-        thread::spawn(move || pass_on(&taken, &there));
-        Some(Loan { listener, _claim: claim })
+        let accepting = Arc::clone(&listener);
+        thread::spawn(move || forward(&accepting, &there));
+        Some(PooledServer { listener, _connection: connection })
     }
 }
 
-impl Drop for Loan {
+impl Drop for PooledServer {
     fn drop(&mut self) {
-        // Who waits for the next connection hears that there is none.
+        // Ends the thread that accepts connections.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
 }
 
-/// Takes connections and makes each one to the server.
-fn pass_on(listener: &TcpListener, there: &Netns) {
+/// Forwards every connection to the server.
+fn forward(listener: &TcpListener, there: &Netns) {
     while let Ok((near, _)) = listener.accept() {
-        // One that is refused is closed here, too.
+        // A refused connection is closed on this side, too.
         let Ok(far) = there.within(|| TcpStream::connect(("127.0.0.1", PORT))) else { continue };
         let (near, far) = (Arc::new(near), Arc::new(far));
         for (from, to) in [(&near, &far), (&far, &near)] {
             let (from, to) = (Arc::clone(from), Arc::clone(to));
-            // What is here is whole already.
+            // Whatever was read is sent at once.
             to.set_nodelay(true).expect("an option of a socket");
             thread::spawn(move || {
-                // However it ends, the other side hears of it.
+                // The end of one side is passed on to the other, also after an error.
                 let _ = io::copy(&mut &*from, &mut &*to);
                 let _ = to.shutdown(Shutdown::Write);
             });

@@ -1,7 +1,7 @@
-//! What an API server holds when it is new, and how it comes to hold that again.
+//! Snapshot of an API server's etcd, and its restoration after a test has used the server.
 //!
-//! Rules: keys and values are never looked into; it is done when etcd holds what it did, and the server tells of it from
-//! memory, in what tests make most and what decides who may do what ([`TOLD`]).
+//! Keys and values are opaque. A restoration is complete when etcd holds the same keys and values as in the snapshot, and the
+//! server lists the same objects from its cache, for the kinds that tests create most and those that grant rights ([`LISTED`]).
 //!
 //! Source: etcd's JSON gateway, `/v3/kv`.
 
@@ -15,11 +15,11 @@ use crate::kube::Kube;
 use crate::machine::PATIENCE;
 
 const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
-/// For so long nothing must change in a server that is said to be ready.
+/// How long etcd must stay unchanged before the snapshot of a new server is taken.
 const QUIET: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
-/// What the server tells from its memory, which follows etcd: what tests make most, and what decides who may do what.
-const TOLD: &[&str] = &[
+/// Paths that the server answers from its cache, which follows etcd: what tests create most, and what grants rights.
+const LISTED: &[&str] = &[
     "/apis",
     "/api/v1/namespaces?resourceVersion=0",
     "/api/v1/nodes?resourceVersion=0",
@@ -35,56 +35,56 @@ const TOLD: &[&str] = &[
     "/apis/rbac.authorization.k8s.io/v1/rolebindings?resourceVersion=0",
 ];
 
-/// Keys and values in etcd, as its gateway writes them, and names of what the server tells.
+/// Keys and values in etcd, as its gateway writes them, and names of the objects that the server lists.
 #[derive(Debug)]
-pub struct Contents {
+pub struct EtcdSnapshot {
     stored: BTreeMap<String, String>,
-    told: Vec<BTreeSet<String>>,
+    listed: Vec<BTreeSet<String>>,
 }
 
-// === impl Contents ===
+// === impl EtcdSnapshot ===
 
-impl Contents {
-    /// What a new server has, when it has done what it does by itself at first.
+impl EtcdSnapshot {
+    /// Takes the snapshot of a new server once its own first writes are done.
     ///
     /// # Panics
     /// If it does not answer.
     #[must_use]
     #[track_caller]
-    pub fn of(kube: &Kube) -> Contents {
+    pub fn of(kube: &Kube) -> EtcdSnapshot {
         let mut stored = stored(kube);
         loop {
             sleep(QUIET);
             let now = self::stored(kube);
             if now == stored {
-                let told = told(kube).expect("a server that answers");
-                return Contents { stored, told };
+                let listed = listed(kube).expect("a server that answers");
+                return EtcdSnapshot { stored, listed };
             }
             stored = now;
         }
     }
 
-    /// Takes away what is new, and puts back what was changed or is gone.
+    /// Deletes keys that are new, and writes those that were changed or deleted.
     ///
     /// # Errors
-    /// What is not as it was after a while.
-    pub fn put_back(&self, kube: &Kube) -> Result<(), String> {
+    /// The difference that remains after [`PATIENCE`].
+    pub fn restore(&self, kube: &Kube) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let now = stored(kube);
             if now != self.stored {
                 change(kube, &self.changes(&now));
-            } else if told(kube).as_ref() == Some(&self.told) {
+            } else if listed(kube).as_ref() == Some(&self.listed) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(format!("{} is not {}", json!(told(kube)), json!(self.told)));
+                return Err(format!("{} is not {}", json!(listed(kube)), json!(self.listed)));
             }
             sleep(PAUSE);
         }
     }
 
-    /// Calls that make it of what there is now.
+    /// Calls that turn the current contents of etcd into the snapshot.
     fn changes(&self, now: &BTreeMap<String, String>) -> Vec<(&'static str, Value)> {
         let new = now.keys().filter(|key| !self.stored.contains_key(*key));
         let other = self.stored.iter().filter(|(key, value)| now.get(*key) != Some(value));
@@ -93,7 +93,7 @@ impl Contents {
     }
 }
 
-/// All that etcd holds.
+/// All keys and values of etcd.
 fn stored(kube: &Kube) -> BTreeMap<String, String> {
     let machine = kube.machine();
     let everything = r#"{"key":"AA==","range_end":"AA=="}"#;
@@ -104,7 +104,7 @@ fn stored(kube: &Kube) -> BTreeMap<String, String> {
     all.map(|one| (text(&one["key"]), text(&one["value"]))).collect()
 }
 
-/// Makes calls of etcd, one after the other over one connection.
+/// Sends calls to etcd, one after the other over one connection.
 fn change(kube: &Kube, calls: &[(&str, Value)]) {
     let line = |(call, body): &(&str, Value)| {
         format!("url = \"{ETCD}/{call}\"\noutput = /dev/null\ndata = {}\n", json!(body.to_string()))
@@ -114,9 +114,9 @@ fn change(kube: &Kube, calls: &[(&str, Value)]) {
     curl.stdin(all.join("next\n")).finish().success();
 }
 
-/// Names of what the server tells on each of the paths; nothing if it does not answer.
-fn told(kube: &Kube) -> Option<Vec<BTreeSet<String>>> {
-    let answer = kube.ask(TOLD);
+/// Names of the objects that the server lists on each path; `None` if it does not answer.
+fn listed(kube: &Kube) -> Option<Vec<BTreeSet<String>>> {
+    let answer = kube.ask(LISTED);
     if answer.code != Some(0) {
         return None;
     }

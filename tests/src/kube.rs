@@ -1,8 +1,8 @@
 //! A real Kubernetes API: etcd and kube-apiserver on a machine of the test's own; see `lanes/kube/prepare`.
 //!
 //! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
-//! Access is controlled (Node, RBAC): who wants something comes with an identity. Where one is lent (`loan.rs`), a test has that
-//! and starts none.
+//! Access is controlled (Node, RBAC): who wants something comes with an identity. Where a pool of servers runs (`api_pool.rs`), a test
+//! uses one of those and starts none.
 //!
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::{Finished, workspace};
 
-use crate::api_pool::Loan;
+use crate::api_pool::PooledServer;
 use crate::machine::{CONFIGURATIONS, Machine, until};
 use crate::parts::{parts, text};
 
@@ -23,8 +23,8 @@ use crate::parts::{parts, text};
 pub const SERVER: &str = "https://127.0.0.1:6443";
 /// Addresses of Services.
 const SERVICES: &str = "10.96.0.0/16";
-/// Why a test cannot do something to its server.
-const LENT: &str = "this API server is lent: who stops it needs one of its own, `Kube::own`";
+/// Why a test cannot stop or start its server.
+const POOLED: &str = "this API server belongs to the pool: a test that stops it needs its own, `Kube::own`";
 /// What 1.20 is to serve where nothing but ourselves asks it, and what it waits for itself: describing all the rest is more than
 /// a third of what its start costs.
 const ASKED: &[&str] = &[
@@ -98,15 +98,15 @@ pub struct Kube {
     machine: Arc<Machine>,
     parts: PathBuf,
     accounts: Accounts,
-    // Last: it is given back when nothing on the machine asks it any more.
-    loan: Option<Loan>,
+    // Last: the server is returned when no process on the machine uses it any more.
+    pooled: Option<PooledServer>,
 }
 
 // === impl Kube ===
 
 impl Kube {
-    /// One for who does nothing to the server itself: a lent one, where there is one, else its own. Nothing, and the test is
-    /// skipped, if the lane was not made ready.
+    /// An API server that the test neither stops nor looks into: one of the pool if it runs, else the test's own. `None`, and
+    /// the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
     /// If it does not come up.
@@ -114,8 +114,8 @@ impl Kube {
     #[track_caller]
     pub fn new(machine: Arc<Machine>) -> Option<Kube> {
         let mut kube = Kube::prepare(machine, Accounts::Absent)?;
-        kube.loan = Loan::ask(&kube.parts, &kube.machine);
-        if kube.loan.is_none() {
+        kube.pooled = PooledServer::take(&kube.parts, &kube.machine);
+        if kube.pooled.is_none() {
             kube.launch();
         }
         kube.wait();
@@ -139,7 +139,7 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
-        let kube = Kube { machine, parts: parts("kube")?, accounts, loan: None };
+        let kube = Kube { machine, parts: parts("kube")?, accounts, pooled: None };
         kube.certified("admin");
         Some(kube)
     }
@@ -160,10 +160,10 @@ impl Kube {
     /// Starts what of them does not run.
     ///
     /// # Panics
-    /// If it is lent.
+    /// If the server belongs to the pool.
     #[track_caller]
     pub fn launch(&self) {
-        assert!(self.loan.is_none(), "{LENT}");
+        assert!(self.pooled.is_none(), "{POOLED}");
         for (program, launch) in
             [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
         {
@@ -177,8 +177,8 @@ impl Kube {
     #[track_caller]
     pub fn wait(&self) {
         let look = || (self.ask(&["/readyz"]).code == Some(0)).then_some(());
-        if self.loan.is_some() {
-            until("the lent API server is ready", look);
+        if self.pooled.is_some() {
+            until("the API server of the pool is ready", look);
             return;
         }
         self.machine.wait("kube-apiserver", "is ready", || {
@@ -201,7 +201,7 @@ impl Kube {
     /// Ends one of its two programs with a signal.
     #[track_caller]
     pub fn stop(&self, program: &str, signal: &str) {
-        assert!(self.loan.is_none(), "{LENT}");
+        assert!(self.pooled.is_none(), "{POOLED}");
         self.machine.stop(program, signal);
     }
 

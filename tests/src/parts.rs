@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[must_use]
 #[track_caller]
 pub fn parts(lane: &str) -> Option<PathBuf> {
-    // target/debug/deps/containerd_x-0123456789abcdef, target/debug/weft-test-lender
+    // target/debug/deps/containerd-0123456789abcdef, target/debug/weft-test-api-pool
     let program = std::env::current_exe().expect("the path of this program");
     let profile = program.ancestors().skip(1).find(|above| !above.ends_with("deps"));
     let target =

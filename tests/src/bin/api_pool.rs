@@ -1,18 +1,16 @@
-//! Lends API servers to tests, one after the other: `weft-test-lender COUNT` keeps so many until it is ended.
+//! Pool of API servers that tests use one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is ended.
 //!
 //! ```text
-//!   start ─► as it is when new ─► lent ─► given back ─► put back ─┐
-//!                                  ▲                              │
-//!                                  └──────────────────────────────┘
+//!   start ─► snapshot of etcd ─► in use by a test ─► connection closed ─► etcd restored ─┐
+//!                                  ▲                                                     │
+//!                                  └─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Rules:
-//! - a server is lent to one test at a time, and looks as when it was new: it is put back (`tests/rig/contents.rs`) before
-//!   it is lent again;
-//! - one that cannot be put back is thrown away, and another is started;
-//! - a test that is killed gives back what it had, as its connection ends with it.
+//! - A server is used by one test at a time. Its etcd is restored (`tests/src/etcd_snapshot.rs`) before the next test gets it.
+//! - A server that cannot be restored is stopped, and another one is started.
+//! - A test that is killed returns its server, because its connection to the pool ends with it.
 //!
-//! Source: ours; `tests/rig/loan.rs` is the other side.
+//! Source: ours; `tests/src/api_pool.rs` is the client.
 
 #![allow(clippy::expect_used, reason = "a test's support fails by panicking")]
 
@@ -22,27 +20,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::{env, fs, thread};
 
-use rig::etcd_snapshot::Contents;
-use rig::api_pool::LENDER;
+use rig::api_pool::SOCKET;
+use rig::etcd_snapshot::EtcdSnapshot;
 use rig::{Kube, Machine};
 use testkit::Host;
 
 fn main() -> ExitCode {
     let count = env::args().nth(1).and_then(|count| count.parse().ok());
     let (Some(count), Some(parts)) = (count, rig::parts::parts("kube")) else {
-        eprintln!("usage: weft-test-lender COUNT, after lanes/kube/prepare");
+        eprintln!("usage: weft-test-api-pool COUNT, after lanes/kube/prepare");
         return ExitCode::from(2);
     };
-    let place = parts.join(LENDER);
-    let _ = fs::remove_file(&place);
-    let listener = UnixListener::bind(&place).expect("the lender's socket");
+    let socket = parts.join(SOCKET);
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket).expect("the socket of the pool");
     thread::scope(|scope| {
         for _ in 0..count {
-            // Where none can be started any more, tests have their own.
+            // If no server starts any more, the thread ends, and tests start their own servers.
             scope.spawn(|| {
-                while let Ok((kube, contents)) = catch_unwind(start) {
-                    let lend = || lend_until_spoilt(&kube, &contents, &listener);
-                    let _ = catch_unwind(AssertUnwindSafe(lend));
+                while let Ok((kube, snapshot)) = catch_unwind(start) {
+                    let serve = || serve_until_broken(&kube, &snapshot, &listener);
+                    let _ = catch_unwind(AssertUnwindSafe(serve));
                 }
             });
         }
@@ -50,27 +48,27 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn start() -> (Kube, Contents) {
-    let machine = Machine::new(Host::new(), "lender");
+fn start() -> (Kube, EtcdSnapshot) {
+    let machine = Machine::new(Host::new(), "api-pool");
     let kube = Kube::own(machine.into()).expect("parts that are there");
-    let contents = Contents::of(&kube);
-    (kube, contents)
+    let snapshot = EtcdSnapshot::of(&kube);
+    (kube, snapshot)
 }
 
-/// Lends a server to one after the other, until it cannot be put back.
-fn lend_until_spoilt(kube: &Kube, contents: &Contents, listener: &UnixListener) {
+/// Serves one test after the other, until the server cannot be restored.
+fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListener) {
     loop {
         let (test, _) = listener.accept().expect("a test");
-        lend(&kube.machine(), test);
-        if let Err(why) = contents.put_back(kube) {
-            eprintln!("a server is thrown away: {why}");
+        serve(&kube.machine(), test);
+        if let Err(why) = snapshot.restore(kube) {
+            eprintln!("api-pool: API server not restored, starting another one: {why}");
             return;
         }
     }
 }
 
-/// Until the other side is closed.
-fn lend(machine: &Machine, mut test: UnixStream) {
+/// Sends a test the network namespace of the server, and returns when the test has closed the connection.
+fn serve(machine: &Machine, mut test: UnixStream) {
     let _ = writeln!(test, "{}", machine.handle().display());
     let _ = test.read(&mut [0]);
 }
