@@ -76,7 +76,7 @@ pub fn find(name: &str) -> Option<&'static dyn Plugin> {
 
 #[cfg(test)]
 mod tests {
-    use npwg::lint::keys;
+    use manifest::lint::keys;
 
     use super::*;
 
@@ -84,7 +84,7 @@ mod tests {
     fn the_linter_knows_the_keys_of_every_plugin_here() {
         for (name, _) in TABLE.iter().filter(|(name, _)| !matches!(*name, "weft" | "multus")) {
             let known = keys::PLUGINS.iter().chain(keys::ADDRESS_MANAGERS).any(|(known, _)| known == name);
-            assert!(known, "{name} has no row in npwg::lint::keys");
+            assert!(known, "{name} has no row in manifest::lint::keys");
         }
     }
 }

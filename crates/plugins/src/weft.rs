@@ -40,9 +40,9 @@ use cni::result::Success;
 use cni::runtime::chain;
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{Report, Step, Tried};
-use npwg::journal::{self as record, Entry};
 use npwg::plan::{Delegate, Sandbox};
+use rpc::exchange::{Report, Step, Tried};
+use rpc::journal::{self as record, Entry};
 
 use crate::delegates::{Delegates, Run};
 use crate::leash;

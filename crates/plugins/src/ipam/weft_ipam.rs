@@ -38,7 +38,7 @@ use ipam::lease::Refusal;
 use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
-use npwg::exchange::addresses::{Demand, Want};
+use rpc::exchange::addresses::{Demand, Want};
 
 use self::agent::Lack;
 use self::settings::{Pool, Set, Settings, Source};

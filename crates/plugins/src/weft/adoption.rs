@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 use cni::Error;
-use npwg::journal::{ENTRY_MAX, Entry};
+use rpc::journal::{ENTRY_MAX, Entry};
 
 use super::journal::Journal;
 use super::lock::Lock;

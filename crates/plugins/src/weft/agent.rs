@@ -14,8 +14,8 @@ use std::time::Duration;
 use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
 use npwg::configuration::NodeConfiguration;
-use npwg::exchange::{self, Answer, Order, Question, Reply, Report};
 use npwg::plan::Plan;
+use rpc::exchange::{self, Answer, Order, Question, Reply, Report};
 
 /// How long the agent may think: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -16,10 +16,10 @@ use cni::result::Success;
 use cni::runtime::chain::{self, Attached};
 use cni::{Context, Error, code};
 use linux::Netns;
-use npwg::journal::{Entry, State};
 use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
 use npwg::{status, verify};
+use rpc::journal::{Entry, State};
 
 use super::journal::{Journal, Record};
 use crate::delegates::Delegates;

@@ -9,17 +9,17 @@
 //! - an order begins nothing more once it has taken as long as one delegate may: a pod with many slow networks does not keep
 //!   the others of the node from theirs. What is left is for the next order.
 //!
-//! Source: what is to be done is decided by [`npwg::change`].
+//! Source: what is to be done is decided by [`rpc::change`].
 
 use std::time::{Duration, Instant};
 
 use cni::network::Network;
 use cni::result::Success;
 use cni::{Context, Error, code};
-use npwg::change::{self, Change};
-use npwg::exchange::Done;
-use npwg::journal::{Attachment, Entry, State};
 use npwg::plan::{Delegate, Plan};
+use rpc::change::{self, Change};
+use rpc::exchange::Done;
+use rpc::journal::{Attachment, Entry, State};
 
 use super::journal::Journal;
 use super::{attach, detach};

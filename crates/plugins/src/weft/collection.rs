@@ -18,7 +18,7 @@ use cni::network::Network;
 use cni::runtime::chain::{self, Keep};
 use cni::{Context, Error};
 use npwg::configuration::Flavour;
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 
 use super::lock::Lock;
 use super::{Node, detach, join_path, planning};

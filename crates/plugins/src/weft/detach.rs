@@ -15,8 +15,8 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::{Error, code};
 use linux::{Netns, Rtnl};
-use npwg::journal::{Entry, State};
 use npwg::plan::Delegate;
+use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
 use super::journal::Journal;

@@ -1,4 +1,4 @@
-//! The journal of this node's sandboxes on disk; what an entry holds is in [`npwg::journal`].
+//! The journal of this node's sandboxes on disk; what an entry holds is in [`rpc::journal`].
 //!
 //! One file a sandbox, `<directory>/sandboxes/<container id>.json`. It is written durably before the first
 //! effect; results are added to it as they come; it goes when everything it names is gone.
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error, code};
-use npwg::journal::{ENTRIES, ENTRY_MAX, Entry};
+use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
 use rustix::fs::OFlags;
 
 /// The entries of this node.

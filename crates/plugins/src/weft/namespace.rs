@@ -13,7 +13,7 @@ use std::path::Path;
 
 use cni::{Error, args, environment};
 use linux::Netns;
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 
 use crate::failure::OrRefused;
 use crate::ipam::host_local::boot;

@@ -17,9 +17,9 @@ use cni::Error;
 use cni::invocation::Call;
 use cni::name::{ContainerId, IfName};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
-use npwg::journal::{DIRECTORY, Entry};
 use npwg::plan::{Plan, PodIdentity};
+use rpc::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
+use rpc::journal::{DIRECTORY, Entry};
 use rustix::io::Errno;
 use serde_json::Value;
 

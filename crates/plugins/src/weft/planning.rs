@@ -16,12 +16,12 @@ use cni::network::Network;
 use cni::object::DOCUMENT_MAX;
 use cni::runtime::load;
 use cni::{Context, Error, code};
+use manifest::{Collection, Manifest};
 use npwg::configuration::{Flavour, NodeConfiguration, Place};
 use npwg::definition::Disk;
-use npwg::exchange::{self, NetworkFile, Purpose, Question};
-use npwg::manifest::{Collection, Manifest};
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
+use rpc::exchange::{self, NetworkFile, Purpose, Question};
 
 use super::agent::{self, Advice};
 use crate::interface::neutron;

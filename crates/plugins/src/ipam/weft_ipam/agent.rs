@@ -11,10 +11,10 @@ use ipam::grid::BITS_MAX;
 use ipam::ledger::{Lease, Ledger, State};
 use ipam::turn::{self, Supply, Wish};
 use linux::unix::{Bounded, connect_within};
-use npwg::exchange::addresses::{
+use rpc::exchange::addresses::{
     Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, STILL, VERSION, Want,
 };
-use npwg::exchange::{receive, send};
+use rpc::exchange::{receive, send};
 
 use super::settings::{Pool, Settings};
 
