@@ -3,6 +3,8 @@
 //! Everything it writes is in memory and goes with the machine: state, images, containers. Paths are those that
 //! containerd has by itself.
 
+mod release;
+
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -14,7 +16,8 @@ use crate::cluster::{Cluster, bridge, configuration as configuration_of};
 use crate::cri::{Cri, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, Sandbox};
 use crate::machine::Machine;
 use crate::parts::{parts, text};
-use crate::release::Release;
+
+pub use release::Release;
 
 /// Where it listens.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";

@@ -29,7 +29,6 @@ pub mod openstack;
 pub mod parts;
 pub mod peers;
 pub mod proxy;
-pub mod release;
 pub mod traffic;
 
 use serde_json::{Value, json};

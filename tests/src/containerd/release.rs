@@ -14,7 +14,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::containerd::{PAUSE, SOCKET};
+use super::{PAUSE, SOCKET};
 use crate::parts::text;
 
 /// The environment's variable.
