@@ -13,84 +13,95 @@ use crate::crates::targets;
 use crate::modules::{ModulePath, Modules};
 
 /// Crates that still have cycles. A crate without one may not be listed.
-const CYCLES_LEFT: &[&str] = &["agent", "cni", "ipam", "plugins"];
+const CYCLES_LEFT: &[&str] = &["agent", "cni", "ipam", "plugins", "weft-cni"];
+
+/// The imports of one cycle: a file, and the file that it imports from.
+type Cycle = Vec<(PathBuf, PathBuf)>;
 
 #[test]
 fn no_import_cycle_is_larger_than_a_file_and_its_submodules() {
-    let mut found = Vec::new();
-    let mut left = BTreeSet::new();
+    let (mut found, mut left) = (BTreeSet::new(), BTreeSet::new());
     for (package, root) in targets() {
         let cycles = cycles(&Modules::read(&root));
-        if CYCLES_LEFT.contains(&package.as_str()) {
-            left.extend((!cycles.is_empty()).then_some(package));
-            continue;
+        if !CYCLES_LEFT.contains(&package.as_str()) {
+            found.extend(cycles.iter().map(shown));
+        } else if !cycles.is_empty() {
+            left.insert(package);
         }
-        found.extend(cycles.into_iter().map(|files| format!("{package}: {}", names(&files))));
     }
-    found.dedup();
-    assert!(found.is_empty(), "files that import each other in a cycle:\n{}", found.join("\n"));
+    let found = Vec::from_iter(found);
+    assert!(found.is_empty(), "{} cycles of imports:\n\n{}", found.len(), found.join("\n\n"));
     let clean = CYCLES_LEFT.iter().find(|name| !left.contains(**name));
     assert_eq!(clean, None, "this crate has no cycle any more: remove it from CYCLES_LEFT");
 }
 
-/// Names of files below the root of the tree.
-fn names(files: &[PathBuf]) -> String {
+/// The imports of a cycle, one in a line, by the paths of the files in the tree.
+fn shown(cycle: &Cycle) -> String {
     let root = workspace();
     let short = |file: &PathBuf| file.strip_prefix(&root).unwrap_or(file).display().to_string();
-    Vec::from_iter(files.iter().map(short)).join(" ")
+    let line = |(from, to): &(PathBuf, PathBuf)| format!("{} imports from {}", short(from), short(to));
+    Vec::from_iter(cycle.iter().map(line)).join("\n")
 }
 
-/// Groups of files that import each other in a cycle.
-fn cycles(modules: &Modules) -> Vec<Vec<PathBuf>> {
+/// All cycles, in each module those between its children.
+fn cycles(modules: &Modules) -> Vec<Cycle> {
     let imports = modules.imports();
     let files: BTreeMap<&ModulePath, &Path> = modules.files().collect();
-    let below = |parent: &&ModulePath| {
-        let of = |name: String| files[&[(*parent).clone(), vec![name]].concat()].to_owned();
-        let groups = components(&children(parent, &imports));
-        groups.into_iter().map(|group| group.into_iter().map(of).collect()).collect::<Vec<_>>()
-    };
-    files.keys().flat_map(below).collect()
-}
-
-/// Imports between the children of one module, by their names.
-fn children(
-    parent: &ModulePath,
-    imports: &BTreeSet<(ModulePath, ModulePath)>,
-) -> BTreeMap<String, BTreeSet<String>> {
-    let depth = parent.len();
-    let child = |path: &ModulePath| path.starts_with(parent).then(|| path.get(depth).cloned()).flatten();
-    let mut graph = BTreeMap::<String, BTreeSet<String>>::new();
-    for (from, to) in imports {
-        if let (Some(from), Some(to)) = (child(from), child(to))
-            && from != to
-        {
-            graph.entry(from).or_default().insert(to);
+    let file = |path: &ModulePath| files[path].to_owned();
+    let mut cycles = Vec::new();
+    for parent in files.keys() {
+        let between: Vec<_> = imports.iter().filter_map(|import| between_children(parent, import)).collect();
+        let mut graph = Graph::new();
+        for (from, to) in &between {
+            graph.entry(from.child).or_default().insert(to.child);
+        }
+        for group in components(&graph) {
+            let inside =
+                between.iter().filter(|(from, to)| group.contains(from.child) && group.contains(to.child));
+            cycles.push(inside.map(|(from, to)| (file(from.path), file(to.path))).collect());
         }
     }
-    graph
+    cycles
+}
+
+/// Names, and those that each of them imports from.
+type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+/// A module, and the child of some module above it to which it belongs.
+struct Descendant<'a> {
+    child: &'a str,
+    path: &'a ModulePath,
+}
+
+/// The import, if it is one from a child of `parent` to another child.
+fn between_children<'a>(
+    parent: &ModulePath,
+    (from, to): &'a (ModulePath, ModulePath),
+) -> Option<(Descendant<'a>, Descendant<'a>)> {
+    let descendant = |path: &'a ModulePath| {
+        let child = path.get(parent.len()).filter(|_| path.starts_with(parent))?;
+        Some(Descendant { child, path })
+    };
+    let (from, to) = (descendant(from)?, descendant(to)?);
+    (from.child != to.child).then_some((from, to))
 }
 
 /// Groups of more than one name that reach each other.
-fn components(graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
-    let reached: BTreeMap<&String, BTreeSet<&String>> =
-        graph.keys().map(|name| (name, reachable(graph, name))).collect();
-    let mut found = BTreeSet::new();
-    for (name, others) in &reached {
-        let reaches_back = |other: &&&String| reached.get(**other).is_some_and(|back| back.contains(*name));
-        let group: Vec<String> = others.iter().filter(reaches_back).map(|other| (*other).clone()).collect();
-        if group.len() > 1 {
-            found.insert(group);
-        }
-    }
-    found.into_iter().collect()
+fn components<'a>(graph: &Graph<'a>) -> BTreeSet<BTreeSet<&'a str>> {
+    let reached: Graph<'a> = graph.keys().map(|name| (*name, reachable(graph, name))).collect();
+    let group = |(name, others): (&&'a str, &BTreeSet<&'a str>)| {
+        let back = |other: &&&str| reached.get(**other).is_some_and(|back| back.contains(name));
+        others.iter().filter(back).copied().collect::<BTreeSet<_>>()
+    };
+    reached.iter().map(group).filter(|group| group.len() > 1).collect()
 }
 
-fn reachable<'a>(graph: &'a BTreeMap<String, BTreeSet<String>>, from: &'a String) -> BTreeSet<&'a String> {
+fn reachable<'a>(graph: &Graph<'a>, from: &str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut waiting = vec![from];
     while let Some(name) = waiting.pop() {
         for other in graph.get(name).into_iter().flatten() {
-            if found.insert(other) {
+            if found.insert(*other) {
                 waiting.push(other);
             }
         }
@@ -115,6 +126,7 @@ fn cycles_are_found_through_reexports_and_not_between_a_file_and_its_submodules(
     write("b.rs", "pub struct B; pub mod other {}");
     let cut = cycles(&Modules::read(&directory.join("lib.rs")));
     fs::remove_dir_all(&directory).expect("the directory");
-    assert_eq!(found, [[directory.join("a.rs"), directory.join("b.rs")]]);
-    assert_eq!(cut, Vec::<Vec<PathBuf>>::new());
+    let (a, b) = (directory.join("a.rs"), directory.join("b.rs"));
+    assert_eq!(found, [[(a.clone(), b.clone()), (b, a)]]);
+    assert_eq!(cut, Vec::<Cycle>::new());
 }

@@ -5,7 +5,7 @@
 //! what plugins check of several values together, but for the rows of [`missing`]. An empty text is «not configured», as for
 //! plugins. Only data: a plugin that comes is rows that come.
 //!
-//! Source: the readers of our plugins, `crates/plugins/src`; containernetworking/plugins 1.9.1.
+//! Source: the readers of our plugins, crates `plugins`, `dhcp` and `weft-cni`; containernetworking/plugins 1.9.1.
 
 use cni::address::{parse_cidr, parse_ip, parse_mac};
 use cni::name::ifname_fault;
