@@ -15,6 +15,7 @@ use cni::Error;
 use cni::runtime::exec::BUSY_MAX;
 use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 
 use crate::install::{Foreign, Installation};
 use crate::inventory;
@@ -78,7 +79,7 @@ pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
         _ => return None,
     };
     Some(outcome.unwrap_or_else(|error| {
-        plugin_support::log!("weft-cni: {error}");
+        log!("weft-cni: {error}");
         if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
     }))
 }
@@ -96,7 +97,7 @@ pub fn run_daemon(arguments: &[OsString]) -> Option<ExitCode> {
     Some(match dhcp::daemon::run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            plugin_support::log!("weft-cni: {error}");
+            log!("weft-cni: {error}");
             ExitCode::FAILURE
         }
     })
@@ -182,7 +183,7 @@ fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
         Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
         None => {
-            plugin_support::log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
+            log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
             Ok(ExitCode::from(3))
         }
     }

@@ -39,6 +39,7 @@ use ipam::ledger::{Clock, Count, Place, Slot, State};
 use ipam::turn::{self, Turn, Wish};
 use ipnet::IpNet;
 use plugin_support::directory;
+use plugin_support::log;
 use rpc::exchange::addresses::{Demand, Want};
 
 use self::agent::Lack;
@@ -95,7 +96,7 @@ impl Plugin for WeftIpam {
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
-            plugin_support::log!("{}: {error}", self.0);
+            log!("{}: {error}", self.0);
         }
         Ok(())
     }
@@ -501,10 +502,7 @@ impl Gone {
         }
         match released::remember(directory, &self.network, &self.who) {
             Ok(()) => {
-                plugin_support::log!(
-                    "{}: given back when the ledger can be read again: {error}",
-                    directory.display()
-                );
+                log!("{}: given back when the ledger can be read again: {error}", directory.display());
                 Ok(())
             }
             Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),
