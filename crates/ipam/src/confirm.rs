@@ -17,10 +17,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::Grid;
-use crate::lease::{Counter, Refusal, block_around, give_back, of_block, was_seen};
-use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
+use crate::address_store::{Block, Edit, Lease, Ledger, Slot, State};
+use crate::allocate::{Ask, Known, Supply};
+use crate::allocator::{Counter, Refusal, block_around, give_back, of_block, was_seen};
 use crate::registry::{Fault, Holder, Object, Registry, Standing, make};
-use crate::turn::{Ask, Known, Supply};
 
 /// Lets nobody new into a lease until it was asked whose it is; no edit where there is nothing to doubt.
 pub fn doubt(ledger: &mut Ledger, lease: &str) -> Option<Edit> {
@@ -51,7 +51,7 @@ pub(crate) fn held_otherwise(ledger: &Ledger, lease: &Lease) -> Vec<IpAddr> {
 pub(crate) fn held_in(ledger: &Ledger, block: &Block) -> Vec<IpAddr> {
     let slots = ledger.slots_of(block).enumerate();
     let held = slots.filter(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown));
-    held.map(|(slot, _)| crate::grid::nth(block.net, slot as u128)).collect()
+    held.map(|(slot, _)| crate::pool_layout::nth(block.net, slot as u128)).collect()
 }
 
 /// Asks which of the blocks are still this node's.

@@ -23,22 +23,26 @@
 
 #![forbid(unsafe_code)]
 
+mod address_filter;
+pub mod address_store;
+pub mod allocate;
+pub mod allocator;
 pub mod confirm;
-mod filter;
-pub mod grid;
-pub mod handover;
-mod held;
-pub mod lease;
-pub mod ledger;
 mod number;
+pub mod pool_layout;
 mod range;
+mod range_set;
 pub mod registry;
-mod set;
-pub mod turn;
+pub mod transfer;
+mod used_addresses;
 
-pub use filter::Filter;
-pub use grid::Grid;
-pub use held::Held;
-pub use ledger::Ledger;
+pub use {
+    address_store as ledger, allocate as turn, allocator as lease, pool_layout as grid, transfer as handover,
+};
+
+pub use address_filter::Filter;
+pub use address_store::Ledger;
+pub use pool_layout::Grid;
 pub use range::{Part, Range, Refusal};
-pub use set::{Assignment, Candidates, RangeSet, SetRefusal};
+pub use range_set::{Assignment, Candidates, RangeSet, SetRefusal};
+pub use used_addresses::Held;

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::ledger::Clock;
+use crate::address_store::Clock;
 use ipnet::IpNet;
 
 /// A block, or a single address.

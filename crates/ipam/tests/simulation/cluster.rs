@@ -1,7 +1,7 @@
 //! The nodes: their disks, their calls, their agents, and what happens to them.
 
-mod end;
-mod living;
+mod lost_leases;
+mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -18,8 +18,8 @@ use ipam::turn::{self, Ask, GiveUp, Supply, Turn, Wish};
 use ipam::{Filter, Grid, Range};
 use ipnet::IpNet;
 
-use super::handover::{Giver, Said};
-use super::model::{Api, Random};
+use super::api_server::{Api, Random};
+use super::transfer::{Giver, Said};
 
 /// How long an address rests, in steps of the simulation.
 const REST: u64 = 300;

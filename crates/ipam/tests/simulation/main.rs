@@ -23,12 +23,12 @@
     reason = "a test fails by panicking"
 )]
 
+mod api_server;
 mod cluster;
-mod exhaustive;
-mod fragments;
-mod handover;
-mod model;
-mod room;
+mod draining;
+mod faultless;
+mod interleavings;
+mod transfer;
 
 use cluster::{Cluster, Shape};
 

@@ -8,7 +8,7 @@ use ipam::turn::{self, Supply, Turn, Wish};
 use ipam::{Filter, Range};
 use ipnet::IpNet;
 
-use super::model::Random;
+use super::api_server::Random;
 
 /// How long an address rests, and a block is idle, in milliseconds.
 const REST: u64 = 60_000;

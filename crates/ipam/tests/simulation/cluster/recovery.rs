@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipam::turn::Wish;
 use ipnet::IpNet;
 
-use super::super::handover::Giver;
+use super::super::transfer::Giver;
 use super::{Call, Cluster, IDLE, Owner, REST, Verb};
 
 impl Cluster {

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::grid::Grid;
 use crate::number::number;
+use crate::pool_layout::Grid;
 use crate::range::Range;
 
 /// The addresses of a network.

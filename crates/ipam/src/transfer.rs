@@ -19,8 +19,8 @@
 //! that comes late is not lost: the object stays, nobody's, and the next one who names the address finds the hole.
 
 use crate::Grid;
-use crate::lease::{Counter, Refusal, single};
-use crate::ledger::Lease;
+use crate::address_store::Lease;
+use crate::allocator::{Counter, Refusal, single};
 use crate::registry::{Fault, Holder, Object, Registry};
 
 /// How long after the last one who asked has gone a node still gives an address up for whoever comes, in milliseconds.

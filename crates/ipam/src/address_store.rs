@@ -22,8 +22,8 @@
 //!   it had, is no ledger: what was held in them would be given again;
 //! - numbers are little-endian; what comes after a whole group is ignored; slots are kept when looked at: [`Source`].
 
+mod hints;
 mod image;
-mod tags;
 
 use std::fmt;
 use std::io;
@@ -32,11 +32,11 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use self::hints::TAG;
 pub use self::image::Source;
 use self::image::{Image, at, head_at, tag_at};
-use self::tags::TAG;
-use crate::grid::{addresses_of, nth, offset_of};
 use crate::number::{Family, number};
+use crate::pool_layout::{addresses_of, nth, offset_of};
 
 /// Slots of a page.
 pub const SLOTS: usize = 256;
@@ -357,7 +357,7 @@ impl Ledger {
 
     /// Those of the slots of a page that are free by their tags.
     fn untagged(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
-        tags::places(self.tags(page), tags::FREE)
+        hints::places(self.tags(page), hints::FREE)
             .filter_map(move |slot| Some((slot, self::slot(self.image.slots(page)?.get(slot * SLOT..)?))))
     }
 
@@ -366,7 +366,7 @@ impl Ledger {
         if self.image.tags(page).is_none() {
             return true;
         }
-        let tagged = self.tags(page).as_chunks().0.iter().position(|tag| *tag != tags::FREE);
+        let tagged = self.tags(page).as_chunks().0.iter().position(|tag| *tag != hints::FREE);
         tagged.is_some_and(|slot| matches!(self.slot(Place { page, slot }), Slot::Held(..) | Slot::Unknown))
     }
 
@@ -409,10 +409,10 @@ impl Ledger {
 
     /// The addresses that the owner with this mark holds.
     pub fn held_by(&self, mark: u64) -> impl Iterator<Item = Place> {
-        let (tag, mut places) = (tags::of(mark), Vec::new());
+        let (tag, mut places) = (hints::of(mark), Vec::new());
         self.image.pass(|page, tags| {
-            if tags::has(tags, tag) {
-                places.extend(tags::places(tags, tag).map(|slot| Place { page, slot }));
+            if hints::has(tags, tag) {
+                places.extend(hints::places(tags, tag).map(|slot| Place { page, slot }));
             }
         });
         let is_own = move |place: &Place| matches!(self.slot(*place), Slot::Held(_, known) if known == mark);
@@ -514,12 +514,12 @@ impl Ledger {
     /// How many addresses of a block are somebody's of this node, or look like it.
     pub fn held_in(&self, block: &Block) -> u64 {
         let tags = self.tags(block.page);
-        (tags.len() / TAG - tags::places(tags, tags::FREE).count()) as u64
+        (tags.len() / TAG - hints::places(tags, hints::FREE).count()) as u64
     }
 
     /// How many addresses of a block are nobody's, and have rested; none if all look like somebody's.
     pub fn free_in(&self, block: &Block, clock: Clock) -> u64 {
-        if !tags::has(self.tags(block.page), tags::FREE) {
+        if !hints::has(self.tags(block.page), hints::FREE) {
             return 0;
         }
         let rested = |what: &Slot| matches!(what, Slot::Free(since) if clock.rests_until(*since).is_none());
@@ -547,12 +547,12 @@ impl Ledger {
 impl Ledger {
     /// Gives an address.
     pub fn hold(&mut self, place: Place, now: u64, mark: u64) -> [Edit; 2] {
-        [self.tag(place, tags::of(mark)), self.put(place, 1, now, mark)]
+        [self.tag(place, hints::of(mark)), self.put(place, 1, now, mark)]
     }
 
     /// Takes an address back.
     pub fn free(&mut self, place: Place, now: u64) -> [Edit; 2] {
-        [self.put(place, 0, now, 0), self.tag(place, tags::FREE)]
+        [self.put(place, 0, now, 0), self.tag(place, hints::FREE)]
     }
 
     /// Makes a free address somebody else's.
@@ -643,7 +643,7 @@ impl Ledger {
         self.edit(at(place), &bytes)
     }
 
-    fn tag(&mut self, place: Place, tag: tags::Tag) -> Edit {
+    fn tag(&mut self, place: Place, tag: hints::Tag) -> Edit {
         self.edit(tag_at(place), &tag)
     }
 

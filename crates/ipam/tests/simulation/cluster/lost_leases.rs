@@ -11,7 +11,7 @@ use ipam::registry::Holder;
 use ipam::{Ledger, confirm, turn};
 use ipnet::IpNet;
 
-use super::super::handover::Giver;
+use super::super::transfer::Giver;
 use super::{Cluster, Owner, REST, mark};
 
 fn wait<T>(task: impl Future<Output = T>) -> T {

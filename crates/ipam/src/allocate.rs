@@ -16,12 +16,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::address_filter::Filter;
+use crate::address_store::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
+use crate::allocator::{Asked, Counter, Refusal, give_back};
 use crate::confirm::{confirm, doubt, held_in, held_in_doubt, held_otherwise};
-use crate::filter::Filter;
-use crate::grid::addresses_of;
-use crate::lease::{Asked, Counter, Refusal, give_back};
-use crate::ledger::{Block, Choice, Clock, Edit, Lease, Ledger, Place, Slot, State};
 use crate::number::number;
+use crate::pool_layout::addresses_of;
 use crate::registry::{Object, Registry};
 
 /// A block that holds at most this part of its addresses may be emptied.

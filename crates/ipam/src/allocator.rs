@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A block and an address in it may be leased at the same moment: each is written first, then looks for the other,
-//! so at least one sees it. The address gives way; one that somebody named asks for a hole before: [`crate::handover`].
+//! so at least one sees it. The address gives way; one that somebody named asks for a hole before: [`crate::transfer`].
 //! What an address writes first of all is the pool's word that there is one in its block, which is never taken back: who has
 //! made a block and does not find it there is seen by every address that is made later, and none was made before. So the one
 //! look at the pool stands for both questions.
@@ -29,11 +29,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::filter::Filter;
-use crate::grid::Grid;
-use crate::ledger::{Clock, Lease, State};
+use crate::address_filter::Filter;
+use crate::address_store::{Clock, Lease, State};
+use crate::allocate::Known;
+use crate::pool_layout::Grid;
 use crate::registry::{Fault, Holder, Object, Registry, Standing, make};
-use crate::turn::Known;
 
 /// Blocks tried before the pool is listed.
 const BLIND: usize = 2;

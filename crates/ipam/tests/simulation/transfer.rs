@@ -13,8 +13,8 @@ use ipam::handover::{GivenUp, Outcome, tell, wanted};
 use ipam::lease::Refusal;
 use ipam::registry::Object;
 
+use super::api_server::Api;
 use super::cluster::Task;
-use super::model::Api;
 
 /// What the hands said: heard by the agent, unless one of them died.
 #[derive(Clone, Default)]

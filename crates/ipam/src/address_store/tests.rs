@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::turn::{Supply, receive};
+use crate::allocate::{Supply, receive};
 
 const CLOCK: Clock = Clock { now: 1_000_000, rest: 60_000 };
 
@@ -316,7 +316,7 @@ fn what_is_held_is_found_by_its_mark_whatever_else_has_its_tag() {
 
 #[test]
 fn an_address_is_given_up_unless_it_is_held_in_whichever_lease() {
-    use crate::turn::{GiveUp, give_up};
+    use crate::allocate::{GiveUp, give_up};
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
     let mut ledger = ledger(&["10.0.0.0/30"]);
     assert_eq!(give_up(&mut ledger, "another lease", ip), GiveUp::Unknown);

@@ -20,7 +20,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::tags::{FREE, has};
+use super::hints::{FREE, has};
 use super::{
     BODY, GROUP, GROUPS_MAX, HEAD, HEADS, INDEX, PAGES, PREFACE, Place, SLOT, SLOTS, TAG, TAGS, TAGS_OF,
 };

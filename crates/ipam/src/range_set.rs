@@ -14,9 +14,9 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-use crate::held::Held;
 use crate::number::{Family, number};
 use crate::range::Range;
+use crate::used_addresses::Held;
 
 /// Ranges of one family; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use ipam::turn::{Ask, Known, Wish, serve};
 use ipam::{Filter, Grid, Range, confirm};
 use ipnet::IpNet;
 
-use super::model::Api;
+use super::api_server::Api;
 
 fn wait<T>(task: impl Future<Output = T>) -> T {
     let mut task = pin!(task);
