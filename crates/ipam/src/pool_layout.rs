@@ -1,14 +1,9 @@
-//! How a pool is cut into blocks: aligned pieces of one size, each leased as a whole.
+//! Pool layout: a pool is split into aligned blocks of one size, and each block is leased as a whole.
 //!
-//! ```text
-//!   subnet 10.1.0.0/16, 2^8 addresses a block ──► 10.1.0.0/24  10.1.1.0/24  …  10.1.255.0/24
-//! ```
+//! - The block size of a pool is fixed when the pool is first used, because nodes compete for a block by its name.
+//! - A block has at most 256 addresses. A block of one address is that address.
 //!
-//! Rules: the size of blocks is fixed once for a pool, because the name of a block is what two nodes contend for;
-//! a block has at most 256 addresses; one of a single address is that address.
-//!
-//! The size is what gives every node four blocks, so that a node with a full one finds another: half of what
-//! a node may have on average lies idle at worst. `2^bits ≤ addresses / (4 × nodes)`, at most 2^8, at least 2^0.
+//! [`PoolLayout::for_nodes`] chooses a size that gives every node four blocks. See `docs/design/ipam.md#pool-layout`.
 
 use std::net::IpAddr;
 
@@ -16,67 +11,67 @@ use ipnet::IpNet;
 
 use crate::number::{Family, number};
 
-/// The most addresses of a block, as a power of two.
+/// Largest block size, as a power of two.
 pub const BITS_MAX: u8 = 8;
-/// Parts of a pool that are told apart where it is said which blocks have single addresses.
-const PARTS: u128 = 512;
-/// Blocks that every node should be able to have.
-const BLOCKS_OF_A_NODE: u128 = 4;
+/// Number of sections of a pool for which the pool's status records single-address objects.
+const SECTIONS: u128 = 512;
+/// Number of blocks that every node should be able to lease.
+const BLOCKS_PER_NODE: u128 = 4;
 
-/// A pool's subnet and the size of its blocks.
+/// Subnet of a pool and the size of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct PoolLayout {
     subnet: IpNet,
     bits: u8,
 }
 
-impl Grid {
-    /// Cuts `subnet` into blocks of `2^bits` addresses, fewer if the subnet is smaller or `bits` is above [`BITS_MAX`].
-    pub fn new(subnet: IpNet, bits: u8) -> Grid {
+impl PoolLayout {
+    /// Splits `subnet` into blocks of `2^bits` addresses, limited to the subnet and to [`BITS_MAX`].
+    pub fn new(subnet: IpNet, bits: u8) -> PoolLayout {
         let subnet = subnet.trunc();
         let host = Family::of(subnet.addr()).bits() - subnet.prefix_len();
-        Grid { subnet, bits: bits.min(BITS_MAX).min(host) }
+        PoolLayout { subnet, bits: bits.min(BITS_MAX).min(host) }
     }
 
-    /// The grid for so many nodes.
-    pub fn for_nodes(subnet: IpNet, nodes: u64) -> Grid {
+    /// Splits `subnet` so that each of `nodes` nodes can lease four blocks.
+    pub fn for_nodes(subnet: IpNet, nodes: u64) -> PoolLayout {
         let host = u32::from(Family::of(subnet.addr()).bits() - subnet.prefix_len());
-        // Beyond 2^100 the number of nodes does not matter.
+        // Above 2^100 addresses the number of nodes makes no difference.
         let addresses = 1_u128 << host.min(100);
-        let share = addresses / (BLOCKS_OF_A_NODE * u128::from(nodes.max(1)));
+        let share = addresses / (BLOCKS_PER_NODE * u128::from(nodes.max(1)));
         let bits = share.checked_ilog2().unwrap_or(0).min(u32::from(BITS_MAX));
-        Grid::new(subnet, u8::try_from(bits).unwrap_or(BITS_MAX))
+        PoolLayout::new(subnet, u8::try_from(bits).unwrap_or(BITS_MAX))
     }
 
-    /// The pool.
+    /// Subnet of the pool.
     pub fn subnet(&self) -> IpNet {
         self.subnet
     }
 
-    /// The addresses of a block, as a power of two.
+    /// Number of addresses in a block, as a power of two.
     pub fn bits(&self) -> u8 {
         self.bits
     }
 
-    /// The addresses of a block.
-    pub fn size(&self) -> u32 {
+    /// Number of addresses in a block.
+    pub fn block_size(&self) -> u32 {
         1 << self.bits
     }
 
-    /// Is a block one address?
-    pub fn is_single(&self) -> bool {
+    /// Whether every block is one address.
+    pub fn has_single_addresses_only(&self) -> bool {
         self.bits == 0
     }
 
-    /// How many blocks there are.
-    pub fn count(&self) -> u128 {
+    /// Number of blocks, at most `u128::MAX`.
+    pub fn block_count(&self) -> u128 {
         let host = Family::of(self.subnet.addr()).bits() - self.subnet.prefix_len();
         1_u128.checked_shl(u32::from(host - self.bits)).unwrap_or(u128::MAX)
     }
 
-    /// The block with this number.
+    /// Block with this index.
     pub fn block(&self, index: u128) -> Option<IpNet> {
-        if index >= self.count() {
+        if index >= self.block_count() {
             return None;
         }
         let family = Family::of(self.subnet.addr());
@@ -84,34 +79,39 @@ impl Grid {
         IpNet::new(family.address(first), family.bits() - self.bits).ok()
     }
 
-    /// The number of the block that an address lies in.
+    /// Index of the block that contains an address.
     pub fn index_of(&self, ip: IpAddr) -> Option<u128> {
         self.subnet.contains(&ip).then(|| (number(ip) - number(self.subnet.network())) >> self.bits)
     }
 
-    /// The part of the pool that an address lies in: its block, and in a large pool others, which share the number.
-    pub fn part_of(&self, ip: IpAddr) -> Option<u16> {
-        self.index_of(ip).and_then(|index| u16::try_from(index % PARTS).ok())
+    /// Section of the pool that contains an address. In a large pool several blocks share a section.
+    pub fn section_of(&self, ip: IpAddr) -> Option<u16> {
+        self.index_of(ip).and_then(|index| u16::try_from(index % SECTIONS).ok())
     }
 
-    /// The block that an address lies in.
+    /// Block that contains an address.
     pub fn block_of(&self, ip: IpAddr) -> Option<IpNet> {
         self.block(self.index_of(ip)?)
     }
 }
 
-/// How many addresses a network has; a very large one has `u128::MAX`.
-pub fn addresses_of(net: IpNet) -> u128 {
+/// Whether a network is one address.
+pub(crate) fn is_single_address(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}
+
+/// Number of addresses in a network, at most `u128::MAX`.
+pub fn address_count(net: IpNet) -> u128 {
     let host = Family::of(net.addr()).bits() - net.prefix_len();
     1_u128.checked_shl(u32::from(host)).unwrap_or(u128::MAX)
 }
 
-/// The address so far behind the first of a network.
+/// Address at an offset from the first address of a network.
 pub fn nth(net: IpNet, offset: u128) -> IpAddr {
     Family::of(net.addr()).address(number(net.network()).saturating_add(offset))
 }
 
-/// How far an address lies behind the first of a network that holds it.
+/// Offset of an address from the first address of a network that contains it.
 pub fn offset_of(net: IpNet, ip: IpAddr) -> Option<u128> {
     net.contains(&ip).then(|| number(ip) - number(net.network()))
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_blocks_follows_range_and_nodes() {
+    fn pool_layout_block_size_follows_range_and_node_count() {
         let cases = [
             ("10.0.0.0/16", 3, 8),
             ("10.0.0.0/16", 100, 7),
@@ -139,26 +139,28 @@ mod tests {
             ("10.0.0.0/30", 0, 0),
         ];
         for (subnet, nodes, bits) in cases {
-            assert_eq!(Grid::for_nodes(net(subnet), nodes).bits(), bits, "{subnet} for {nodes}");
+            assert_eq!(PoolLayout::for_nodes(net(subnet), nodes).bits(), bits, "{subnet} for {nodes}");
         }
     }
 
     #[test]
-    fn every_address_lies_in_one_block() {
-        let grid = Grid::new(net("10.1.2.9/24"), 4);
-        assert_eq!((grid.count(), grid.block(15), grid.block(16)), (16, Some(net("10.1.2.240/28")), None));
+    fn pool_layout_puts_every_address_in_one_block() {
+        let layout = PoolLayout::new(net("10.1.2.9/24"), 4);
+        let ends = (layout.block_count(), layout.block(15), layout.block(16));
+        assert_eq!(ends, (16, Some(net("10.1.2.240/28")), None));
         for last in 0..=255 {
             let ip = IpAddr::from([10, 1, 2, last]);
-            let block = grid.block_of(ip).unwrap();
-            assert!(block.contains(&ip) && addresses_of(block) == 16);
+            let block = layout.block_of(ip).unwrap();
+            assert!(block.contains(&ip) && address_count(block) == 16);
             assert_eq!(nth(block, offset_of(block, ip).unwrap()), ip);
         }
-        assert_eq!(grid.block_of("10.1.3.0".parse().unwrap()), None);
-        assert_eq!(grid.part_of("10.1.2.33".parse().unwrap()), Some(2));
-        assert_eq!(Grid::new(net("10.0.0.0/8"), 8).part_of("10.2.7.1".parse().unwrap()), Some(7));
-        assert_eq!(grid.block_of("fd00::1".parse().unwrap()), None);
-        assert_eq!(Grid::new(net("10.0.0.0/30"), 8).block(0), Some(net("10.0.0.0/30")));
-        assert_eq!(Grid::new(net("::/0"), 8).count(), 1 << 120);
-        assert_eq!(Grid::new(net("::/0"), 0).count(), u128::MAX);
+        assert_eq!(layout.block_of("10.1.3.0".parse().unwrap()), None);
+        assert_eq!(layout.section_of("10.1.2.33".parse().unwrap()), Some(2));
+        let large = PoolLayout::new(net("10.0.0.0/8"), 8);
+        assert_eq!(large.section_of("10.2.7.1".parse().unwrap()), Some(7));
+        assert_eq!(layout.block_of("fd00::1".parse().unwrap()), None);
+        assert_eq!(PoolLayout::new(net("10.0.0.0/30"), 8).block(0), Some(net("10.0.0.0/30")));
+        assert_eq!(PoolLayout::new(net("::/0"), 8).block_count(), 1 << 120);
+        assert_eq!(PoolLayout::new(net("::/0"), 0).block_count(), u128::MAX);
     }
 }

@@ -1,10 +1,9 @@
-//! A set of ranges that serves one address: round robin over all of it.
+//! Set of ranges from which one address is allocated, round robin over the whole set.
 //!
-//! Rules:
-//! - ranges of a set are of one family and do not overlap;
-//! - the order starts behind the address given last, so that a container that is restarted again and
-//!   again does not meet the address it just had; it ends where it began, with that address;
-//! - no gateway of the set is given, not even one that lies in another range of it.
+//! - The ranges of a set have one address family and do not overlap.
+//! - The search starts after the address allocated last, so that a container that restarts repeatedly does not get the
+//!   address it just released; that address comes last.
+//! - No gateway of the set is allocated, even if it lies in another range of the set.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/host-local/backend/allocator`.
 
@@ -16,49 +15,52 @@ use ipnet::IpNet;
 
 use crate::number::{Family, number};
 use crate::range::Range;
-use crate::used_addresses::Held;
+use crate::used_addresses::UsedAddresses;
 
-/// Ranges of one family; at least one.
+/// At least one range, all of one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range>,
 }
 
-/// Why ranges do not make a set.
+/// Error in the definition of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SetRefusal {
-    /// There is none.
+pub enum RangeSetError {
+    /// The set has no range.
     Empty,
-    /// The range at this index is of another family than the first.
+    /// The range at this index has another address family than the first.
     MixedFamilies(usize),
-    /// The ranges at these indexes have addresses in common.
+    /// The ranges at these indexes overlap.
     Overlap(usize, usize),
 }
 
-/// An address to give.
+/// Address to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The address, with the prefix length of its subnet.
+    /// Address with the prefix length of its subnet.
     pub address: IpNet,
-    /// The gateway of its range.
+    /// Gateway of its range.
     pub gateway: Option<IpAddr>,
 }
 
 impl RangeSet {
-    /// Checks that the ranges fit together.
-    pub fn new(ranges: Vec<Range>) -> Result<RangeSet, SetRefusal> {
-        let Some(first) = ranges.first() else { return Err(SetRefusal::Empty) };
+    /// Creates a set.
+    ///
+    /// # Errors
+    /// The set is empty, mixes families or has overlapping ranges.
+    pub fn new(ranges: Vec<Range>) -> Result<RangeSet, RangeSetError> {
+        let Some(first) = ranges.first() else { return Err(RangeSetError::Empty) };
         if let Some(other) = ranges.iter().position(|range| range.family() != first.family()) {
-            return Err(SetRefusal::MixedFamilies(other));
+            return Err(RangeSetError::MixedFamilies(other));
         }
         let apart = ranges.iter().enumerate().collect();
         match overlap(apart) {
-            Some((a, b)) => Err(SetRefusal::Overlap(a, b)),
+            Some((a, b)) => Err(RangeSetError::Overlap(a, b)),
             None => Ok(RangeSet { ranges }),
         }
     }
 
-    /// The indexes of the first two sets that have addresses in common.
+    /// Indexes of the first two sets that overlap.
     pub fn overlap(sets: &[RangeSet]) -> Option<(usize, usize)> {
         let mut ranges = Vec::new();
         for (index, set) in sets.iter().enumerate() {
@@ -67,46 +69,46 @@ impl RangeSet {
         overlap(ranges)
     }
 
-    /// The ranges, in their order.
+    /// Ranges in their order.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
 
-    /// Is it in one of the ranges? A gateway may be.
+    /// Whether an address lies in one of the ranges; this includes gateways.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.position(ip).is_some()
     }
 
-    /// Is it the gateway of one of the ranges?
+    /// Whether an address is the gateway of one of the ranges.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.gateway() == Some(ip))
     }
 
-    /// This very address, if the set may give it.
+    /// Returns the assignment of this address, if the set may allocate it.
     pub fn assign(&self, ip: IpAddr) -> Option<Assignment> {
         let range = &self.ranges[self.position(ip)?];
         (!self.is_gateway(ip)).then(|| assignment(range, ip))
     }
 
-    /// Every address that may be given, once, in the order in which to try them.
+    /// Iterates over every address that may be allocated, once, in the order of the search.
     ///
-    /// `last` is the one given last; one from elsewhere, or none, starts at the beginning.
+    /// `last` is the address allocated last; without it, or if it lies outside, the search starts at the beginning.
     pub fn after(&self, last: Option<IpAddr>) -> Candidates<'_> {
         Candidates { set: self, segments: self.segments(last).into_iter(), current: None }
     }
 
-    /// The first of [`RangeSet::after`] that is not held; `None` if the set is exhausted.
+    /// Returns the first address of [`RangeSet::after`] that is not in use; `None` if the set is exhausted.
     ///
-    /// Takes time by the number of runs in `held`, not by the size of the ranges.
-    pub fn choose(&self, last: Option<IpAddr>, held: &Held) -> Option<Assignment> {
+    /// The time depends on the number of runs in `used`, not on the size of the ranges.
+    pub fn choose(&self, last: Option<IpAddr>, used: &UsedAddresses) -> Option<Assignment> {
         for Segment { range, from, to } in self.segments(last) {
             let mut next = from;
-            while let Some(free) = held.first_free(range.family(), next, to) {
+            while let Some(free) = used.first_free(range.family(), next, to) {
                 let ip = range.family().address(free);
                 if !self.is_gateway(ip) {
                     return Some(assignment(range, ip));
                 }
-                // The last address of all has no successor.
+                // The last IPv6 address has no successor.
                 let Some(after) = free.checked_add(1) else { break };
                 next = after;
             }
@@ -118,7 +120,7 @@ impl RangeSet {
         self.ranges.iter().position(|range| range.contains(ip))
     }
 
-    /// The whole set from behind `last` round to `last` itself, in pieces.
+    /// Splits the whole set into the pieces of the search: from after `last` round to `last` itself.
     fn segments(&self, last: Option<IpAddr>) -> Vec<Segment<'_>> {
         let whole = |range| {
             let (from, to) = Range::bounds(range);
@@ -146,17 +148,19 @@ impl fmt::Display for RangeSet {
     }
 }
 
-impl fmt::Display for SetRefusal {
+impl fmt::Display for RangeSetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SetRefusal::Empty => f.write_str("holds no range"),
-            SetRefusal::MixedFamilies(index) => write!(f, "range {index} is of another family than range 0"),
-            SetRefusal::Overlap(a, b) => write!(f, "ranges {a} and {b} overlap"),
+            RangeSetError::Empty => f.write_str("contains no range"),
+            RangeSetError::MixedFamilies(index) => {
+                write!(f, "range {index} is of another address family than range 0")
+            }
+            RangeSetError::Overlap(a, b) => write!(f, "ranges {a} and {b} overlap"),
         }
     }
 }
 
-impl std::error::Error for SetRefusal {}
+impl std::error::Error for RangeSetError {}
 
 /// Part of a range, both ends included.
 struct Segment<'a> {
@@ -165,7 +169,7 @@ struct Segment<'a> {
     to: u128,
 }
 
-/// Addresses to try; see [`RangeSet::after`].
+/// Iterator returned by [`RangeSet::after`].
 pub struct Candidates<'a> {
     set: &'a RangeSet,
     segments: std::vec::IntoIter<Segment<'a>>,
@@ -193,13 +197,12 @@ impl Iterator for Candidates<'_> {
 
 fn assignment(range: &Range, ip: IpAddr) -> Assignment {
     let prefix_len = range.subnet().prefix_len();
-    // The prefix length comes from a subnet of the address's own family: it fits.
+    // The prefix length comes from a subnet of the same family, so it is valid.
     let address = IpNet::new(ip, prefix_len).unwrap_or(IpNet::from(ip));
     Assignment { address, gateway: range.gateway() }
 }
 
-/// The owners, lower one first, of two ranges that have addresses in common; those of one owner count
-/// only if owners are unique.
+/// Set indexes, lower first, of two ranges that overlap.
 fn overlap(mut ranges: Vec<(usize, &Range)>) -> Option<(usize, usize)> {
     let key = |range: &Range| (range.family(), range.bounds());
     ranges.sort_by_key(|(_, range)| key(range));

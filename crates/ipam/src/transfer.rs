@@ -1,166 +1,186 @@
-//! How an address that somebody names is had although it lies in another node's block: that node gives it up, if it is free.
+//! Transfer of an address out of a block, on the node that leases the block.
 //!
-//! ```text
-//!   asks      object of the address, ours ──► the block's node, in `asks` ──► looks … ──► a hole in the block? leased
-//!                                                      │                        └─► said who holds it? refused
-//!   is asked  ◄────────────────────────────────────────┘
-//!             its ledger, locked: free? ──► a hole there, on the disk ──► a hole in the block's object
-//!                                 └──► held: who, in `refused`
-//! ```
+//! The requester's part is in the allocator. Protocol and safety argument: `docs/design/ipam.md#transfer-between-nodes`.
 //!
-//! Where the block is in the very ledger that asks, that is locked as long as the agent is asked: the call lets go of it, and
-//! begins anew a moment later.
-//!
-//! Why nobody has it twice: the object of the address is one node's, by its name; the block is another's, and gives the
-//! address until its ledger has the hole, which is on the disk before the block's object has it; only with a hole there
-//! may whoever has the address's object use it. The mark `asks` is a notice and proves nothing.
-//!
-//! Rules: whoever is killed at any moment leaves at most a hole that nobody uses, until the block is given back; an answer
-//! that comes late is not lost: the object stays, nobody's, and the next one who names the address finds the hole.
+//! - The store reserves the address on the disk before the block's object does.
+//! - A request proves nothing. Only the reservation in the block's object lets the requester use the address.
+//! - A call killed at any moment leaves at most a reserved address, which is free again when the block is returned.
 
-use crate::Grid;
-use crate::address_store::Lease;
-use crate::allocator::{Counter, Refusal, single};
-use crate::registry::{Fault, Holder, Object, Registry};
+use std::net::IpAddr;
 
-/// How long after the last one who asked has gone a node still gives an address up for whoever comes, in milliseconds.
-const WANTED: u64 = 600_000;
+use crate::address_store::{AddressStore, Edit, Slot, SlotId};
+use crate::ip_block::{Holder, IpBlock};
+use crate::pool_layout::PoolLayout;
+use crate::registry::{Registry, RegistryError};
 
-/// What the ledger of the node that is asked said.
+/// Time for which a request is served after its requester has given up, in milliseconds.
+const REQUEST_LIFETIME: u64 = 600_000;
+
+/// Result of [`AddressStore::reserve_for_transfer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GivenUp {
-    /// It is a hole there, on the disk.
-    Hole,
-    /// It is held, by whom.
-    Held(String),
-    /// It does not know the block, yet.
-    Unknown,
+pub enum Reservation {
+    /// The address is reserved once these edits are on the disk; no edit if it was reserved before.
+    Reserved(Vec<Edit>),
+    /// The address is held.
+    InUse(SlotId),
+    /// The store does not have the lease, or does not have it yet.
+    UnknownLease,
 }
 
-/// What came of a request.
+/// Result of the reservation as `weft-cni` reports it to its agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferReply {
+    /// The address is reserved on the disk.
+    Reserved,
+    /// The address is held by this attachment.
+    InUse(String),
+    /// The store does not have the lease, or does not have it yet.
+    UnknownLease,
+}
+
+/// Result of a transfer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing is asked for any more.
-    Over,
-    /// Who asked has the address.
-    Given,
-    /// Who asked was told who holds it.
+pub enum TransferOutcome {
+    /// There is nothing to transfer any more.
+    Obsolete,
+    /// The requester has the address.
+    Transferred,
+    /// The requester has been told who holds the address.
     Refused,
-    /// It cannot be said now.
-    Later,
+    /// The request must be tried again.
+    Pending,
 }
 
-impl<R: Registry> Counter<'_, R> {
-    /// Asks the node that has the block around an address of ours to give it up, and looks whether it did.
-    pub(crate) async fn ask_for(&self, object: Object, mut block: Object) -> Result<Lease, Refusal> {
-        let holder =
-            Holder { asks: block.holder.node.clone(), refused: String::new(), ..object.holder.clone() };
-        let mut object = self.registry.replace(&Object { holder, ..object }).await?;
-        // Our own ledger is locked by whoever asks us: he lets go of it, and asks once more.
-        let is_own = (&block.holder.node, &block.holder.ledger) == (&self.holder.node, &self.holder.ledger);
-        let looks = if is_own { 0 } else { self.looks };
-        for look in 0..looks {
-            self.registry.pause(look).await;
-            match self.look(&object).await? {
-                (object, None) => return Ok(single(&object)),
-                (now, Some(around)) => (object, block) = (now, around),
-            }
-            if !object.holder.refused.is_empty() {
-                break;
-            }
+impl AddressStore {
+    /// Reserves an address of a lease for another node, unless it is held. The quarantine does not apply, because the
+    /// requester names the address.
+    ///
+    /// The registry may be informed only when the edits are on the disk.
+    pub fn reserve_for_transfer(&mut self, lease: &str, ip: IpAddr) -> Reservation {
+        if let Some(id) = self.find_held(ip) {
+            return Reservation::InUse(id);
         }
-        let by = object.holder.refused.clone();
-        let left = match by.is_empty() {
-            true => self.leave_asked(object.clone()).await,
-            false => self.give_way(object.clone()).await,
-        };
-        // It was changed in the last moment: given up, perhaps.
-        if left == Err(Fault::Conflict)
-            && let (object, None) = self.look(&object).await?
-        {
-            return Ok(single(&object));
+        let found = self.find_all(ip).find(|(block, _)| !block.single_owner && block.lease == lease);
+        match found {
+            Some((_, id)) if self.slot(id) == Slot::Reserved => Reservation::Reserved(Vec::new()),
+            Some((_, id)) => Reservation::Reserved(vec![self.reserve(id)]),
+            None => Reservation::UnknownLease,
         }
-        left?;
-        if is_own && by.is_empty() {
-            return Err(Refusal::Own { ip: object.net.addr(), net: block.net });
-        }
-        Err(Refusal::Asked { net: block.net, node: block.holder.node, by })
-    }
-
-    /// An address of ours as it is now, and the block around it. What is ours is read first: if it is outside of all
-    /// blocks after that, nobody else has it.
-    async fn look(&self, object: &Object) -> Result<(Object, Option<Object>), Refusal> {
-        let known = self.registry.read(object.net).await?;
-        let is_ours =
-            |known: &Object| known.lease_id() == object.lease_id() && known.holder.node == self.holder.node;
-        let object = known.filter(is_ours).ok_or(Refusal::Contended)?;
-        let around = self.block_around(object.net.addr()).await?;
-        Ok((object, around))
-    }
-
-    /// Nobody's, and still asked for: whoever names it next may find it given up.
-    async fn leave_asked(&self, mut object: Object) -> Result<(), Fault> {
-        let Holder { claim, turn, asks, .. } = object.holder;
-        // What a claim never had is not kept for it.
-        let claim = if turn == 0 { String::new() } else { claim };
-        object.holder = Holder { claim, turn, asks, freed: self.clock.now, ..Holder::default() };
-        self.registry.replace(&object).await.map(drop)
     }
 }
 
-/// The block of `node` from which an address that is asked for is to be given up; none if there is nothing to do.
-pub async fn wanted<R: Registry>(
+/// Returns the block of `node` from which a requested address is to be transferred; `None` if there is nothing to do.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn requested_block<R: Registry>(
     registry: &R,
-    grid: Grid,
+    layout: PoolLayout,
     node: &str,
-    object: &Object,
+    object: &IpBlock,
     now: u64,
-) -> Result<Option<Object>, Fault> {
-    let Holder { node: waits, freed, .. } = &object.holder;
-    let forgotten = waits.is_empty() && freed.saturating_add(WANTED) < now;
+) -> Result<Option<IpBlock>, RegistryError> {
+    let Holder { node: requester, released_at, .. } = &object.holder;
+    let has_expired = requester.is_empty() && released_at.saturating_add(REQUEST_LIFETIME) < now;
     let ip = object.net.addr();
-    let around = grid.block_of(ip).filter(|_| !grid.is_single() && !forgotten && object.is_single());
-    let block = match around {
+    let is_served = !layout.has_single_addresses_only() && !has_expired && object.is_single_address();
+    let block = match layout.block_of(ip).filter(|_| is_served) {
         Some(net) => registry.read(net).await?,
         None => None,
     };
-    let block = block.filter(|block| block.holder.node == node && !block.holes.contains(&ip));
+    let block = block.filter(|block| block.holder.node == node && !block.reserved.contains(&ip));
     if block.is_none() {
-        answer(registry, object, String::new(), now).await?;
+        end_request(registry, object, String::new(), now).await?;
     }
     Ok(block)
 }
 
-/// Tells the registry what the ledger said.
-pub async fn tell<R: Registry>(
+/// Writes the reply of the store into the registry.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn complete_transfer<R: Registry>(
     registry: &R,
-    object: &Object,
-    mut block: Object,
-    given: GivenUp,
+    object: &IpBlock,
+    mut block: IpBlock,
+    reply: TransferReply,
     now: u64,
-) -> Result<Outcome, Fault> {
-    match given {
-        GivenUp::Hole => {
-            block.holes.push(object.net.addr());
+) -> Result<TransferOutcome, RegistryError> {
+    match reply {
+        TransferReply::Reserved => {
+            block.reserved.push(object.net.addr());
             registry.replace(&block).await?;
-            answer(registry, object, String::new(), now).await?;
-            Ok(Outcome::Given)
+            end_request(registry, object, String::new(), now).await?;
+            Ok(TransferOutcome::Transferred)
         }
-        GivenUp::Held(by) => {
-            answer(registry, object, by, now).await?;
-            Ok(Outcome::Refused)
+        TransferReply::InUse(held_by) => {
+            end_request(registry, object, held_by, now).await?;
+            Ok(TransferOutcome::Refused)
         }
-        GivenUp::Unknown => Ok(Outcome::Later),
+        TransferReply::UnknownLease => Ok(TransferOutcome::Pending),
     }
 }
 
-/// Takes the notice away. Whoever has changed the object since asks anew, if at all. Where nobody waits any more the address
-/// rests from now on: it may have been freed in the ledger a moment ago, which nobody knows after this.
-async fn answer<R: Registry>(registry: &R, object: &Object, refused: String, now: u64) -> Result<(), Fault> {
-    let freed = if object.holder.node.is_empty() { now } else { object.holder.freed };
-    let holder = Holder { asks: String::new(), refused, freed, ..object.holder.clone() };
-    match registry.replace(&Object { holder, ..object.clone() }).await {
-        Ok(_) | Err(Fault::Conflict) => Ok(()),
-        Err(fault) => Err(fault),
+/// Removes the request from the object; if the object was changed since, its new holder makes a new request.
+///
+/// If no requester waits any more, the quarantine begins now: the address may have been released in the store a moment
+/// ago, and the store's time of release is lost with the reservation.
+async fn end_request<R: Registry>(
+    registry: &R,
+    object: &IpBlock,
+    transfer_refused_by: String,
+    now: u64,
+) -> Result<(), RegistryError> {
+    let released_at = if object.holder.node.is_empty() { now } else { object.holder.released_at };
+    let transfer_requested_from = String::new();
+    let holder =
+        Holder { transfer_requested_from, transfer_refused_by, released_at, ..object.holder.clone() };
+    match registry.replace(&IpBlock { holder, ..object.clone() }).await {
+        Ok(_) | Err(RegistryError::Conflict) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address_store::Choice;
+    use crate::block_lease::{BlockLease, BlockState};
+    use crate::clock::Clock;
+
+    const CLOCK: Clock = Clock { now: 1_000_000, quarantine: 60_000 };
+
+    fn lease(net: &str, id: &str) -> BlockLease {
+        BlockLease { net: net.parse().unwrap(), id: id.into(), single_owner: false, reserved: Vec::new() }
+    }
+
+    #[test]
+    fn transfer_reserves_an_address_unless_any_lease_holds_it() {
+        let ip: IpAddr = "10.0.0.1".parse().unwrap();
+        let mut store = AddressStore::new("boot-1");
+        let _ = store.add_block(&lease("10.0.0.0/30", "a"), 1);
+        assert_eq!(store.reserve_for_transfer("another lease", ip), Reservation::UnknownLease);
+        let outside = "10.0.0.4".parse().unwrap();
+        assert_eq!(store.reserve_for_transfer("a", outside), Reservation::UnknownLease);
+        let id = store.find(ip).unwrap();
+        let _ = store.hold(id, 5, 42);
+        assert_eq!(store.reserve_for_transfer("a", ip), Reservation::InUse(id));
+        // The address is held under an older lease of the same block.
+        let _ = store.set_state(0, BlockState::Unconfirmed);
+        let _ = store.add_block(&lease("10.0.0.0/30", "b"), 6);
+        assert_eq!(store.reserve_for_transfer("b", ip), Reservation::InUse(id));
+        // The quarantine does not apply; afterwards the store never allocates the address.
+        let _ = store.free(id, CLOCK.now);
+        let Reservation::Reserved(edits) = store.reserve_for_transfer("b", ip) else { panic!("free") };
+        assert_eq!((edits.len(), store.slot(SlotId { page: 1, slot: 1 })), (1, Slot::Reserved));
+        assert_eq!(store.reserve_for_transfer("b", ip), Reservation::Reserved(Vec::new()), "repeated");
+        let mut allocated = Vec::new();
+        while let Choice::Free(id, ip) = store.choose(CLOCK, |_| true) {
+            let _ = store.hold(id, CLOCK.now, 7);
+            allocated.push(ip.to_string());
+        }
+        assert_eq!(allocated, ["10.0.0.0", "10.0.0.2", "10.0.0.3"]);
+        let later = Clock { now: 9_000_000, ..CLOCK };
+        assert_eq!(store.choose(later, |_| true), Choice::Full);
     }
 }

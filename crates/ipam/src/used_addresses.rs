@@ -1,6 +1,6 @@
-//! What is in use, as runs of neighbouring addresses: a full subnet is one run.
+//! Addresses in use, stored as runs of consecutive addresses: a full subnet is one run.
 //!
-//! Made once from the caller's list (sorting it is all the work), then asked for the first gap.
+//! A value is built once from the caller's list, which costs one sort, and then searched for the first gap.
 
 use std::net::IpAddr;
 
@@ -8,19 +8,19 @@ use crate::number::{Family, number};
 
 /// Addresses in use, of both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct UsedAddresses {
     v4: Vec<(u128, u128)>,
     v6: Vec<(u128, u128)>,
 }
 
-impl Held {
-    /// Is this address in use?
+impl UsedAddresses {
+    /// Whether an address is in use.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let number = number(ip);
         self.first_free(Family::of(ip), number, number).is_none()
     }
 
-    /// The first number from `from` to `to` that is not in use.
+    /// First number from `from` to `to`, both included, that is not in use.
     pub(crate) fn first_free(&self, family: Family, from: u128, to: u128) -> Option<u128> {
         let runs = self.runs(family);
         let at = runs.partition_point(|(_, last)| *last < from);
@@ -39,14 +39,14 @@ impl Held {
     }
 }
 
-impl FromIterator<IpAddr> for Held {
-    fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> Held {
+impl FromIterator<IpAddr> for UsedAddresses {
+    fn from_iter<T: IntoIterator<Item = IpAddr>>(addresses: T) -> UsedAddresses {
         let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = addresses.into_iter().partition(IpAddr::is_ipv4);
-        Held { v4: runs(v4), v6: runs(v6) }
+        UsedAddresses { v4: runs(v4), v6: runs(v6) }
     }
 }
 
-/// Neighbours joined; no two runs touch.
+/// Joins consecutive addresses; no two runs of the result touch.
 fn runs(addresses: Vec<IpAddr>) -> Vec<(u128, u128)> {
     let mut numbers: Vec<u128> = addresses.into_iter().map(number).collect();
     numbers.sort_unstable();
@@ -64,25 +64,25 @@ fn runs(addresses: Vec<IpAddr>) -> Vec<(u128, u128)> {
 mod tests {
     use super::*;
 
-    fn held(addresses: &[&str]) -> Held {
+    fn used(addresses: &[&str]) -> UsedAddresses {
         addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect()
     }
 
     #[test]
-    fn neighbours_are_one_run_and_families_are_apart() {
-        let held = held(&["10.0.0.3", "10.0.0.1", "::a00:2", "10.0.0.2", "10.0.0.2", "10.0.0.9"]);
-        assert_eq!((held.v4.len(), held.v6.len()), (2, 1));
+    fn used_addresses_join_neighbours_within_one_family() {
+        let used = used(&["10.0.0.3", "10.0.0.1", "::a00:2", "10.0.0.2", "10.0.0.2", "10.0.0.9"]);
+        assert_eq!((used.v4.len(), used.v6.len()), (2, 1));
         for (ip, inside) in [("10.0.0.2", true), ("10.0.0.4", false), ("::a00:2", true), ("::a00:1", false)] {
-            assert_eq!(held.contains(ip.parse().unwrap()), inside, "{ip}");
+            assert_eq!(used.contains(ip.parse().unwrap()), inside, "{ip}");
         }
     }
 
     #[test]
-    fn the_last_address_of_all_has_no_successor() {
-        let held =
-            held(&["ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe"]);
-        assert_eq!(held.v6.len(), 1);
-        assert_eq!(held.first_free(Family::V6, u128::MAX - 1, u128::MAX), None);
-        assert_eq!(held.first_free(Family::V6, u128::MAX - 2, u128::MAX), Some(u128::MAX - 2));
+    fn used_addresses_end_at_the_last_ipv6_address() {
+        let used =
+            used(&["ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe"]);
+        assert_eq!(used.v6.len(), 1);
+        assert_eq!(used.first_free(Family::V6, u128::MAX - 1, u128::MAX), None);
+        assert_eq!(used.first_free(Family::V6, u128::MAX - 2, u128::MAX), Some(u128::MAX - 2));
     }
 }

@@ -1,45 +1,47 @@
-//! Tags: two bytes beside each slot that say whether it is anybody's, and whose it may be.
+//! Owner hints: two bytes for each slot, 0 for a free address, else a hash of the owner.
 //!
-//! Among 65,000 one owner has one false hit at the median, so that slots are only looked at where they are meant. Four tags are
-//! compared in one word: `weft-cni` is built to be small, and its loops are not made wider by the compiler.
+//! A search for an owner reads only slots with the owner's hint: one false hit among 65,000 slots on average. Four hints
+//! are compared in one 64-bit word, because `weft-cni` is optimized for size and its loops are not vectorized.
 
-/// A tag as it is in the file.
-pub(super) type Tag = [u8; 2];
+use super::OwnerTag;
 
-/// Of an address that is free.
-pub(super) const FREE: Tag = [0; 2];
-/// Length of one.
-pub(super) const TAG: usize = size_of::<Tag>();
-/// One in each of the four tags of a word.
+/// Hint as it is in the file.
+pub(super) type Hint = [u8; 2];
+
+/// Hint of a free address.
+pub(super) const FREE: Hint = [0; 2];
+/// Length of a hint.
+pub(super) const HINT: usize = size_of::<Hint>();
+/// The number 1 in each of the four hints of a word.
 const EACH: u64 = 0x0001_0001_0001_0001;
-/// Tags that are looked at together.
-const AT_ONCE: usize = 64;
+/// Number of hints that are searched together.
+const BATCH: usize = 64;
 
-/// What an owner's mark leaves beside its slot.
-pub(super) fn of(mark: u64) -> Tag {
+/// Hint of an owner.
+pub(super) fn of(owner: OwnerTag) -> Hint {
     // The remainder of 65,535 is below 65,535.
-    (1 + u16::try_from(mark % 65_535).unwrap_or_default()).to_le_bytes()
+    (1 + u16::try_from(owner % 65_535).unwrap_or_default()).to_le_bytes()
 }
 
-/// Is this tag among them?
-pub(super) fn has(tags: &[u8], tag: Tag) -> bool {
+/// Whether a hint occurs.
+pub(super) fn contains(hints: &[u8], hint: Hint) -> bool {
     let [one, top] = [1_u16, 1 << 15].map(|bits| u64::from(bits) * EACH);
-    let wanted = u64::from(u16::from_le_bytes(tag)) * EACH;
-    let (words, rest) = tags.as_chunks();
+    let wanted = u64::from(u16::from_le_bytes(hint)) * EACH;
+    let (words, rest) = hints.as_chunks();
     let found = words.iter().fold(0, |found, word| {
-        // Where a tag is the wanted one there is zero, of which the top bit becomes one, and it was not before.
+        // A matching hint becomes zero; subtracting one sets its top bit, which was clear before.
         let differs = u64::from_le_bytes(*word) ^ wanted;
         found | (differs.wrapping_sub(one) & !differs)
     });
-    found & top != 0 || rest.as_chunks().0.contains(&tag)
+    found & top != 0 || rest.as_chunks().0.contains(&hint)
 }
 
-/// Where this tag is among those of a page.
-pub(super) fn places(tags: &[u8], tag: Tag) -> impl Iterator<Item = usize> {
-    let batches = tags.chunks(AT_ONCE * TAG).enumerate().filter(move |(_, batch)| has(batch, tag));
+/// Positions of a hint.
+pub(super) fn positions(hints: &[u8], hint: Hint) -> impl Iterator<Item = usize> {
+    let batches = hints.chunks(BATCH * HINT).enumerate().filter(move |(_, batch)| contains(batch, hint));
     batches.flat_map(move |(at, batch)| {
-        let own = batch.as_chunks().0.iter().enumerate().filter(move |(_, known)| **known == tag);
-        own.map(move |(place, _)| at * AT_ONCE + place)
+        let own = batch.as_chunks().0.iter().enumerate().filter(move |(_, known)| **known == hint);
+        own.map(move |(position, _)| at * BATCH + position)
     })
 }
 
@@ -48,19 +50,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_is_found_wherever_it_is_and_no_other() {
+    fn owner_hint_is_found_at_every_position_and_no_other() {
         for length in [1, 3, 4, 63, 64, 65, 256] {
             for wanted in [0, 1, 2, 0x7fff, 0x8000, 0x8001, 0xffff_u16] {
                 let near = [wanted.wrapping_add(1), wanted.wrapping_sub(1), wanted ^ 0x8000, wanted ^ 0x0100];
-                let mut tags: Vec<u16> = near.into_iter().cycle().take(length).collect();
-                let bytes = |tags: &[u16]| tags.iter().flat_map(|tag| tag.to_le_bytes()).collect::<Vec<u8>>();
-                assert!(!has(&bytes(&tags), wanted.to_le_bytes()), "{wanted} of {length}");
+                let mut hints: Vec<u16> = near.into_iter().cycle().take(length).collect();
+                let bytes =
+                    |hints: &[u16]| hints.iter().flat_map(|tag| tag.to_le_bytes()).collect::<Vec<u8>>();
+                assert!(!contains(&bytes(&hints), wanted.to_le_bytes()), "{wanted} of {length}");
                 for at in [0, length / 2, length - 1] {
-                    tags[at] = wanted;
-                    let found: Vec<usize> = places(&bytes(&tags), wanted.to_le_bytes()).collect();
-                    let there: Vec<usize> = (0..length).filter(|place| tags[*place] == wanted).collect();
+                    hints[at] = wanted;
+                    let found: Vec<usize> = positions(&bytes(&hints), wanted.to_le_bytes()).collect();
+                    let there: Vec<usize> = (0..length).filter(|at| hints[*at] == wanted).collect();
                     assert_eq!(found, there, "{wanted} of {length}");
-                    assert!(has(&bytes(&tags), wanted.to_le_bytes()));
+                    assert!(contains(&bytes(&hints), wanted.to_le_bytes()));
                 }
             }
         }

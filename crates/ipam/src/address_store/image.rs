@@ -1,105 +1,98 @@
-//! The bytes of a ledger, as far as they are needed: a node that holds 50,000 addresses has 1 MB of them, and one call looks
-//! at few.
+//! Image: the bytes of a store's file, loaded as far as one call needs them.
 //!
-//! ```text
-//!   in the file   preface, heads │ tags │ slots of 16 pages │ heads │ tags │ slots of 16 pages │ …
-//!   here          preface, all heads │ tags of a group and slots of a page, as they are needed
-//! ```
-//!
-//! Rules:
-//! - what decides whether this is a ledger at all, the preface and every head, is read before anything is said;
-//! - memory that was never used costs more than reading: the tags of all groups are passed in one room, one after the
-//!   other, and kept are those of the first, which is the only one of a usual node, of those that are looked at closely, and
-//!   all when they are passed a second time;
-//! - tags and slots are read while whoever asks has the turn: nobody changes them meanwhile but he himself, who has them
-//!   here;
-//! - where they cannot be read, that is remembered, and nothing that was said since holds: [`Image::fault`].
+//! - The preface and every head are loaded at once, because they decide whether the file is valid.
+//! - Hints of a group and slots of a page are read on demand, while the caller holds the file's lock.
+//! - The first scan of the hints uses one buffer for all groups but the first; a second scan keeps what it reads. New
+//!   memory costs more than a read, and most nodes have one group.
+//! - A failed read is recorded in [`Image::read_error`]; every answer since then is invalid.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::hints::{FREE, has};
-use super::{
-    BODY, GROUP, GROUPS_MAX, HEAD, HEADS, INDEX, PAGES, PREFACE, Place, SLOT, SLOTS, TAG, TAGS, TAGS_OF,
+use super::format::{
+    GROUP, GROUP_PAGES, GROUPS_MAX, HEAD, HEADS_AT, HINTS_AT, PAGE_HINTS, PAGE_SLOTS, PREFACE, SLOT,
+    SLOTS_AT, hint_offset, slot_offset,
 };
+use super::hints::{FREE, contains};
+use super::{SLOTS, SlotId};
 
-/// Where the bytes of a ledger are.
-pub trait Source: fmt::Debug + Send + Sync {
-    /// How many there are.
+/// File of an address store.
+pub trait StoreFile: fmt::Debug + Send + Sync {
+    /// Length of the file in bytes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Error of the operating system.
     fn length(&self) -> io::Result<u64>;
 
-    /// Fills `room` with those from `offset` on.
+    /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// Those of the system; fewer are there.
-    fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()>;
+    /// Error of the operating system, or the end of the file comes first.
+    fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
-/// The bytes.
+/// Bytes of a store, as far as they are loaded.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
-    /// What comes before the heads of the first group, and the heads of all.
+    /// Bytes before the heads of the first group, then the heads of all groups.
     heads: Vec<u8>,
-    /// Of each group.
-    tags: Vec<Part>,
-    /// Of each page.
+    /// Hints of each group.
+    hints: Vec<Part>,
+    /// Slots of each page.
     slots: Vec<Part>,
-    /// Is a tag of the page free? Known once its tags were passed, until one is changed.
-    roomy: Vec<Cell<Option<bool>>>,
-    /// Were the tags passed?
-    passed: Cell<bool>,
-    source: Option<Arc<dyn Source>>,
-    fault: OnceCell<String>,
+    /// Whether a page has a free hint; `None` until its hints are scanned and after one of them changes.
+    free_hints: Vec<Cell<Option<bool>>>,
+    /// Whether the hints were scanned before.
+    scanned: Cell<bool>,
+    file: Option<Arc<dyn StoreFile>>,
+    read_error: OnceCell<String>,
 }
 
-/// What is read when it is needed.
+/// Bytes that are loaded on demand.
 type Part = OnceCell<Box<[u8]>>;
 
 // === impl Image ===
 
 impl Image {
-    /// A preface and no group.
+    /// Creates an image with a preface and no group.
     pub(super) fn new(mut preface: Vec<u8>) -> Image {
-        preface.resize(HEADS, 0);
-        let (tags, slots, roomy, passed, fault) = Default::default();
-        Image { heads: preface, tags, slots, roomy, passed, source: None, fault }
+        preface.resize(HEADS_AT, 0);
+        let (hints, slots, free_hints, scanned, read_error) = Default::default();
+        Image { heads: preface, hints, slots, free_hints, scanned, file: None, read_error }
     }
 
-    /// All the bytes of a file; what comes after a whole group is ignored. Nothing if not even the preface is there.
+    /// Loads a whole file. Bytes after the last whole group are ignored; `None` if the preface is incomplete.
     pub(super) fn of(bytes: &[u8]) -> Option<Image> {
         let mut image = Image::new(bytes.get(..PREFACE)?.to_vec());
         for group in bytes.chunks_exact(GROUP).take(GROUPS_MAX) {
-            let (index, slots) = group.split_at(INDEX);
-            image.heads.extend_from_slice(&index[HEADS..TAGS]);
-            image.tags.push(Part::from(Box::from(&index[TAGS..])));
-            image.slots.extend(slots.chunks_exact(BODY).map(|slots| Part::from(Box::from(slots))));
+            let (index, slots) = group.split_at(SLOTS_AT);
+            image.heads.extend_from_slice(&index[HEADS_AT..HINTS_AT]);
+            image.hints.push(Part::from(Box::from(&index[HINTS_AT..])));
+            image.slots.extend(slots.chunks_exact(PAGE_SLOTS).map(|slots| Part::from(Box::from(slots))));
         }
-        image.roomy.resize(image.slots.len(), Cell::new(None));
+        image.free_hints.resize(image.slots.len(), Cell::new(None));
         Some(image)
     }
 
-    /// The same, of which tags and slots are read when they are looked at.
-    pub(super) fn open(source: Arc<dyn Source>) -> io::Result<Option<Image>> {
+    /// Loads the preface and all heads of a file; hints and slots are read on demand.
+    pub(super) fn open(file: Arc<dyn StoreFile>) -> io::Result<Option<Image>> {
         let most = GROUPS_MAX * GROUP;
-        let length = usize::try_from(source.length()?).unwrap_or(most).min(most);
+        let length = usize::try_from(file.length()?).unwrap_or(most).min(most);
         if length < PREFACE {
             return Ok(None);
         }
         let groups = length / GROUP;
-        let mut heads = vec![0; HEADS + groups * PAGES * HEAD];
-        let first = if groups == 0 { PREFACE } else { TAGS };
-        source.fetch(0, &mut heads[..first])?;
-        for (group, room) in heads.chunks_exact_mut(HEADS).skip(1).enumerate().skip(1) {
-            source.fetch((group * GROUP + HEADS) as u64, room)?;
+        let mut heads = vec![0; HEADS_AT + groups * GROUP_PAGES * HEAD];
+        let first = if groups == 0 { PREFACE } else { HINTS_AT };
+        file.read_exact_at(0, &mut heads[..first])?;
+        for (group, buffer) in heads.chunks_exact_mut(HEADS_AT).skip(1).enumerate().skip(1) {
+            file.read_exact_at((group * GROUP + HEADS_AT) as u64, buffer)?;
         }
-        let (tags, slots) = (vec![Part::new(); groups], vec![Part::new(); groups * PAGES]);
-        let roomy = vec![Cell::new(None); groups * PAGES];
-        Ok(Some(Image { heads, tags, slots, roomy, source: Some(source), ..Image::new(Vec::new()) }))
+        let (hints, slots) = (vec![Part::new(); groups], vec![Part::new(); groups * GROUP_PAGES]);
+        let free_hints = vec![Cell::new(None); groups * GROUP_PAGES];
+        Ok(Some(Image { heads, hints, slots, free_hints, file: Some(file), ..Image::new(Vec::new()) }))
     }
 
     pub(super) fn preface(&self) -> &[u8] {
@@ -107,155 +100,159 @@ impl Image {
     }
 
     pub(super) fn groups(&self) -> usize {
-        self.tags.len()
+        self.hints.len()
     }
 
     pub(super) fn pages(&self) -> usize {
         self.slots.len()
     }
 
-    /// The head of a page.
+    /// Head of a page.
     pub(super) fn head(&self, page: usize) -> Option<&[u8]> {
-        let from = HEADS + page * HEAD;
+        let from = HEADS_AT + page * HEAD;
         self.heads.get(from..from + HEAD)
     }
 
-    /// The tags of a page's slots.
-    pub(super) fn tags(&self, page: usize) -> Option<&[u8]> {
-        let from = page % PAGES * TAGS_OF;
-        self.all_tags(page / PAGES)?.get(from..from + TAGS_OF)
+    /// Hints of a page's slots.
+    pub(super) fn hints(&self, page: usize) -> Option<&[u8]> {
+        let from = page % GROUP_PAGES * PAGE_HINTS;
+        self.group_hints(page / GROUP_PAGES)?.get(from..from + PAGE_HINTS)
     }
 
-    fn all_tags(&self, group: usize) -> Option<&[u8]> {
-        self.part(self.tags.get(group)?, tag_at(first_of(group)), PAGES * TAGS_OF)
+    fn group_hints(&self, group: usize) -> Option<&[u8]> {
+        self.load(self.hints.get(group)?, hint_offset(first_of(group)), GROUP_PAGES * PAGE_HINTS)
     }
 
-    /// Looks at the tags of every page that has a block, in order, as far as they can be read.
-    pub(super) fn pass(&self, mut look: impl FnMut(usize, &[u8])) {
-        let (mut room, keeps) = (Vec::new(), self.passed.replace(true));
+    /// Calls `visit` with the hints of every page that has a block, in order, until a read fails.
+    pub(super) fn scan_hints(&self, mut visit: impl FnMut(usize, &[u8])) {
+        let (mut buffer, keep) = (Vec::new(), self.scanned.replace(true));
         for group in 0..self.groups() {
-            let pages = group * PAGES..(group + 1) * PAGES;
+            let pages = group * GROUP_PAGES..(group + 1) * GROUP_PAGES;
             let is_block = |page: &usize| self.head(*page).is_some_and(|head| head[0] != 0);
             let Some(last) = pages.clone().rfind(is_block) else { continue };
-            let known = match self.tags.get(group).and_then(Part::get) {
-                None if keeps || group == 0 => self.all_tags(group),
-                Some(known) => Some(&**known),
+            let loaded = match self.hints.get(group).and_then(Part::get) {
+                None if keep || group == 0 => self.group_hints(group),
+                Some(loaded) => Some(&**loaded),
                 None => {
-                    room.resize((last + 1 - pages.start) * TAGS_OF, 0);
-                    self.fetch(tag_at(first_of(group)), &mut room).map(|()| room.as_slice())
+                    buffer.resize((last + 1 - pages.start) * PAGE_HINTS, 0);
+                    self.read(hint_offset(first_of(group)), &mut buffer).map(|()| buffer.as_slice())
                 }
             };
-            let Some(known) = known else { return };
-            for (page, tags) in pages.zip(known.chunks_exact(TAGS_OF)).filter(|(page, _)| is_block(page)) {
-                if let Some(roomy) = self.roomy.get(page).filter(|roomy| roomy.get().is_none()) {
-                    roomy.set(Some(has(tags, FREE)));
+            let Some(loaded) = loaded else { return };
+            for (page, hints) in pages.zip(loaded.chunks_exact(PAGE_HINTS)).filter(|(page, _)| is_block(page))
+            {
+                if let Some(known) = self.free_hints.get(page).filter(|known| known.get().is_none()) {
+                    known.set(Some(contains(hints, FREE)));
                 }
-                look(page, tags);
+                visit(page, hints);
             }
         }
     }
 
-    /// Is a tag of this page, which has a block, free?
-    pub(super) fn is_roomy(&self, page: usize) -> bool {
-        let Some(roomy) = self.roomy.get(page) else { return false };
-        match (roomy.get(), self.tags.get(page / PAGES).and_then(Part::get)) {
+    /// Whether a page that has a block has a free hint.
+    pub(super) fn has_free_hint(&self, page: usize) -> bool {
+        let Some(known) = self.free_hints.get(page) else { return false };
+        match (known.get(), self.hints.get(page / GROUP_PAGES).and_then(Part::get)) {
             (Some(_), _) => {}
-            (None, Some(_)) => roomy.set(self.tags(page).map(|tags| has(tags, FREE))),
-            (None, None) if self.fault().is_none() => self.pass(|_, _| ()),
+            (None, Some(_)) => known.set(self.hints(page).map(|hints| contains(hints, FREE))),
+            (None, None) if self.read_error().is_none() => self.scan_hints(|_, _| ()),
             (None, None) => {}
         }
-        roomy.get() == Some(true)
+        known.get() == Some(true)
     }
 
-    /// The slots of a page.
+    /// Slots of a page.
     pub(super) fn slots(&self, page: usize) -> Option<&[u8]> {
-        self.part(self.slots.get(page)?, at(Place { page, slot: 0 }), BODY)
+        self.load(self.slots.get(page)?, slot_offset(SlotId { page, slot: 0 }), PAGE_SLOTS)
     }
 
-    /// One slot.
-    pub(super) fn slot(&self, place: Place) -> Option<[u8; SLOT]> {
-        let Place { page, slot } = place;
+    /// Bytes of one slot; reads only these if the page is not loaded.
+    pub(super) fn slot(&self, id: SlotId) -> Option<[u8; SLOT]> {
+        let SlotId { page, slot } = id;
         let from = slot.checked_mul(SLOT).filter(|_| slot < SLOTS)?;
         let mut bytes = [0; SLOT];
         match self.slots.get(page)?.get() {
             Some(slots) => bytes.copy_from_slice(slots.get(from..from + SLOT)?),
-            None => self.fetch(at(place), &mut bytes)?,
+            None => self.read(slot_offset(id), &mut bytes)?,
         }
         Some(bytes)
     }
 
-    fn part<'a>(&self, part: &'a Part, offset: usize, length: usize) -> Option<&'a [u8]> {
-        if let Some(known) = part.get() {
-            return Some(known);
+    fn load<'a>(&self, part: &'a Part, offset: usize, length: usize) -> Option<&'a [u8]> {
+        if let Some(loaded) = part.get() {
+            return Some(loaded);
         }
-        let mut room = vec![0; length].into_boxed_slice();
-        self.fetch(offset, &mut room)?;
-        Some(part.get_or_init(|| room))
+        let mut buffer = vec![0; length].into_boxed_slice();
+        self.read(offset, &mut buffer)?;
+        Some(part.get_or_init(|| buffer))
     }
 
-    fn fetch(&self, offset: usize, room: &mut [u8]) -> Option<()> {
-        match self.source.as_ref()?.fetch(offset as u64, room) {
+    fn read(&self, offset: usize, buffer: &mut [u8]) -> Option<()> {
+        match self.file.as_ref()?.read_exact_at(offset as u64, buffer) {
             Ok(()) => Some(()),
             Err(error) => {
-                let _ = self.fault.set(error.to_string());
+                let _ = self.read_error.set(error.to_string());
                 None
             }
         }
     }
 
-    /// Why tags or slots could not be read.
-    pub(super) fn fault(&self) -> Option<&str> {
-        self.fault.get().map(String::as_str)
+    /// Error of a failed read of hints or slots.
+    pub(super) fn read_error(&self) -> Option<&str> {
+        self.read_error.get().map(String::as_str)
     }
 
-    /// Adds a group that nothing is in; where its bytes begin and end that are to be zero.
-    pub(super) fn grow(&mut self) -> std::ops::Range<usize> {
+    /// Adds an empty group and returns the range of its bytes, which must be zero in the file.
+    pub(super) fn add_group(&mut self) -> std::ops::Range<usize> {
         let from = (self.groups() * GROUP).max(PREFACE);
-        self.heads.resize(self.heads.len() + PAGES * HEAD, 0);
-        self.tags.push(Part::from(Box::from([0; PAGES * TAGS_OF])));
-        let pages = self.groups() * PAGES;
-        self.slots.resize_with(pages, || Part::from(Box::from([0; BODY])));
-        self.roomy.resize(pages, Cell::new(None));
+        self.heads.resize(self.heads.len() + GROUP_PAGES * HEAD, 0);
+        self.hints.push(Part::from(Box::from([0; GROUP_PAGES * PAGE_HINTS])));
+        let pages = self.groups() * GROUP_PAGES;
+        self.slots.resize_with(pages, || Part::from(Box::from([0; PAGE_SLOTS])));
+        self.free_hints.resize(pages, Cell::new(None));
         from..self.groups() * GROUP
     }
 
-    /// Writes at this place, inside the preface or the head, tags or slots of a page.
-    pub(super) fn put(&mut self, offset: usize, bytes: &[u8]) {
+    /// Changes bytes inside the preface or inside the head, hints or slots of one page.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let (group, inside) = (offset / GROUP, offset % GROUP);
-        if inside < TAGS {
-            copy(&mut self.heads, group * PAGES * HEAD + inside, bytes);
-        } else if inside < INDEX {
-            if self.all_tags(group).is_none() {
+        if inside < HINTS_AT {
+            copy(&mut self.heads, group * GROUP_PAGES * HEAD + inside, bytes);
+        } else if inside < SLOTS_AT {
+            if self.group_hints(group).is_none() {
                 return;
             }
-            if let Some(tags) = self.tags.get_mut(group).and_then(Part::get_mut) {
-                copy(tags, inside - TAGS, bytes);
+            if let Some(hints) = self.hints.get_mut(group).and_then(Part::get_mut) {
+                copy(hints, inside - HINTS_AT, bytes);
             }
-            if let Some(roomy) = self.roomy.get(group * PAGES + (inside - TAGS) / TAGS_OF) {
-                roomy.set(None);
+            if let Some(known) = self.free_hints.get(group * GROUP_PAGES + (inside - HINTS_AT) / PAGE_HINTS) {
+                known.set(None);
             }
         } else {
-            let (page, from) = (group * PAGES + (inside - INDEX) / BODY, (inside - INDEX) % BODY);
-            // Of what is written anew nothing need be read.
-            if bytes.len() < BODY && self.slots(page).is_none() {
+            let (page, from) =
+                (group * GROUP_PAGES + (inside - SLOTS_AT) / PAGE_SLOTS, (inside - SLOTS_AT) % PAGE_SLOTS);
+            // A page that is overwritten as a whole need not be read.
+            if bytes.len() < PAGE_SLOTS && self.slots(page).is_none() {
                 return;
             }
             match self.slots.get_mut(page) {
-                Some(slots) if bytes.len() == BODY => *slots = Part::from(Box::from(bytes)),
+                Some(slots) if bytes.len() == PAGE_SLOTS => *slots = Part::from(Box::from(bytes)),
                 Some(slots) => slots.get_mut().into_iter().for_each(|slots| copy(slots, from, bytes)),
                 None => {}
             }
         }
     }
 
-    /// All of them; what cannot be read is left out from there on.
+    /// Bytes of the whole file, up to the first part that cannot be read.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.preface().to_vec();
         for group in 0..self.groups() {
-            bytes.resize(group * GROUP + HEADS, 0);
-            bytes.extend_from_slice(&self.heads[HEADS + group * PAGES * HEAD..][..PAGES * HEAD]);
-            let slots = (group * PAGES..(group + 1) * PAGES).map(|page| self.slots(page));
-            for part in std::iter::once(self.all_tags(group)).chain(slots) {
+            bytes.resize(group * GROUP + HEADS_AT, 0);
+            bytes.extend_from_slice(
+                &self.heads[HEADS_AT + group * GROUP_PAGES * HEAD..][..GROUP_PAGES * HEAD],
+            );
+            let slots = (group * GROUP_PAGES..(group + 1) * GROUP_PAGES).map(|page| self.slots(page));
+            for part in std::iter::once(self.group_hints(group)).chain(slots) {
                 let Some(part) = part else { return bytes };
                 bytes.extend_from_slice(part);
             }
@@ -272,28 +269,13 @@ impl PartialEq for Image {
 
 impl Eq for Image {}
 
-fn first_of(group: usize) -> Place {
-    Place { page: group * PAGES, slot: 0 }
+fn first_of(group: usize) -> SlotId {
+    SlotId { page: group * GROUP_PAGES, slot: 0 }
 }
 
-/// Where the head of a page is in the file.
-pub(super) fn head_at(page: usize) -> usize {
-    page / PAGES * GROUP + HEADS + page % PAGES * HEAD
-}
-
-/// Where the tag of a slot is.
-pub(super) fn tag_at(Place { page, slot }: Place) -> usize {
-    page / PAGES * GROUP + TAGS + (page % PAGES * SLOTS + slot) * TAG
-}
-
-/// Where a slot is.
-pub(super) fn at(Place { page, slot }: Place) -> usize {
-    page / PAGES * GROUP + INDEX + page % PAGES * BODY + slot * SLOT
-}
-
-fn copy(room: &mut [u8], from: usize, bytes: &[u8]) {
-    if let Some(room) = room.get_mut(from..) {
-        let length = room.len().min(bytes.len());
-        room[..length].copy_from_slice(&bytes[..length]);
+fn copy(buffer: &mut [u8], from: usize, bytes: &[u8]) {
+    if let Some(buffer) = buffer.get_mut(from..) {
+        let length = buffer.len().min(bytes.len());
+        buffer[..length].copy_from_slice(&bytes[..length]);
     }
 }

@@ -1,4 +1,4 @@
-//! The order, the choice, and what holds for every set: beside the slow and obvious way.
+//! Search order and choice of range sets, compared with a slow model for random sets.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ fn texts(candidates: Candidates<'_>) -> Vec<String> {
 }
 
 #[test]
-fn the_order_begins_behind_the_last_one_and_ends_with_it() {
+fn range_set_search_starts_after_last_address_and_wraps() {
     let set = set(&[
         ("10.0.0.0/24", "10.0.0.1", "10.0.0.3", "10.0.0.1"),
         ("10.0.1.0/24", "10.0.1.8", "10.0.1.9", "10.0.1.9"),
@@ -50,7 +50,7 @@ fn the_order_begins_behind_the_last_one_and_ends_with_it() {
 }
 
 #[test]
-fn an_assignment_has_the_prefix_and_gateway_of_its_range() {
+fn range_set_assignment_has_prefix_and_gateway_of_its_range() {
     let set = set(&[
         ("10.0.0.0/24", "10.0.0.2", "10.0.0.3", "10.0.0.254"),
         ("10.7.0.0/16", "10.7.0.5", "10.7.0.5", "10.0.0.3"),
@@ -61,22 +61,22 @@ fn an_assignment_has_the_prefix_and_gateway_of_its_range() {
         ("10.7.0.5/16", Some(ip("10.0.0.3")))
     );
     assert_eq!(set.assign(ip("10.7.0.6")), None, "outside");
-    assert_eq!(set.assign(ip("10.0.0.3")), None, "the gateway of another range");
+    assert_eq!(set.assign(ip("10.0.0.3")), None, "gateway of another range");
     assert!(set.contains(ip("10.0.0.3")) && set.is_gateway(ip("10.0.0.254")));
     assert_eq!(texts(set.after(None)), ["10.0.0.2", "10.7.0.5"]);
     assert_eq!(set.to_string(), "10.0.0.2-10.0.0.3,10.7.0.5-10.7.0.5");
 }
 
 #[test]
-fn a_set_is_of_one_family_and_does_not_overlap() {
+fn range_set_rejects_mixed_families_and_overlaps() {
     let a = || range("10.0.0.0/24", "10.0.0.2", "10.0.0.20", "");
     let b = || range("10.0.0.0/16", "10.0.0.21", "10.0.0.30", "");
     let c = || range("10.0.0.0/24", "10.0.0.30", "10.0.0.40", "");
     let v6 = || range("::/96", "::a00:2", "::a00:14", "");
-    assert_eq!(RangeSet::new(vec![]), Err(SetRefusal::Empty));
-    assert_eq!(RangeSet::new(vec![a(), b(), v6()]), Err(SetRefusal::MixedFamilies(2)));
-    assert_eq!(RangeSet::new(vec![c(), a(), b()]), Err(SetRefusal::Overlap(0, 2)));
-    assert!(RangeSet::new(vec![b(), a()]).is_ok(), "one subnet inside the other does no harm");
+    assert_eq!(RangeSet::new(vec![]), Err(RangeSetError::Empty));
+    assert_eq!(RangeSet::new(vec![a(), b(), v6()]), Err(RangeSetError::MixedFamilies(2)));
+    assert_eq!(RangeSet::new(vec![c(), a(), b()]), Err(RangeSetError::Overlap(0, 2)));
+    assert!(RangeSet::new(vec![b(), a()]).is_ok(), "nested subnets are accepted");
     let sets = |lists: Vec<Vec<Range>>| {
         lists.into_iter().map(|list| RangeSet::new(list).unwrap()).collect::<Vec<_>>()
     };
@@ -85,37 +85,37 @@ fn a_set_is_of_one_family_and_does_not_overlap() {
 }
 
 #[test]
-fn a_whole_ipv6_subnet_takes_no_longer_than_what_is_held_in_it() {
+fn range_set_search_of_ipv6_subnet_depends_on_used_only() {
     let set = set(&[("::/0", "::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "::1")]);
-    let held: Held = (2u128..=50_000).map(|number| Family::V6.address(number)).collect();
-    assert_eq!(set.choose(None, &held).unwrap().address.addr(), ip("::c351"));
+    let used: UsedAddresses = (2u128..=50_000).map(|number| Family::V6.address(number)).collect();
+    assert_eq!(set.choose(None, &used).unwrap().address.addr(), ip("::c351"));
     let end = ip("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe");
     assert_eq!(
-        set.choose(Some(end), &held).unwrap().address.addr(),
+        set.choose(Some(end), &used).unwrap().address.addr(),
         ip("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
     );
-    let held: Held = held_and(&held, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+    let used: UsedAddresses = used_and(&used, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
     assert_eq!(
-        set.choose(Some(end), &held).unwrap().address.addr(),
+        set.choose(Some(end), &used).unwrap().address.addr(),
         ip("::c351"),
-        "round the end of all addresses"
+        "wraps at the last IPv6 address"
     );
 }
 
-/// A run of 50,000 and one more.
-fn held_and(held: &Held, more: &str) -> Held {
+/// Adds one address to a run of 50,000.
+fn used_and(used: &UsedAddresses, more: &str) -> UsedAddresses {
     let run = (2u128..=50_000).map(|number| Family::V6.address(number));
-    let both: Held = run.chain([ip(more)]).collect();
-    assert_ne!(&both, held);
+    let both: UsedAddresses = run.chain([ip(more)]).collect();
+    assert_ne!(&both, used);
     both
 }
 
-/// Where the subnets of a random set begin: the ends of each family are in it.
+/// First addresses of the subnets of random sets, including both ends of each family.
 const PLACES: [&str; 6] =
     ["0.0.0.0", "10.1.2.0", "255.255.255.0", "::", "fd00::100", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"];
 
 prop_compose! {
-    /// A range of a few addresses somewhere in a /24 or /120, with a gateway near it.
+    /// Range of a few addresses in a /24 or /120, with a gateway near it.
     fn small_range(family: bool)(
         place in 0..3_usize, first in 0..30_u128, length in 0..9_u128, gateway in proptest::option::of(0..40_u128),
     ) -> Range {
@@ -131,7 +131,7 @@ prop_compose! {
     }
 }
 
-/// Sets of up to four ranges that do not overlap.
+/// Sets of up to four ranges without overlap.
 fn sets() -> impl Strategy<Value = RangeSet> {
     any::<bool>().prop_flat_map(|family| {
         proptest::collection::vec(small_range(family), 1..5).prop_map(|ranges| {
@@ -148,7 +148,7 @@ fn sets() -> impl Strategy<Value = RangeSet> {
     })
 }
 
-/// All addresses of a set that may be given, the slow way.
+/// All addresses of a set that may be allocated, found by enumeration.
 fn all(set: &RangeSet) -> Vec<IpAddr> {
     let numbers = set.ranges().iter().flat_map(|range| {
         let (first, last) = range.bounds();
@@ -159,55 +159,55 @@ fn all(set: &RangeSet) -> Vec<IpAddr> {
 
 proptest! {
     #[test]
-    fn every_address_is_a_candidate_once_and_no_other_is(set in sets(), last in 0..60_usize) {
+    fn range_set_candidates_are_complete_and_unique(set in sets(), last in 0..60_usize) {
         let expected = all(&set);
         let last = expected.get(last).copied();
         let order: Vec<IpAddr> = set.after(last).map(|assignment| assignment.address.addr()).collect();
         prop_assert_eq!(order.len(), expected.len());
-        let given: HashSet<IpAddr> = order.iter().copied().collect();
-        prop_assert_eq!(&given, &expected.iter().copied().collect());
-        prop_assert!(last.is_none() || order.last() == last.as_ref(), "the last one comes last");
+        let allocated: HashSet<IpAddr> = order.iter().copied().collect();
+        prop_assert_eq!(&allocated, &expected.iter().copied().collect());
+        prop_assert!(last.is_none() || order.last() == last.as_ref(), "the last address comes last");
         for ip in order {
             prop_assert!(set.contains(ip) && !set.is_gateway(ip));
         }
     }
 
     #[test]
-    fn the_choice_is_the_first_candidate_that_is_not_held(
+    fn range_set_choice_is_first_unused_candidate(
         set in sets(), last in 0..60_usize, taken in proptest::collection::vec(any::<bool>(), 60),
     ) {
         let every = all(&set);
-        let held: Vec<IpAddr> = every.iter().zip(&taken).filter(|(_, taken)| **taken).map(|(ip, _)| *ip).collect();
-        // What else is held, gateways among it, makes no difference.
+        let used: Vec<IpAddr> = every.iter().zip(&taken).filter(|(_, taken)| **taken).map(|(ip, _)| *ip).collect();
+        // Gateways and addresses outside the set make no difference.
         let more = set.ranges().iter().filter_map(Range::gateway).chain(PLACES.map(ip));
-        let known: Held = held.iter().copied().chain(more).filter(|ip| held.contains(ip) || !every.contains(ip)).collect();
+        let known: UsedAddresses = used.iter().copied().chain(more).filter(|ip| used.contains(ip) || !every.contains(ip)).collect();
         let last = every.get(last).copied();
-        let slow = set.after(last).find(|assignment| !held.contains(&assignment.address.addr()));
+        let slow = set.after(last).find(|assignment| !used.contains(&assignment.address.addr()));
         prop_assert_eq!(set.choose(last, &known), slow);
     }
 
     #[test]
-    fn taking_one_after_the_other_gives_every_address_once_and_then_none(set in sets(), last in 0..60_usize) {
+    fn range_set_allocates_every_address_once_then_none(set in sets(), last in 0..60_usize) {
         let every = all(&set);
         let mut last = every.get(last).copied();
-        let mut given: Vec<IpAddr> = Vec::new();
-        while let Some(assignment) = set.choose(last, &given.iter().copied().collect()) {
+        let mut allocated: Vec<IpAddr> = Vec::new();
+        while let Some(assignment) = set.choose(last, &allocated.iter().copied().collect()) {
             let ip = assignment.address.addr();
-            prop_assert!(!given.contains(&ip), "{} was given twice", ip);
-            given.push(ip);
+            prop_assert!(!allocated.contains(&ip), "{} was allocated twice", ip);
+            allocated.push(ip);
             last = Some(ip);
         }
-        prop_assert_eq!(given.len(), every.len());
+        prop_assert_eq!(allocated.len(), every.len());
     }
 
     #[test]
-    fn one_free_address_is_found_wherever_it_is(set in sets(), free in 0..60_usize, last in 0..60_usize) {
+    fn range_set_finds_the_only_free_address(set in sets(), free in 0..60_usize, last in 0..60_usize) {
         let every = all(&set);
         prop_assume!(!every.is_empty());
         let free = every[free % every.len()];
-        let held: Held = every.iter().copied().filter(|ip| *ip != free).collect();
-        let chosen = set.choose(every.get(last).copied(), &held).map(|assignment| assignment.address.addr());
+        let used: UsedAddresses = every.iter().copied().filter(|ip| *ip != free).collect();
+        let chosen = set.choose(every.get(last).copied(), &used).map(|assignment| assignment.address.addr());
         prop_assert_eq!(chosen, Some(free));
-        prop_assert!(!held.contains(free));
+        prop_assert!(!used.contains(free));
     }
 }

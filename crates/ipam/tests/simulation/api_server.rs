@@ -1,21 +1,22 @@
-//! The API server of the simulation: objects by name, and everything that may go wrong on the way to it.
+//! Simulated API server: objects by name, with lost requests, lost answers, delays and conflicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
-use ipam::registry::{Fault, Holder, Object, Registry, Standing};
+use ipam::registry::PoolState;
+use ipam::{Holder, IpBlock, Registry, RegistryError};
 use ipnet::IpNet;
 
-/// A generator of numbers by seed: xorshift64*.
+/// Random numbers by seed: xorshift64*.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    /// The next number below `bound`.
+    /// Returns the next number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -23,38 +24,40 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound.max(1)
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times on average.
     pub(crate) fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// What the server holds.
+/// State of the server.
 #[derive(Debug)]
 pub(crate) struct Server {
-    pub(crate) objects: BTreeMap<IpNet, Object>,
-    /// Those that a hand has deleted, and that stay because they are somebody's: their uids.
-    doomed: BTreeSet<String>,
-    /// Do they stay? Where no hand does that, a removal is one request, as the seeds that once failed had it.
+    pub(crate) objects: BTreeMap<IpNet, IpBlock>,
+    /// Uids of the objects that were deleted manually and remain because they are in use.
+    deleted: BTreeSet<String>,
+    /// Whether a deletion protects objects in use. Without manual deletions it is off, so that a deletion is one request and
+    /// the seeds in `FAILED_BEFORE` keep their meaning.
     pub(crate) protects: bool,
-    pub(crate) gone: BTreeSet<String>,
-    /// The addresses that pods show.
+    /// Names of the deleted pods.
+    pub(crate) deleted_pods: BTreeSet<String>,
+    /// Addresses in the status of pods.
     pub(crate) shown: BTreeSet<IpAddr>,
-    /// Nodes that are dead and fenced.
+    /// Nodes that are dead and fenced off.
     pub(crate) dead: BTreeSet<String>,
     pub(crate) random: Random,
-    /// Once in so many requests something goes wrong; 0: never.
+    /// Fault rate: one in this many requests fails; 0 for none.
     pub(crate) trouble: u64,
     pub(crate) down: bool,
     pub(crate) requests: u64,
-    /// The single addresses that the pool was told of.
-    pub(crate) told: BTreeSet<IpNet>,
-    /// Blocks that were looked into after they were made, and those that were not.
-    pub(crate) looked: [u64; 2],
-    counter: u64,
+    /// Single addresses that the pool has recorded.
+    pub(crate) recorded: BTreeSet<IpNet>,
+    /// Number of new blocks whose single addresses were read, and of those that were not.
+    pub(crate) pool_states: [u64; 2],
+    versions: u64,
 }
 
-/// A connection to it.
+/// Connection to the server.
 #[derive(Debug, Clone)]
 pub(crate) struct Api {
     pub(crate) server: Arc<Mutex<Server>>,
@@ -65,41 +68,44 @@ impl Api {
     pub(crate) fn new(seed: u64) -> Api {
         let server = Server {
             objects: BTreeMap::new(),
-            doomed: BTreeSet::new(),
+            deleted: BTreeSet::new(),
             protects: false,
-            gone: BTreeSet::new(),
+            deleted_pods: BTreeSet::new(),
             shown: BTreeSet::new(),
             dead: BTreeSet::new(),
             random: Random(seed.wrapping_mul(0x9e37_79b9).wrapping_add(88_172_645_463_325_252)),
             trouble: 12,
             down: false,
             requests: 0,
-            told: BTreeSet::new(),
-            looked: [0; 2],
-            counter: 0,
+            recorded: BTreeSet::new(),
+            pool_states: [0; 2],
+            versions: 0,
         };
         Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default() }
     }
 
-    /// A connection of another node.
+    /// Opens a connection for another node.
     pub(crate) fn connect(&self) -> Api {
         Api { server: Arc::clone(&self.server), partitioned: Arc::default() }
     }
 
-    /// Which nodes are dead and fenced.
-    pub(crate) async fn dead(&self) -> Result<BTreeSet<String>, Fault> {
+    /// Returns the nodes that are dead and fenced off.
+    pub(crate) async fn dead(&self) -> Result<BTreeSet<String>, RegistryError> {
         self.request(|server| Ok(server.dead.clone())).await
     }
 
-    /// Does a pod show this address?
-    pub(crate) async fn shows(&self, ip: IpAddr) -> Result<bool, Fault> {
+    /// Whether the status of a pod contains an address.
+    pub(crate) async fn shows(&self, ip: IpAddr) -> Result<bool, RegistryError> {
         self.request(|server| Ok(server.shown.contains(&ip))).await
     }
 
-    /// One request: it is under way for a while, arrives or not, and its answer comes back or not.
-    async fn request<T>(&self, work: impl FnOnce(&mut Server) -> Result<T, Fault>) -> Result<T, Fault> {
-        let lost = || Err(Fault::Unknown("lost".into()));
-        let (wait_before, wait_after, forget, silent) = {
+    /// Makes a request: it is delayed, may be lost, and its answer may be lost.
+    async fn request<T>(
+        &self,
+        work: impl FnOnce(&mut Server) -> Result<T, RegistryError>,
+    ) -> Result<T, RegistryError> {
+        let lost = || Err(RegistryError::Unknown("lost".into()));
+        let (delay_before, delay_after, loses_request, loses_answer) = {
             let server = &mut *self.server.lock().unwrap();
             server.requests += 1;
             let trouble = server.trouble;
@@ -107,17 +113,27 @@ impl Api {
             let once = |random: &mut Random| trouble > 0 && random.once_in(trouble * 2);
             (random.below(4), random.below(4), once(random), once(random))
         };
-        Pause(wait_before).await;
-        if forget || *self.partitioned.lock().unwrap() || self.server.lock().unwrap().down {
+        Pause(delay_before).await;
+        if loses_request || *self.partitioned.lock().unwrap() || self.server.lock().unwrap().down {
             return lost();
         }
         let done = work(&mut self.server.lock().unwrap());
-        Pause(wait_after).await;
-        if silent || *self.partitioned.lock().unwrap() { lost() } else { done }
+        Pause(delay_after).await;
+        if loses_answer || *self.partitioned.lock().unwrap() { lost() } else { done }
     }
 }
 
-/// Waits so many turns.
+/// Polls a task until it ends.
+pub(crate) fn block_on<T>(task: impl Future<Output = T>) -> T {
+    let mut task = pin!(task);
+    loop {
+        if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return done;
+        }
+    }
+}
+
+/// Delay of this many polls.
 pub(crate) struct Pause(pub(crate) u64);
 
 impl Future for Pause {
@@ -134,12 +150,12 @@ impl Future for Pause {
 
 impl Server {
     fn version(&mut self) -> String {
-        self.counter += 1;
-        self.counter.to_string()
+        self.versions += 1;
+        self.versions.to_string()
     }
 
-    /// A node says that it is there: what it has is changed, and stays. Its leases.
-    pub(crate) fn answered_by(&mut self, node: &str) -> BTreeSet<String> {
+    /// Changes the objects of a node, as the agent's answer to a liveness probe does, and returns their leases.
+    pub(crate) fn answer_probe(&mut self, node: &str) -> BTreeSet<String> {
         let mut leases = BTreeSet::new();
         for net in self.objects.keys().copied().collect::<Vec<_>>() {
             let version = self.version();
@@ -152,90 +168,91 @@ impl Server {
         leases
     }
 
-    /// A hand deletes an object; did it stay?
-    pub(crate) fn delete_by_hand(&mut self, net: IpNet) -> bool {
+    /// Deletes an object manually; returns whether it remains because it is in use.
+    pub(crate) fn delete_manually(&mut self, net: IpNet) -> bool {
         let Some(object) = self.objects.get(&net) else { return false };
         let is_in_use = object.is_in_use();
-        match is_in_use {
-            true => drop(self.doomed.insert(object.uid.clone())),
-            false => drop(self.objects.remove(&net)),
+        if is_in_use {
+            self.deleted.insert(object.uid.clone());
+        } else {
+            self.objects.remove(&net);
         }
         is_in_use
     }
 
-    /// The blocks of a node that a hand has deleted.
-    pub(crate) fn doomed_of(&self, node: &str) -> Vec<Object> {
-        let is_doomed = |object: &Object| object.holder.node == node && self.doomed.contains(&object.uid);
-        self.list(|object| is_doomed(object) && !object.is_single())
+    /// Blocks of a node that were deleted manually.
+    pub(crate) fn deleted_blocks_of(&self, node: &str) -> Vec<IpBlock> {
+        let is_deleted = |object: &IpBlock| object.holder.node == node && self.deleted.contains(&object.uid);
+        self.list(|object| is_deleted(object) && !object.is_single_address())
     }
 
-    /// Changes an object, if it is still that one; what a hand has deleted is gone with that, if it is `over`.
-    fn change(&mut self, object: &Object, over: bool) -> Result<Object, Fault> {
+    /// Changes an object, if it was not changed since. `over` removes it if it was deleted manually.
+    fn change(&mut self, object: &IpBlock, over: bool) -> Result<IpBlock, RegistryError> {
         let version = self.version();
         match self.objects.get_mut(&object.net) {
             Some(known) if known.uid == object.uid && known.version == object.version => {
-                *known = Object { version, ..object.clone() };
+                *known = IpBlock { version, ..object.clone() };
                 let changed = known.clone();
-                if over && self.doomed.remove(&changed.uid) {
+                if over && self.deleted.remove(&changed.uid) {
                     self.objects.remove(&changed.net);
                 }
                 Ok(changed)
             }
-            _ => Err(Fault::Conflict),
+            _ => Err(RegistryError::Conflict),
         }
     }
 
-    fn list(&self, wanted: impl Fn(&Object) -> bool) -> Vec<Object> {
+    fn list(&self, wanted: impl Fn(&IpBlock) -> bool) -> Vec<IpBlock> {
         self.objects.values().filter(|object| wanted(object)).cloned().collect()
     }
 }
 
 impl Registry for Api {
-    async fn create(&self, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+    async fn create(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
         self.request(|server| {
             if server.objects.contains_key(&net) {
-                return Err(Fault::Conflict);
+                return Err(RegistryError::Conflict);
             }
             let (uid, version) = (format!("u{}", server.version()), server.version());
-            let object = Object { net, uid, version, holder: holder.clone(), holes: Vec::new() };
+            let object = IpBlock { net, uid, version, holder: holder.clone(), reserved: Vec::new() };
             server.objects.insert(net, object.clone());
             Ok(object)
         })
         .await
     }
 
-    async fn read(&self, net: IpNet) -> Result<Option<Object>, Fault> {
+    async fn read(&self, net: IpNet) -> Result<Option<IpBlock>, RegistryError> {
         self.request(|server| Ok(server.objects.get(&net).cloned())).await
     }
 
-    async fn inside(&self, block: IpNet) -> Result<Vec<Object>, Fault> {
+    async fn single_addresses_in(&self, block: IpNet) -> Result<Vec<IpBlock>, RegistryError> {
         self.request(|server| Ok(server.list(|object| object.net != block && block.contains(&object.net))))
             .await
     }
 
-    async fn all(&self) -> Result<Vec<Object>, Fault> {
+    async fn list(&self) -> Result<Vec<IpBlock>, RegistryError> {
         self.request(|server| Ok(server.list(|_| true))).await
     }
 
-    async fn of(&self, node: &str, ledger: &str) -> Result<Vec<Object>, Fault> {
+    async fn list_of_store(&self, node: &str, store: &str) -> Result<Vec<IpBlock>, RegistryError> {
         self.request(|server| {
-            Ok(server.list(|object| object.holder.node == node && object.holder.ledger == ledger))
+            Ok(server.list(|object| object.holder.node == node && object.holder.store == store))
         })
         .await
     }
 
-    async fn claimed(&self, claim: &str) -> Result<Vec<Object>, Fault> {
+    async fn list_of_claim(&self, claim: &str) -> Result<Vec<IpBlock>, RegistryError> {
         self.request(|server| Ok(server.list(|object| object.holder.claim == claim))).await
     }
 
-    async fn replace(&self, object: &Object) -> Result<Object, Fault> {
+    async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
         self.request(|server| server.change(object, !object.is_in_use())).await
     }
 
-    async fn delete(&self, object: &Object) -> Result<(), Fault> {
+    async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         let mut object = object.clone();
         if object.is_in_use() && self.server.lock().unwrap().protects {
-            // From here on a hand may delete it, or has.
+            // The object is free from here on, and may be deleted manually.
             object = self.request(|server| server.change(&object, true)).await?;
         }
         self.request(|server| match server.objects.get(&object.net) {
@@ -244,39 +261,39 @@ impl Registry for Api {
                 server.objects.remove(&object.net);
                 Ok(())
             }
-            Some(_) => Err(Fault::Conflict),
+            Some(_) => Err(RegistryError::Conflict),
         })
         .await
     }
 
-    async fn standing(&self, net: IpNet) -> Result<Standing, Fault> {
+    async fn pool_state(&self, net: IpNet) -> Result<PoolState, RegistryError> {
         self.request(|server| {
-            let is_mixed = server.told.iter().any(|single| net.contains(single));
+            let is_mixed = server.recorded.iter().any(|single| net.contains(single));
             if net.prefix_len() < net.max_prefix_len() {
-                server.looked[usize::from(!is_mixed)] += 1;
+                server.pool_states[usize::from(!is_mixed)] += 1;
             }
-            Ok(if is_mixed { Standing::Mixed } else { Standing::Whole })
+            Ok(if is_mixed { PoolState::SingleAddressesPossible } else { PoolState::NoSingleAddresses })
         })
         .await
     }
 
-    async fn tell(&self, net: IpNet) -> Result<(), Fault> {
-        // Who has read that it was told already need not.
-        if self.server.lock().unwrap().told.contains(&net) {
+    async fn record_single_address(&self, net: IpNet) -> Result<(), RegistryError> {
+        // A record that was read before needs no request.
+        if self.server.lock().unwrap().recorded.contains(&net) {
             return Ok(());
         }
         self.request(|server| {
-            server.told.insert(net);
+            server.recorded.insert(net);
             Ok(())
         })
         .await
     }
 
-    async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
-        self.request(|server| Ok(server.gone.contains(owner))).await
+    async fn is_pod_deleted(&self, owner: &str) -> Result<bool, RegistryError> {
+        self.request(|server| Ok(server.deleted_pods.contains(owner))).await
     }
 
-    async fn pause(&self, look: u32) {
-        Pause(u64::from(look) * 20).await;
+    async fn wait_for_transfer(&self, check: u32) {
+        Pause(u64::from(check) * 20).await;
     }
 }

@@ -1,89 +1,92 @@
-//! A node whose pods have come and gone: how many blocks it keeps for those that are left, turn by turn on the real ledger.
+//! Draining: how many blocks a node keeps while its pods are replaced, on a real address store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipam::ledger::{Clock, Lease, Ledger, State};
-use ipam::turn::{self, Supply, Turn, Wish};
-use ipam::{Filter, Range};
+use ipam::{
+    AddressFilter, AddressStore, Allocation, AllocationKind, BlockLease, BlockState, Clock, LeaseResponse,
+    Range,
+};
 use ipnet::IpNet;
 
 use super::api_server::Random;
 
-/// How long an address rests, and a block is idle, in milliseconds.
-const REST: u64 = 60_000;
+/// Length of the quarantine in milliseconds.
+const QUARANTINE: u64 = 60_000;
+/// Time after which an idle block is returned, in milliseconds.
 const IDLE: u64 = 600_000;
-/// As the plugin has it.
+/// Number of addresses that remain free elsewhere, as in the plugin.
 const KEEP: u64 = 4;
 
-/// A node, and a pool that has as many blocks as it asks for.
+/// Node with a pool that never runs out of blocks.
 struct Node {
-    ledger: Ledger,
-    filter: Filter,
+    store: AddressStore,
+    filter: AddressFilter,
     now: u64,
     leased: u64,
-    given_back: u64,
-    told: BTreeSet<(IpAddr, u64)>,
+    returned: u64,
+    holders: BTreeSet<(IpAddr, u64)>,
 }
 
 impl Node {
     fn new() -> Node {
         let range = Range::between("10.0.0.0/16".parse().unwrap(), None, None).unwrap();
-        let filter = Filter { range, exclude: Vec::new() };
-        let (ledger, told) = (Ledger::new("b"), BTreeSet::new());
-        Node { ledger, filter, now: 1_000_000, leased: 0, given_back: 0, told }
+        let filter = AddressFilter { range, exclude: Vec::new() };
+        let (store, holders) = (AddressStore::new("b"), BTreeSet::new());
+        Node { store, filter, now: 1_000_000, leased: 0, returned: 0, holders }
     }
 
     fn clock(&self) -> Clock {
-        Clock { now: self.now, rest: REST }
+        Clock { now: self.now, quarantine: QUARANTINE }
     }
 
-    fn add(&mut self, mark: u64) -> IpAddr {
+    fn add(&mut self, owner: u64) -> IpAddr {
         loop {
             let clock = self.clock();
-            match turn::give(&mut self.ledger, clock, &self.filter, mark, Wish::Any) {
-                Turn::Given(_, ip, _) => {
-                    assert!(self.told.iter().all(|(other, _)| *other != ip), "{ip} twice");
-                    self.told.insert((ip, mark));
+            match self.store.allocate(clock, &self.filter, owner, AllocationKind::Any) {
+                Allocation::Allocated(_, ip, _) => {
+                    assert!(self.holders.iter().all(|(other, _)| *other != ip), "{ip} twice");
+                    self.holders.insert((ip, owner));
                     return ip;
                 }
-                Turn::Ask(..) => {
+                Allocation::NeedsLease(..) => {
                     let net: IpNet = format!("10.0.{}.0/24", self.leased).parse().unwrap();
                     self.leased += 1;
-                    let lease = Lease { net, uid: net.to_string(), bound: false, holes: Vec::new() };
-                    let supply = Supply { leases: vec![lease], ..Supply::default() };
-                    let _ = turn::receive(&mut self.ledger, clock, mark, &supply);
+                    let lease =
+                        BlockLease { net, id: net.to_string(), single_owner: false, reserved: Vec::new() };
+                    let response = LeaseResponse { leases: vec![lease], ..LeaseResponse::default() };
+                    let _ = self.store.apply_response(clock, owner, &response);
                 }
-                Turn::Refused(why) => panic!("{why}"),
+                Allocation::Refused(error) => panic!("{error}"),
             }
         }
     }
 
-    fn del(&mut self, mark: u64) {
-        self.told.retain(|(_, other)| *other != mark);
+    fn del(&mut self, owner: u64) {
+        self.holders.retain(|(_, other)| *other != owner);
         let clock = self.clock();
-        let _ = turn::take_back(&mut self.ledger, clock.now, &[mark]);
-        let _ = turn::tidy(&mut self.ledger, clock, IDLE, KEEP);
+        let _ = self.store.release_owners(clock.now, &[owner]);
+        let _ = self.store.release_idle_blocks(clock, IDLE, KEEP);
         let returning: Vec<_> =
-            self.ledger.blocks().filter(|block| block.state == State::Returning).collect();
+            self.store.blocks().filter(|block| block.state == BlockState::Returning).collect();
         for block in &returning {
-            assert_eq!(self.ledger.held().filter(|(place, ..)| place.page == block.page).count(), 0);
+            assert_eq!(self.store.held().filter(|(place, ..)| place.page == block.page).count(), 0);
         }
-        self.given_back += returning.len() as u64;
-        let gone = returning.into_iter().map(|block| block.uid).collect();
-        let _ = turn::receive(&mut self.ledger, clock, 0, &Supply { gone, ..Supply::default() });
+        self.returned += returning.len() as u64;
+        let returned = returning.into_iter().map(|block| block.lease).collect();
+        let _ = self.store.apply_response(clock, 0, &LeaseResponse { returned, ..LeaseResponse::default() });
     }
 
     fn blocks(&self) -> usize {
-        self.ledger.blocks().count()
+        self.store.blocks().count()
     }
 
-    /// Pods come and go, one at a time, the number of them staying as it is.
-    fn churn(&mut self, pods: &mut Vec<u64>, random: &mut Random, rounds: u64) {
+    /// Replaces pods one at a time; their number stays the same.
+    fn replace_pods(&mut self, pods: &mut Vec<u64>, random: &mut Random, rounds: u64) {
         for round in 0..rounds {
             self.now += 10_000;
-            let gone = pods.swap_remove(random.below(pods.len() as u64) as usize);
-            self.del(gone);
+            let deleted = pods.swap_remove(random.below(pods.len() as u64) as usize);
+            self.del(deleted);
             let new = 1_000_000 + self.now + round;
             self.add(new);
             pods.push(new);
@@ -92,7 +95,7 @@ impl Node {
 }
 
 #[test]
-fn a_node_whose_pods_are_fewer_gives_back_all_blocks_but_those_it_needs() {
+fn draining_returns_blocks_a_smaller_node_does_not_need() {
     for seed in 1..20 {
         let (mut node, mut random) = (Node::new(), Random(seed));
         let mut pods: Vec<u64> = (1..=1500).collect();
@@ -100,41 +103,41 @@ fn a_node_whose_pods_are_fewer_gives_back_all_blocks_but_those_it_needs() {
             node.add(*pod);
         }
         assert_eq!(node.blocks(), 6);
-        // Nine of ten go, whichever they are: what is left is in every block.
+        // Nine of ten pods are deleted at random: every block still holds addresses.
         while pods.len() > 150 {
-            let gone = pods.swap_remove(random.below(pods.len() as u64) as usize);
-            node.del(gone);
+            let deleted = pods.swap_remove(random.below(pods.len() as u64) as usize);
+            node.del(deleted);
         }
-        assert_eq!(node.blocks(), 6, "seed {seed}: those that are left keep theirs");
-        node.now += 2 * REST;
-        node.churn(&mut pods, &mut random, 1_500);
+        assert_eq!(node.blocks(), 6, "seed {seed}: remaining pods keep their addresses");
+        node.now += 2 * QUARANTINE;
+        node.replace_pods(&mut pods, &mut random, 1_500);
         assert_eq!(node.blocks(), 1, "seed {seed}: 150 pods");
-        assert_eq!((node.told.len(), node.ledger.held().count()), (150, 150));
-        assert_eq!(node.leased, 6, "seed {seed}: nothing was leased for it");
+        assert_eq!((node.holders.len(), node.store.held().count()), (150, 150));
+        assert_eq!(node.leased, 6, "seed {seed}: no further block was leased");
     }
 }
 
 #[test]
-fn a_node_about_the_size_of_a_block_does_not_lease_and_give_back_again_and_again() {
+fn draining_does_not_alternate_with_leasing() {
     let (mut node, mut random) = (Node::new(), Random(7));
     let mut pods: Vec<u64> = (1..=250).collect();
     for pod in &pods {
         node.add(*pod);
     }
-    // Up and down by thirty pods, a hundred times.
+    // Thirty pods more, then thirty less, a hundred times.
     for wave in 0..100_u64 {
-        for up in 0..30 {
+        for pod in 0..30 {
             node.now += 10_000;
-            pods.push(10_000 + wave * 100 + up);
-            node.add(10_000 + wave * 100 + up);
+            pods.push(10_000 + wave * 100 + pod);
+            node.add(10_000 + wave * 100 + pod);
         }
         for _ in 0..30 {
             node.now += 10_000;
-            let gone = pods.swap_remove(random.below(pods.len() as u64) as usize);
-            node.del(gone);
+            let deleted = pods.swap_remove(random.below(pods.len() as u64) as usize);
+            node.del(deleted);
         }
     }
-    // 3,000 addresses were given; a lease costs two requests, to give back one more of each.
-    println!("{} leased, {} given back", node.leased, node.given_back);
+    // 3,000 addresses were allocated. A lease costs two requests, its return as many.
+    println!("{} leased, {} returned", node.leased, node.returned);
     assert!(node.leased <= 4, "{} blocks leased for {} pods", node.leased, pods.len());
 }

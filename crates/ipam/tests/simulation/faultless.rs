@@ -1,34 +1,23 @@
-//! Where nothing goes wrong: whether an address could be had, which STATUS is told, what was lost and leased again, and what
-//! is kept where every block is leased.
+//! Allocator requests without faults: capacity as STATUS reports it, leases created again, and claims while every block is
+//! leased.
 
 use std::net::IpAddr;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 
-use ipam::handover::{GivenUp, Outcome, tell, wanted};
-use ipam::lease::{Counter, Refusal};
-use ipam::ledger::{Clock, State};
-use ipam::registry::{Holder, Object, Registry, make};
-use ipam::turn::{Ask, Known, Wish, serve};
-use ipam::{Filter, Grid, Range, confirm};
+use ipam::registry::create_object;
+use ipam::transfer::{TransferOutcome, TransferReply, complete_transfer, requested_block};
+use ipam::{
+    AddressFilter, AllocationError, AllocationKind, BlockAllocator, BlockInfo, BlockState, Clock, Holder,
+    IpBlock, LeaseRequest, PoolLayout, Range, Registry, recreate_lease,
+};
 use ipnet::IpNet;
 
-use super::api_server::Api;
+use super::api_server::{Api, block_on};
 
-fn wait<T>(task: impl Future<Output = T>) -> T {
-    let mut task = pin!(task);
-    loop {
-        if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            return done;
-        }
-    }
-}
-
-/// A pool of two blocks of four, and a network that may have a part of it.
+/// Pool of two blocks of four addresses, and a network that may allocate a part of it.
 struct World {
     api: Api,
-    filter: Filter,
-    grid: Grid,
+    filter: AddressFilter,
+    layout: PoolLayout,
 }
 
 const NOW: u64 = 1_000_000;
@@ -40,239 +29,282 @@ impl World {
         let range = Range::between(subnet, end(first), end(last)).unwrap();
         let api = Api::new(1);
         api.server.lock().unwrap().trouble = 0;
-        World { api, filter: Filter { range, exclude: Vec::new() }, grid: Grid::new(subnet, 2) }
-    }
-
-    fn make(&self, net: &str, node: &str, freed: u64) -> Object {
-        let holder = Holder { node: node.into(), ledger: "l".into(), freed, ..Holder::default() };
-        wait(make(&self.api, net.parse().unwrap(), &holder)).unwrap()
-    }
-
-    fn counter(&self) -> Counter<'_, Api> {
-        Counter {
-            registry: &self.api,
-            grid: self.grid,
-            filter: &self.filter,
-            holder: Holder { node: "n0".into(), ledger: "l".into(), ..Holder::default() },
-            shares_claim: false,
-            clock: Clock { now: NOW, rest: 10 },
-            seed: 0,
-            looks: 0,
+        World {
+            api,
+            filter: AddressFilter { range, exclude: Vec::new() },
+            layout: PoolLayout::new(subnet, 2),
         }
     }
 
-    fn room(&self, known: &[Known]) -> Result<(), Refusal> {
-        wait(self.counter().has_room(known))
+    fn create(&self, net: &str, node: &str, released_at: u64) -> IpBlock {
+        let holder = Holder { node: node.into(), store: "l".into(), released_at, ..Holder::default() };
+        block_on(create_object(&self.api, net.parse().unwrap(), &holder)).unwrap()
+    }
+
+    fn allocator(&self) -> BlockAllocator<'_, Api> {
+        BlockAllocator {
+            registry: &self.api,
+            layout: self.layout,
+            filter: &self.filter,
+            holder: Holder { node: "n0".into(), store: "l".into(), ..Holder::default() },
+            shares_claim: false,
+            clock: Clock { now: NOW, quarantine: 10 },
+            seed: 0,
+            transfer_checks: 0,
+        }
+    }
+
+    fn check_capacity(&self, blocks: &[BlockInfo]) -> Result<(), AllocationError> {
+        block_on(self.allocator().check_capacity(blocks))
     }
 }
 
-fn known(object: &Object, state: State) -> Known {
-    Known { net: object.net, lease: object.lease_id(), state, held: Vec::new() }
+fn info(object: &IpBlock, state: BlockState) -> BlockInfo {
+    BlockInfo { net: object.net, lease: object.lease_id(), state, held: Vec::new() }
 }
 
 #[test]
-fn what_is_not_confirmed_yet_is_room_if_it_is_still_ours() {
+fn capacity_includes_an_unconfirmed_block_of_this_node() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let (own, other) = (world.make("10.0.0.0/30", "n0", 0), world.make("10.0.0.4/30", "n1", 0));
-    assert_eq!(world.room(&[known(&own, State::Active)]), Err(Refusal::Exhausted));
-    assert_eq!(world.room(&[known(&own, State::Unconfirmed)]), Ok(()));
-    assert_eq!(world.room(&[known(&other, State::Unconfirmed)]), Err(Refusal::Exhausted));
+    let (own, other) = (world.create("10.0.0.0/30", "n0", 0), world.create("10.0.0.4/30", "n1", 0));
+    assert_eq!(world.check_capacity(&[info(&own, BlockState::Active)]), Err(AllocationError::Exhausted));
+    assert_eq!(world.check_capacity(&[info(&own, BlockState::Unconfirmed)]), Ok(()));
+    assert_eq!(
+        world.check_capacity(&[info(&other, BlockState::Unconfirmed)]),
+        Err(AllocationError::Exhausted)
+    );
 }
 
 #[test]
-fn an_address_that_was_given_back_is_room_where_its_block_can_be_leased_and_the_network_may_have_it() {
+fn capacity_includes_released_addresses_of_the_network() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let _ = world.make("10.0.0.0/30", "n0", 0);
-    let _ = world.make("10.0.0.5/32", "", 1);
-    assert_eq!(world.room(&[]), Ok(()), "the second block");
-    let _ = world.make("10.0.0.4/30", "n1", 0);
-    assert_eq!(world.room(&[]), Err(Refusal::Exhausted), "it lies in another's block");
+    let _ = world.create("10.0.0.0/30", "n0", 0);
+    let _ = world.create("10.0.0.5/32", "", 1);
+    assert_eq!(world.check_capacity(&[]), Ok(()), "the second block");
+    let _ = world.create("10.0.0.4/30", "n1", 0);
+    assert_eq!(
+        world.check_capacity(&[]),
+        Err(AllocationError::Exhausted),
+        "it lies in a block of another node"
+    );
 
     let world = World::new("10.0.0.1", "10.0.0.4");
-    let _ = world.make("10.0.0.0/30", "n0", 0);
-    let _ = world.make("10.0.0.4/32", "n1", 0);
-    let _ = world.make("10.0.0.5/32", "", 1);
-    assert_eq!(world.room(&[]), Err(Refusal::Exhausted), "the network may not have it");
+    let _ = world.create("10.0.0.0/30", "n0", 0);
+    let _ = world.create("10.0.0.4/32", "n1", 0);
+    let _ = world.create("10.0.0.5/32", "", 1);
+    assert_eq!(world.check_capacity(&[]), Err(AllocationError::Exhausted), "the filter does not admit it");
 }
 
 #[test]
-fn a_clock_that_was_ahead_once_keeps_no_address_for_ever() {
+fn quarantine_ignores_a_release_time_in_the_far_future() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let clock = Clock { now: NOW, rest: 10 };
-    assert_eq!(world.make("10.0.0.1/32", "", NOW - 5).rests_until(clock), Some(NOW + 5));
-    assert_eq!(world.make("10.0.0.2/32", "", NOW - 10).rests_until(clock), None);
-    assert_eq!(world.make("10.0.0.3/32", "", NOW + 31_536_000_000).rests_until(clock), None);
+    let clock = Clock { now: NOW, quarantine: 10 };
+    assert_eq!(world.create("10.0.0.1/32", "", NOW - 5).quarantined_until(clock), Some(NOW + 5));
+    assert_eq!(world.create("10.0.0.2/32", "", NOW - 10).quarantined_until(clock), None);
+    assert_eq!(world.create("10.0.0.3/32", "", NOW + 31_536_000_000).quarantined_until(clock), None);
 }
 
 #[test]
-fn what_was_leased_again_is_confirmed_once_whether_its_object_is_new_or_was_given_back() {
+fn lease_created_again_is_confirmed_once() {
     let world = World::new("10.0.0.1", "10.0.0.6");
     for (net, is_deleted) in [("10.0.0.1/32", true), ("10.0.0.2/32", false)] {
-        let old = world.make(net, "n0", 0);
-        match is_deleted {
-            true => wait(world.api.delete(&old)).unwrap(),
-            false => wait(ipam::lease::reclaim(&world.api, old.clone(), NOW)).unwrap(),
+        let old = world.create(net, "n0", 0);
+        if is_deleted {
+            block_on(world.api.delete(&old)).unwrap();
+        } else {
+            block_on(ipam::reclaim(&world.api, old.clone(), NOW)).unwrap();
         }
         let again = || {
-            let holder = Holder { owner: "o".into(), ..world.counter().holder };
-            wait(confirm::lease_again(&world.api, world.grid, old.net, &holder, NOW)).unwrap()
+            let holder = Holder { owner: "o".into(), ..world.allocator().holder };
+            block_on(recreate_lease(&world.api, world.layout, old.net, &holder, NOW)).unwrap()
         };
         assert!(again(), "{net}");
-        let known = Known { held: vec![old.net.addr()], ..known(&old, State::Unconfirmed) };
-        let ask = Ask { known: vec![known], wish: Wish::Nothing };
-        let seen = [wait(world.api.read(old.net)).unwrap().unwrap()];
-        let asked = || wait(serve(&world.counter(), &ask, &seen));
-        // A second call asks before the first one has written down what it was told.
-        let (first, second) = (asked(), asked());
-        let object = wait(world.api.read(old.net)).unwrap().unwrap();
+        let known = BlockInfo { held: vec![old.net.addr()], ..info(&old, BlockState::Unconfirmed) };
+        let message = LeaseRequest { blocks: vec![known], kind: AllocationKind::Nothing };
+        let seen = [block_on(world.api.read(old.net)).unwrap().unwrap()];
+        let request = || block_on(world.allocator().serve(&message, &seen));
+        // A second call sends its request before the first one has applied the response.
+        let (first, second) = (request(), request());
+        let object = block_on(world.api.read(old.net)).unwrap().unwrap();
         assert_eq!(first.confirmed, [(old.lease_id(), object.lease_id())], "{net}");
         assert_eq!((second.confirmed.as_slice(), object.holder.owner.as_str()), (&[][..], "o"), "{net}");
     }
 }
 
 #[test]
-fn what_is_kept_where_every_block_is_leased_is_given_up_by_a_block_of_the_node_itself() {
+fn claim_gets_an_address_of_its_nodes_own_block() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let own = world.make("10.0.0.0/30", "n0", 0);
-    let _ = world.make("10.0.0.4/30", "n1", 0);
-    let mut counter = world.counter();
-    counter.holder = Holder { owner: "o".into(), claim: "c".into(), ..counter.holder };
-    let asked = |spare: Option<&str>| {
-        let wish = Wish::Kept(spare.map(|ip| ip.parse().unwrap()));
-        wait(serve(&counter, &Ask { known: vec![known(&own, State::Active)], wish }, &[]))
+    let own = world.create("10.0.0.0/30", "n0", 0);
+    let _ = world.create("10.0.0.4/30", "n1", 0);
+    let mut allocator = world.allocator();
+    allocator.holder = Holder { owner: "o".into(), claim: "c".into(), ..allocator.holder };
+    let request = |spare: Option<&str>| {
+        let kind = AllocationKind::ForClaim(spare.map(|ip| ip.parse().unwrap()));
+        block_on(allocator.serve(&LeaseRequest { blocks: vec![info(&own, BlockState::Active)], kind }, &[]))
     };
-    assert_eq!(asked(None).refusal, Some(Refusal::Exhausted), "nothing is free in the ledger");
+    assert_eq!(request(None).error, Some(AllocationError::Exhausted), "nothing is free in the store");
     let ip: IpAddr = "10.0.0.2".parse().unwrap();
-    let supply = asked(Some("10.0.0.2"));
-    assert_eq!((supply.refusal, supply.leases), (Some(Refusal::Own { ip, net: own.net }), Vec::new()));
-    // It is free in the ledger still, and nobody's; then it is a hole there, and in the block.
-    let single = || wait(world.api.read(ip.into())).unwrap().unwrap();
-    assert_eq!((single().holder.asks.as_str(), single().is_nobodys()), ("n0", true));
-    let block = wait(wanted(&world.api, world.grid, "n0", &single(), NOW)).unwrap().unwrap();
-    assert_eq!(wait(tell(&world.api, &single(), block, GivenUp::Hole, NOW)), Ok(Outcome::Given));
-    let leases = asked(Some("10.0.0.2")).leases;
-    assert!(matches!(leases.as_slice(), [lease] if lease.net == ip.into() && lease.bound), "{leases:?}");
+    let response = request(Some("10.0.0.2"));
+    assert_eq!(
+        (response.error, response.leases),
+        (Some(AllocationError::InOwnBlock { ip, net: own.net }), Vec::new())
+    );
+    // The address is still free in the store, and its object is free; then it is reserved in both.
+    let single = || block_on(world.api.read(ip.into())).unwrap().unwrap();
+    assert_eq!((single().holder.transfer_requested_from.as_str(), single().is_free()), ("n0", true));
+    let block = block_on(requested_block(&world.api, world.layout, "n0", &single(), NOW)).unwrap().unwrap();
+    assert_eq!(
+        block_on(complete_transfer(&world.api, &single(), block, TransferReply::Reserved, NOW)),
+        Ok(TransferOutcome::Transferred)
+    );
+    let leases = request(Some("10.0.0.2")).leases;
+    assert!(
+        matches!(leases.as_slice(), [lease] if lease.net == ip.into() && lease.single_owner),
+        "{leases:?}"
+    );
     assert_eq!(single().holder.claim, "c");
-    // Its successor has it, whatever is free by then.
-    counter.holder.owner = "successor".into();
-    counter.shares_claim = true;
-    let wish = Wish::Kept(Some("10.0.0.3".parse().unwrap()));
-    let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish }, &[]));
-    assert!(matches!(supply.leases.as_slice(), [lease] if lease.net == ip.into()), "{supply:?}");
+    // The next pod of the claim gets it, whatever is free by then.
+    allocator.holder.owner = "successor".into();
+    allocator.shares_claim = true;
+    let kind = AllocationKind::ForClaim(Some("10.0.0.3".parse().unwrap()));
+    let response = block_on(allocator.serve(&LeaseRequest { blocks: Vec::new(), kind }, &[]));
+    assert!(matches!(response.leases.as_slice(), [lease] if lease.net == ip.into()), "{response:?}");
 }
 
 #[test]
-fn what_a_block_has_given_up_is_anybodys_where_every_block_is_leased() {
+fn reserved_addresses_are_leased_when_every_block_is_leased() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let _ = world.make("10.0.0.0/30", "n0", 0);
-    let other = world.make("10.0.0.4/30", "n1", 0);
-    let holes = vec!["10.0.0.5".parse().unwrap(), "10.0.0.6".parse().unwrap()];
-    wait(world.api.replace(&Object { holes, ..other })).unwrap();
-    // Of one nothing is known any more, the other one was freed just now.
-    let _ = world.make("10.0.0.6/32", "", NOW - 5);
-    let asked = |owner: &str, now: u64| {
-        let mut counter = world.counter();
-        (counter.holder.owner, counter.clock.now) = (owner.into(), now);
-        let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish: Wish::Any }, &[]));
-        (supply.leases.first().map(|lease| (lease.net, lease.bound)), supply.refusal)
+    let _ = world.create("10.0.0.0/30", "n0", 0);
+    let other = world.create("10.0.0.4/30", "n1", 0);
+    let reserved = vec!["10.0.0.5".parse().unwrap(), "10.0.0.6".parse().unwrap()];
+    block_on(world.api.replace(&IpBlock { reserved, ..other })).unwrap();
+    // One address has no object; the other one was released just now.
+    let _ = world.create("10.0.0.6/32", "", NOW - 5);
+    let request = |owner: &str, now: u64| {
+        let mut allocator = world.allocator();
+        (allocator.holder.owner, allocator.clock.now) = (owner.into(), now);
+        let response =
+            block_on(allocator.serve(&LeaseRequest { blocks: Vec::new(), kind: AllocationKind::Any }, &[]));
+        (response.leases.first().map(|lease| (lease.net, lease.single_owner)), response.error)
     };
     let single = |ip: &str| (Some((ip.parse::<IpNet>().unwrap(), true)), None);
-    assert_eq!(world.room(&[]), Ok(()));
-    assert_eq!(asked("a", NOW), single("10.0.0.5/32"));
-    assert_eq!(world.room(&[]), Err(Refusal::Exhausted));
-    assert_eq!(asked("b", NOW), (None, Some(Refusal::Resting(NOW + 5))));
-    assert_eq!(asked("b", NOW + 5), single("10.0.0.6/32"));
-    assert_eq!(asked("c", NOW + 5), (None, Some(Refusal::Exhausted)));
+    assert_eq!(world.check_capacity(&[]), Ok(()));
+    assert_eq!(request("a", NOW), single("10.0.0.5/32"));
+    assert_eq!(world.check_capacity(&[]), Err(AllocationError::Exhausted));
+    assert_eq!(request("b", NOW), (None, Some(AllocationError::Quarantined(NOW + 5))));
+    assert_eq!(request("b", NOW + 5), single("10.0.0.6/32"));
+    assert_eq!(request("c", NOW + 5), (None, Some(AllocationError::Exhausted)));
 }
 
 #[test]
-fn an_older_question_takes_and_gives_back_nothing_that_a_newer_one_has_taken_since() {
+fn stale_request_cannot_take_or_release_a_newer_lease() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let holder = Holder { owner: "o".into(), ..world.counter().holder };
+    let holder = Holder { owner: "o".into(), ..world.allocator().holder };
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
-    // The answer to this was lost, and both questions have seen it.
-    let before = wait(world.api.create(ip.into(), &holder)).unwrap();
-    let read = || wait(world.api.read(ip.into())).unwrap().unwrap();
-    let asked = |wish, seen: &[Object]| {
-        let counter = Counter { holder: holder.clone(), ..world.counter() };
-        wait(serve(&counter, &Ask { known: Vec::new(), wish }, seen))
+    // The response with this lease was lost; both requests have seen the object.
+    let before = block_on(world.api.create(ip.into(), &holder)).unwrap();
+    let read = || block_on(world.api.read(ip.into())).unwrap().unwrap();
+    let request = |kind, seen: &[IpBlock]| {
+        let allocator = BlockAllocator { holder: holder.clone(), ..world.allocator() };
+        block_on(allocator.serve(&LeaseRequest { blocks: Vec::new(), kind }, seen))
     };
     let seen = [before];
-    let newer = asked(Wish::Address(ip), &seen);
-    let had = read();
-    assert_eq!(newer.leases.first().map(|lease| lease.uid.clone()), Some(had.lease_id()));
-    for wish in [Wish::Address(ip), Wish::KeptAddress(ip), Wish::Kept(None), Wish::Nothing] {
-        let older = asked(wish, &seen);
-        assert_eq!((older.leases.as_slice(), read()), (&[][..], had.clone()), "{wish:?}");
+    let newer = request(AllocationKind::Address(ip), &seen);
+    let current = read();
+    assert_eq!(newer.leases.first().map(|lease| lease.id.clone()), Some(current.lease_id()));
+    for kind in [
+        AllocationKind::Address(ip),
+        AllocationKind::AddressForClaim(ip),
+        AllocationKind::ForClaim(None),
+        AllocationKind::Nothing,
+    ] {
+        let older = request(kind, &seen);
+        assert_eq!((older.leases.as_slice(), read()), (&[][..], current.clone()), "{kind:?}");
     }
-    // Nor what was leased since it was asked.
-    assert_eq!(asked(Wish::Address(ip), &[]).refusal, Some(Refusal::Contended));
-    assert_eq!(read(), had);
+    // Nor can it take what was leased after it was made.
+    assert_eq!(request(AllocationKind::Address(ip), &[]).error, Some(AllocationError::Contended));
+    assert_eq!(read(), current);
 }
 
 #[test]
-fn what_is_held_in_doubt_is_not_given_back_to_who_is_leasing_the_block_around_it() {
+fn unconfirmed_address_in_use_survives_a_lease_of_its_block() {
     let world = World::new("10.0.0.1", "10.0.0.6");
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
-    let holder = Holder { owner: "o".into(), ..world.counter().holder };
-    let old = wait(world.api.create(ip.into(), &holder)).unwrap();
-    wait(world.api.delete(&old)).unwrap();
-    let again = confirm::lease_again(&world.api, world.grid, old.net, &holder, NOW);
-    assert!(wait(again).unwrap());
-    // It was made, and has not looked for single addresses yet.
-    let block = world.make("10.0.0.0/30", "n1", 0);
-    let known = Known { held: vec![ip], ..known(&old, State::Unconfirmed) };
-    let read = || wait(world.api.read(ip.into())).unwrap().unwrap();
-    let asked = || {
-        let ask = Ask { known: vec![known.clone()], wish: Wish::Nothing };
-        wait(serve(&world.counter(), &ask, &[read()]))
+    let holder = Holder { owner: "o".into(), ..world.allocator().holder };
+    let old = block_on(world.api.create(ip.into(), &holder)).unwrap();
+    block_on(world.api.delete(&old)).unwrap();
+    let again = recreate_lease(&world.api, world.layout, old.net, &holder, NOW);
+    assert!(block_on(again).unwrap());
+    // The block was created; its node has not read the single addresses yet.
+    let block = world.create("10.0.0.0/30", "n1", 0);
+    let known = BlockInfo { held: vec![ip], ..info(&old, BlockState::Unconfirmed) };
+    let read = || block_on(world.api.read(ip.into())).unwrap().unwrap();
+    let request = || {
+        let message = LeaseRequest { blocks: vec![known.clone()], kind: AllocationKind::Nothing };
+        block_on(world.allocator().serve(&message, &[read()]))
     };
-    assert_eq!((asked().confirmed, read().holder.node.as_str()), (Vec::new(), "n0"));
-    let mut counter = world.counter();
-    counter.holder.node = "n1".into();
-    let supply = wait(serve(&counter, &Ask { known: Vec::new(), wish: Wish::Any }, &[block]));
-    assert!(matches!(supply.leases.as_slice(), [lease] if lease.holes == [ip]), "{supply:?}");
-    assert_eq!(asked().confirmed, [(old.lease_id(), read().lease_id())], "it is a hole by now");
+    assert_eq!((request().confirmed, read().holder.node.as_str()), (Vec::new(), "n0"));
+    let mut allocator = world.allocator();
+    allocator.holder.node = "n1".into();
+    let response =
+        block_on(allocator.serve(&LeaseRequest { blocks: Vec::new(), kind: AllocationKind::Any }, &[block]));
+    assert!(matches!(response.leases.as_slice(), [lease] if lease.reserved == [ip]), "{response:?}");
+    assert_eq!(request().confirmed, [(old.lease_id(), read().lease_id())], "the address is reserved by now");
     assert_eq!((read().holder.node.as_str(), read().holder.owner.as_str()), ("n0", "o"));
 }
 
 #[test]
-fn what_the_ledger_has_is_leased_for_nobody_else_though_its_object_was_deleted() {
+fn manual_deletion_keeps_stored_addresses_from_other_pods() {
     let world = World::new("10.0.0.1", "10.0.0.6");
-    let had = |net: &str| {
+    let stored = |net: &str| {
         let (net, lease) = (net.parse().unwrap(), "deleted.0".to_owned());
-        Known { net, lease, state: State::Active, held: Vec::new() }
+        BlockInfo { net, lease, state: BlockState::Active, held: Vec::new() }
     };
-    let asked = |known: Vec<Known>, wish| wait(serve(&world.counter(), &Ask { known, wish }, &[]));
+    let request = |known: Vec<BlockInfo>, kind| {
+        block_on(world.allocator().serve(&LeaseRequest { blocks: known, kind }, &[]))
+    };
     let [ip, block] = ["10.0.0.1/32", "10.0.0.0/30"].map(|net| net.parse::<IpNet>().unwrap());
-    let named = asked(vec![had("10.0.0.1/32")], Wish::Address(ip.addr()));
-    assert_eq!((named.refusal, named.leases), (Some(Refusal::Here(ip.addr())), Vec::new()));
-    let _ = world.make("10.0.0.4/30", "n1", 0);
-    let any = asked(vec![had("10.0.0.1/32")], Wish::Kept(None)).leases;
-    assert!(matches!(any.as_slice(), [lease] if lease.bound && lease.net != ip), "{any:?}");
-    let none = asked(vec![had("10.0.0.0/30")], Wish::Any);
-    assert_eq!((none.refusal, none.leases), (Some(Refusal::Exhausted), Vec::new()));
-    assert_eq!(wait(world.api.read(block)), Ok(None));
+    let named = request(vec![stored("10.0.0.1/32")], AllocationKind::Address(ip.addr()));
+    assert_eq!((named.error, named.leases), (Some(AllocationError::HeldOnThisNode(ip.addr())), Vec::new()));
+    let _ = world.create("10.0.0.4/30", "n1", 0);
+    let any = request(vec![stored("10.0.0.1/32")], AllocationKind::ForClaim(None)).leases;
+    assert!(matches!(any.as_slice(), [lease] if lease.single_owner && lease.net != ip), "{any:?}");
+    let none = request(vec![stored("10.0.0.0/30")], AllocationKind::Any);
+    assert_eq!((none.error, none.leases), (Some(AllocationError::Exhausted), Vec::new()));
+    assert_eq!(block_on(world.api.read(block)), Ok(None));
 }
 
-/// Deleted by force, for example: its sandbox is taken down a moment later.
+/// A pod that is deleted by force is gone from the cluster before its sandbox is removed.
 #[test]
-fn what_is_kept_for_a_pod_does_not_move_on_its_node_before_the_last_one_is_gone_from_there() {
+fn claim_address_stays_with_a_deleted_pod_on_its_node() {
     let world = World::new("10.0.0.1", "10.0.0.6");
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
-    let holder = Holder { owner: "before".into(), claim: "c".into(), ..world.counter().holder };
-    let object = wait(make(&world.api, ip.into(), &holder)).unwrap();
-    world.api.server.lock().unwrap().gone.insert("before".into());
-    let asked = |node: &str, known: Vec<Known>, shares_claim| {
+    let holder = Holder { owner: "before".into(), claim: "c".into(), ..world.allocator().holder };
+    let object = block_on(create_object(&world.api, ip.into(), &holder)).unwrap();
+    world.api.server.lock().unwrap().deleted_pods.insert("before".into());
+    let request = |node: &str, known: Vec<BlockInfo>, shares_claim| {
         let holder = Holder { node: node.into(), owner: "next".into(), ..holder.clone() };
-        let counter = Counter { holder, shares_claim, ..world.counter() };
-        let supply = wait(serve(&counter, &Ask { known, wish: Wish::Kept(None) }, &[]));
-        (supply.leases.first().map(|lease| lease.net), supply.refusal)
+        let allocator = BlockAllocator { holder, shares_claim, ..world.allocator() };
+        let response = block_on(
+            allocator.serve(&LeaseRequest { blocks: known, kind: AllocationKind::ForClaim(None) }, &[]),
+        );
+        (response.leases.first().map(|lease| lease.net), response.error)
     };
-    for state in [State::Active, State::Unconfirmed] {
-        assert_eq!(asked("n0", vec![known(&object, state)], false), (None, Some(Refusal::Here(ip))));
+    for state in [BlockState::Active, BlockState::Unconfirmed] {
+        assert_eq!(
+            request("n0", vec![info(&object, state)], false),
+            (None, Some(AllocationError::HeldOnThisNode(ip)))
+        );
     }
-    assert_eq!(asked("n0", vec![known(&object, State::Active)], true), (Some(ip.into()), None), "shared");
-    world.api.server.lock().unwrap().gone.insert("next".into());
-    assert_eq!(asked("n1", Vec::new(), false), (Some(ip.into()), None), "of another node nothing is known");
+    assert_eq!(
+        request("n0", vec![info(&object, BlockState::Active)], true),
+        (Some(ip.into()), None),
+        "shared"
+    );
+    world.api.server.lock().unwrap().deleted_pods.insert("next".into());
+    assert_eq!(
+        request("n1", Vec::new(), false),
+        (Some(ip.into()), None),
+        "another node knows nothing of the pod"
+    );
 }

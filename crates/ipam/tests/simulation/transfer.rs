@@ -1,5 +1,5 @@
-//! The part of an agent that gives addresses of the node's blocks up: it sees a notice, has the ledger's hands do it as one
-//! more call in the queue for the lock, and tells the server. Each of the three may die on the way.
+//! Transfer of addresses in a simulated agent: it finds a request, has `weft-cni` reserve the address in a call of its own,
+//! and informs the server. Each of the three may be killed on the way.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -8,96 +8,96 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use ipam::Grid;
-use ipam::handover::{GivenUp, Outcome, tell, wanted};
-use ipam::lease::Refusal;
-use ipam::registry::Object;
+use ipam::transfer::{TransferOutcome, TransferReply, complete_transfer, requested_block};
+use ipam::{AllocationError, IpBlock, PoolLayout};
 
 use super::api_server::Api;
 use super::cluster::Task;
 
-/// What the hands said: heard by the agent, unless one of them died.
+/// Reply of a call to the agent; it never comes if the call is killed.
 #[derive(Clone, Default)]
-pub(crate) struct Said(Arc<Mutex<Option<GivenUp>>>);
+pub(crate) struct Reply(Arc<Mutex<Option<TransferReply>>>);
 
-/// What the hands are to do: lease, address, and where to say what came of it.
-type Errand = (String, IpAddr, Said);
+/// Reservation that a call must make: lease, address, and the place for the reply.
+type ReservationTask = (String, IpAddr, Reply);
 
-/// That part of an agent.
+/// The agent's handler of transfer requests.
 #[derive(Default)]
-pub(crate) struct Giver {
-    task: Option<Task<Option<Outcome>>>,
-    errands: Arc<Mutex<Vec<Errand>>>,
-    /// What time it is by now.
+pub(crate) struct TransferHandler {
+    task: Option<Task<Option<TransferOutcome>>>,
+    reservations: Arc<Mutex<Vec<ReservationTask>>>,
+    /// Current time.
     now: Arc<AtomicU64>,
 }
 
-impl Said {
-    /// Says how a call ended.
-    pub(crate) fn say(&self, outcome: &Result<Option<IpAddr>, Refusal>) {
-        let given = match outcome {
-            Ok(_) => GivenUp::Hole,
-            Err(Refusal::Here(_)) => GivenUp::Held("somebody".into()),
-            Err(_) => GivenUp::Unknown,
+impl Reply {
+    /// Records the outcome of a call.
+    pub(crate) fn send(&self, outcome: &Result<Option<IpAddr>, AllocationError>) {
+        let reply = match outcome {
+            Ok(_) => TransferReply::Reserved,
+            Err(AllocationError::HeldOnThisNode(_)) => TransferReply::InUse("a pod".into()),
+            Err(_) => TransferReply::UnknownLease,
         };
-        *self.0.lock().unwrap() = Some(given);
+        *self.0.lock().unwrap() = Some(reply);
     }
 }
 
-impl Future for Said {
-    type Output = GivenUp;
+impl Future for Reply {
+    type Output = TransferReply;
 
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<GivenUp> {
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<TransferReply> {
         match self.0.lock().unwrap().take() {
-            Some(given) => Poll::Ready(given),
-            // Nobody will say anything any more.
-            None if Arc::strong_count(&self.0) == 1 => Poll::Ready(GivenUp::Unknown),
+            Some(reply) => Poll::Ready(reply),
+            // The call was killed.
+            None if Arc::strong_count(&self.0) == 1 => Poll::Ready(TransferReply::UnknownLease),
             None => Poll::Pending,
         }
     }
 }
 
-impl Giver {
-    /// One thing goes on; how many addresses were given up.
-    pub(crate) fn go_on(&mut self, begins: bool, api: &Api, grid: Grid, node: &str, now: u64) -> u64 {
+impl TransferHandler {
+    /// Makes one step and returns the number of addresses transferred by it.
+    pub(crate) fn step(&mut self, begins: bool, api: &Api, layout: PoolLayout, node: &str, now: u64) -> u64 {
         self.now.store(now, Relaxed);
         if begins && self.task.is_none() {
             let server = api.server.lock().unwrap();
-            let asked = server.objects.values().find(|object| object.holder.asks == node).cloned();
+            let is_requested = |object: &&IpBlock| object.holder.transfer_requested_from == node;
+            let requested = server.objects.values().find(is_requested).cloned();
             drop(server);
-            self.task = asked.map(|object| {
-                let (api, errands, node) = (api.clone(), Arc::clone(&self.errands), node.to_owned());
-                Box::pin(give_up(api, grid, node, object, Arc::clone(&self.now), errands))
-                    as Task<Option<Outcome>>
+            self.task = requested.map(|object| {
+                let (api, reservations) = (api.clone(), Arc::clone(&self.reservations));
+                let node = node.to_owned();
+                Box::pin(transfer(api, layout, node, object, Arc::clone(&self.now), reservations))
+                    as Task<Option<TransferOutcome>>
             });
         }
         let Some(task) = &mut self.task else { return 0 };
         match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(outcome) => {
                 self.task = None;
-                u64::from(outcome == Some(Outcome::Given))
+                u64::from(outcome == Some(TransferOutcome::Transferred))
             }
             Poll::Pending => 0,
         }
     }
 
-    /// What the hands are to do.
-    pub(crate) fn errands(&self) -> std::vec::IntoIter<Errand> {
-        std::mem::take(&mut *self.errands.lock().unwrap()).into_iter()
+    /// Takes the reservations that calls must make.
+    pub(crate) fn reservations(&self) -> std::vec::IntoIter<ReservationTask> {
+        std::mem::take(&mut *self.reservations.lock().unwrap()).into_iter()
     }
 }
 
-async fn give_up(
+async fn transfer(
     api: Api,
-    grid: Grid,
+    layout: PoolLayout,
     node: String,
-    object: Object,
+    object: IpBlock,
     now: Arc<AtomicU64>,
-    errands: Arc<Mutex<Vec<Errand>>>,
-) -> Option<Outcome> {
-    let block = wanted(&api, grid, &node, &object, now.load(Relaxed)).await.ok()??;
-    let said = Said::default();
-    errands.lock().unwrap().push((block.lease_id(), object.net.addr(), said.clone()));
-    let given = said.await;
-    tell(&api, &object, block, given, now.load(Relaxed)).await.ok()
+    reservations: Arc<Mutex<Vec<ReservationTask>>>,
+) -> Option<TransferOutcome> {
+    let block = requested_block(&api, layout, &node, &object, now.load(Relaxed)).await.ok()??;
+    let reply = Reply::default();
+    reservations.lock().unwrap().push((block.lease_id(), object.net.addr(), reply.clone()));
+    let reply = reply.await;
+    complete_transfer(&api, &object, block, reply, now.load(Relaxed)).await.ok()
 }

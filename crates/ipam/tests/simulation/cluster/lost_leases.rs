@@ -1,199 +1,156 @@
-//! A node that is taken for dead and lives: what it has is given to others, and its ledger goes on when it is heard of again, in the
-//! same boot. No call is at work in the meantime; its pods are ended by then, and their DELs come later or never.
+//! Lost leases: a node that the cluster takes for dead and that continues in the same boot, and an object that is deleted
+//! while pods hold addresses of it.
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
-use ipam::lease::give_back;
-use ipam::ledger::{Block, Slot, State};
-use ipam::registry::Holder;
-use ipam::{Ledger, confirm, turn};
+use ipam::address_store::{Block, Slot};
+use ipam::{AddressStore, BlockState, Holder, IpBlock, recreate_lease};
 use ipnet::IpNet;
 
-use super::super::transfer::Giver;
-use super::{Cluster, Owner, REST, mark};
-
-fn wait<T>(task: impl Future<Output = T>) -> T {
-    let mut task = pin!(task);
-    loop {
-        if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            return done;
-        }
-    }
-}
+use super::super::api_server::block_on;
+use super::{Cluster, Owner, QUARANTINE};
 
 impl Cluster {
-    /// It is not heard of any more, and said to be gone.
-    pub(super) fn lose_sight(&mut self, index: usize) {
+    /// The cluster loses sight of a node and takes it for dead. No call runs meanwhile. Its pods have ended by then; their
+    /// DELs come later or never.
+    pub(super) fn isolate(&mut self, index: usize) {
         if !self.nodes[index].alive {
             return;
         }
         let owners: Vec<Owner> = self.nodes[index].pods.keys().cloned().collect();
         for owner in owners {
             self.forget(index, &owner);
-            self.api.server.lock().unwrap().gone.insert(owner.name);
+            self.api.server.lock().unwrap().deleted_pods.insert(owner.name);
         }
-        self.freed.clear();
+        self.released.clear();
         let node = &mut self.nodes[index];
         node.calls.clear();
-        node.agent.clear();
-        node.giver = Giver::default();
+        node.kill_agent();
         node.seen.clear();
-        (node.alive, node.lives) = (false, true);
+        (node.alive, node.isolated) = (false, true);
         self.api.server.lock().unwrap().dead.insert(node.name.clone());
     }
 
-    /// A hand deletes an object of a node under its pods, which go on. Its agent has the ledger doubt it, and leases it again, if
-    /// something in it is held, before anybody else comes but pods of its own, where it is late.
+    /// The node's agent answers again, and marks the leases that the server does not list as unconfirmed.
+    pub(super) fn end_isolation(&mut self, index: usize) {
+        let name = self.nodes[index].name.clone();
+        let leases = self.api.server.lock().unwrap().answer_probe(&name);
+        let node = &mut self.nodes[index];
+        (node.alive, node.isolated) = (true, false);
+        let mut store = node.open_store();
+        let lost: Vec<String> = store
+            .blocks()
+            .filter(|block| block.state == BlockState::Active && !leases.contains(&block.lease))
+            .map(|block| block.lease)
+            .collect();
+        self.counts.unconfirmed += lost.len() as u64;
+        for lease in lost {
+            self.write_unconfirmed(index, &mut store, &lease);
+        }
+        let node = &mut self.nodes[index];
+        node.synced.clone_from(&node.disk.0.lock().unwrap());
+        self.api.server.lock().unwrap().dead.remove(&name);
+    }
+
+    /// An object of a node is removed under its pods, which continue. The agent marks the lease as unconfirmed, and leases
+    /// it again if something in it is held. Only pods of the same node may come before, if the agent is late.
     pub(super) fn lose_object(&mut self, index: usize) {
         let node = &self.nodes[index];
         if !node.alive || !node.calls.is_empty() || *node.api.partitioned.lock().unwrap() {
             return;
         }
-        let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
-        if ledger.boot() != format!("b{}", node.boot) {
+        let mut store = node.open_store();
+        if store.boot_id() != node.boot_id() {
             return;
         }
-        let active: Vec<_> = ledger.blocks().filter(|block| block.state == State::Active).collect();
+        let active: Vec<_> = store.blocks().filter(|block| block.state == BlockState::Active).collect();
         if active.is_empty() {
             return;
         }
         let block = &active[self.random.below(active.len() as u64) as usize];
-        let trouble = {
-            let mut server = self.api.server.lock().unwrap();
-            let is_it = server.objects.get(&block.net).is_some_and(|object| object.lease_id() == block.uid);
-            // Somebody who is leasing the block around it has not looked yet: he may have the address before it is leased again.
-            let is_open = |object: &&ipam::registry::Object| {
-                object.net != block.net
-                    && object.net.contains(&block.net)
-                    && !object.holes.contains(&block.net.addr())
-            };
-            if server.down || !is_it || server.objects.values().find(is_open).is_some() {
-                return;
-            }
-            let is_claimed =
-                server.objects.get(&block.net).is_some_and(|object| !object.holder.claim.is_empty());
-            if self.shape.shared && is_claimed {
-                assert!(server.delete_by_hand(block.net));
-                return;
-            }
-            // A hand has taken away what keeps it as well, or an earlier release did not write that.
-            server.objects.remove(&block.net);
-            std::mem::take(&mut server.trouble)
-        };
-        // Since when what is free in it rests is written in the ledger alone.
-        self.freed.clear();
-        self.deleted.push(block.net);
+        let Some(trouble) = self.remove_object(block) else { return };
+        // The start of a quarantine is known in the store alone.
+        self.forget_quarantine(block.net);
         if self.shape.late {
-            ledger = self.meanwhile(index);
+            store = self.run_late_calls(index);
         }
-        self.write_doubt(index, &mut ledger, &block.uid);
-        // Something in it may be held in the page of an earlier lease alone, which is compared as well.
-        let held: Vec<_> = ledger
+        self.write_unconfirmed(index, &mut store, &block.lease);
+        // Something may be held under an earlier lease alone, which is compared as well.
+        let held: Vec<_> = store
             .blocks()
-            .filter(|known| known.net == block.net && turn::is_held_in_doubt(&ledger, known))
+            .filter(|known| known.net == block.net && store.is_unconfirmed_and_used(known))
             .collect();
-        for doubted in held {
-            self.lease_again(index, &ledger, &doubted);
+        for unconfirmed in held {
+            self.lease_again(index, &store, &unconfirmed);
         }
         self.api.server.lock().unwrap().trouble = trouble;
     }
 
-    /// A hand deletes an object, whosever it is.
-    pub(super) fn delete_by_hand(&mut self) {
+    /// Removes the object of a block and makes the server free of faults; returns the fault rate before. `None` if the
+    /// object is left alone.
+    fn remove_object(&mut self, block: &Block) -> Option<u64> {
         let mut server = self.api.server.lock().unwrap();
-        let all: Vec<IpNet> = server.objects.keys().copied().collect();
-        if all.is_empty() || server.down {
-            return;
+        let object = server.objects.get(&block.net);
+        let is_current = object.is_some_and(|object| object.lease_id() == block.lease);
+        // Another node is leasing the block around the address and has not read its single addresses yet: it might
+        // allocate the address before it is leased again.
+        let is_around = |object: &&IpBlock| {
+            object.net != block.net
+                && object.net.contains(&block.net)
+                && !object.reserved.contains(&block.net.addr())
+        };
+        if server.down || !is_current || server.objects.values().any(|object| is_around(&object)) {
+            return None;
         }
-        let net = all[self.random.below(all.len() as u64) as usize];
-        self.doomed += u64::from(server.delete_by_hand(net));
-        drop(server);
-        // Since when it rests goes with the object.
-        self.freed.clear();
-        self.deleted.push(net);
+        let has_claim = server.objects.get(&block.net).is_some_and(|object| !object.holder.claim.is_empty());
+        if self.shape.shared && has_claim {
+            assert!(server.delete_manually(block.net));
+            return None;
+        }
+        // The finalizer was removed manually as well.
+        server.objects.remove(&block.net);
+        Some(std::mem::take(&mut server.trouble))
     }
 
-    /// A node's agent gives back what a hand has deleted, if nothing in it is held.
-    pub(super) fn give_back_deleted(&mut self, index: usize) {
+    /// Leases a block again, as the agent does. The owner of a single address and its claim are recorded beside the store.
+    fn lease_again(&mut self, index: usize, store: &AddressStore, unconfirmed: &Block) {
         let node = &self.nodes[index];
-        if !node.alive || !node.calls.is_empty() {
-            return;
-        }
-        let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
-        if ledger.boot() != format!("b{}", node.boot) {
-            return;
-        }
-        let doomed = self.api.server.lock().unwrap().doomed_of(&node.name);
-        for object in doomed {
-            let lease = object.lease_id();
-            if confirm::is_held_inside(&ledger, object.net) {
-                continue;
-            }
-            self.write_doubt(index, &mut ledger, &lease);
-            if confirm::is_over(&ledger, &lease) {
-                let api = self.nodes[index].api.clone();
-                // If it does not succeed it is tried again.
-                let given = give_back(&api, object.net, &lease, self.now);
-                self.emptied += u64::from(wait(given).is_ok());
-            }
-        }
-    }
-
-    /// As the agent does: for whom a single address is held, and what keeps it, is written beside the ledger.
-    fn lease_again(&mut self, index: usize, ledger: &Ledger, doubted: &Block) {
-        let node = &self.nodes[index];
-        let held = ledger.slots_of(doubted).next().filter(|_| doubted.bound);
-        let is_his = |owner: &&Owner| matches!(held, Some(Slot::Held(_, own)) if own == mark(owner));
-        let owner = node.pods.keys().find(is_his).cloned().unwrap_or_else(|| Owner::of(String::new()));
+        let held = store.slots_of(unconfirmed).next().filter(|_| unconfirmed.single_owner);
+        let is_owner = |pod: &&Owner| matches!(held, Some(Slot::Held { owner, .. }) if owner == pod.tag());
+        let owner = node.pods.keys().find(is_owner).cloned().unwrap_or_else(|| Owner::of(String::new()));
         let holder = Holder {
             node: node.name.clone(),
-            ledger: "pool".into(),
+            store: "pool".into(),
             owner: owner.name,
             claim: owner.claim,
             ..Holder::default()
         };
-        let task = confirm::lease_again(&node.api, self.grid, doubted.net, &holder, self.now);
-        self.again += u64::from(wait(task).expect("nothing goes wrong"));
+        let task = recreate_lease(&node.api, self.layout, unconfirmed.net, &holder, self.now);
+        self.counts.leased_again += u64::from(block_on(task).expect("no fault"));
     }
 
-    /// What its pods ask for before its agent has seen it; the ledger then.
-    fn meanwhile(&mut self, index: usize) -> Ledger {
+    /// Runs calls of pods before the agent has seen the deletion, and returns the store after them.
+    fn run_late_calls(&mut self, index: usize) -> AddressStore {
         for _ in 0..self.random.below(8) {
-            self.now += REST / 2;
-            self.begin(index);
-            self.finish(index);
+            self.now += QUARANTINE / 2;
+            self.begin_call(index);
+            self.finish_calls(index);
         }
-        Ledger::open(Arc::new(self.nodes[index].disk.clone())).unwrap().expect("a ledger")
+        self.nodes[index].open_store()
     }
 
-    fn write_doubt(&self, index: usize, ledger: &mut Ledger, lease: &str) {
-        // In doubt since it was leased anew, or not there any more.
-        let Some(edit) = confirm::doubt(ledger, lease) else { return };
+    /// Marks a lease as unconfirmed on the disk.
+    pub(super) fn write_unconfirmed(&self, index: usize, store: &mut AddressStore, lease: &str) {
+        // No edit if the lease is unconfirmed or gone.
+        let Some(edit) = store.mark_unconfirmed(lease) else { return };
         let offset = usize::try_from(edit.offset).unwrap();
-        let disk = &self.nodes[index].disk;
-        disk.0.lock().unwrap()[offset..offset + edit.bytes.len()].copy_from_slice(&edit.bytes);
+        let disk = Arc::clone(&self.nodes[index].disk.0);
+        disk.lock().unwrap()[offset..offset + edit.bytes.len()].copy_from_slice(&edit.bytes);
     }
 
-    /// Its agent says that it is there, and has its ledger doubt what the server says is not its own.
-    pub(super) fn be_seen(&mut self, index: usize) {
-        let name = self.nodes[index].name.clone();
-        let leases = self.api.server.lock().unwrap().answered_by(&name);
-        let node = &mut self.nodes[index];
-        (node.alive, node.lives) = (true, false);
-        let mut ledger = Ledger::open(Arc::new(node.disk.clone())).unwrap().expect("a ledger");
-        let lost: Vec<String> = ledger
-            .blocks()
-            .filter(|block| block.state == State::Active && !leases.contains(&block.uid))
-            .map(|block| block.uid)
-            .collect();
-        self.doubted += lost.len() as u64;
-        for lease in lost {
-            self.write_doubt(index, &mut ledger, &lease);
-        }
-        let node = &mut self.nodes[index];
-        node.synced.clone_from(&node.disk.0.lock().unwrap());
-        self.api.server.lock().unwrap().dead.remove(&name);
+    /// Records that the start of the quarantine of a network is lost.
+    pub(super) fn forget_quarantine(&mut self, net: IpNet) {
+        self.released.clear();
+        self.deleted.push(net);
     }
 }

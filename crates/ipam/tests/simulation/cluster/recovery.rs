@@ -1,17 +1,17 @@
-//! The end of a simulation: with every fault healed and every pod gone, every address can be given again.
+//! End of a simulation: after all faults are repaired and all pods deleted, every address can be allocated again.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipam::turn::Wish;
+use ipam::AllocationKind;
 use ipnet::IpNet;
 
-use super::super::transfer::Giver;
-use super::{Call, Cluster, IDLE, Owner, REST, Verb};
+use super::call::{Call, Verb};
+use super::{Cluster, IDLE, Owner, QUARANTINE};
 
 impl Cluster {
-    /// With every fault gone and every pod deleted, every address can be given once more.
-    pub(crate) fn heal_and_empty(&mut self) {
+    /// Repairs every fault, deletes every pod, and checks that every address is available again.
+    pub(crate) fn repair_and_empty(&mut self) {
         {
             let mut server = self.api.server.lock().unwrap();
             (server.trouble, server.down) = (0, false);
@@ -21,8 +21,7 @@ impl Cluster {
             self.come_back(index);
             *self.nodes[index].api.partitioned.lock().unwrap() = false;
             self.nodes[index].skew = 0;
-            self.nodes[index].agent.clear();
-            self.nodes[index].giver = Giver::default();
+            self.nodes[index].kill_agent();
             self.nodes[index].calls.clear();
             self.now += 1;
             for owner in self.nodes[index].pods.keys().cloned().collect::<Vec<_>>() {
@@ -30,75 +29,72 @@ impl Cluster {
                 self.call(index, Verb::Del(owner));
             }
         }
-        self.now += REST * 20 + IDLE * 20;
-        self.check_everything_comes_back();
+        self.now += QUARANTINE * 20 + IDLE * 20;
+        self.check_every_address_is_available();
     }
 
-    fn check_everything_comes_back(&mut self) {
+    fn check_every_address_is_available(&mut self) {
         let seed = self.seed;
         for index in 0..self.nodes.len() {
-            self.look(index);
-            // What the node does not know of is adopted by the first who asks, and goes with what it has.
+            self.update_watch(index);
+            // The first request adopts what the store does not contain, and its DEL returns it.
             self.next += 1;
             let probe = Owner::of(format!("probe{}/{index}", self.next));
-            self.call(index, Verb::Add(probe.clone(), Wish::Address(ipam::grid::nth(self.grid.subnet(), 1))));
+            let ip = ipam::pool_layout::nth(self.layout.subnet(), 1);
+            self.call(index, Verb::Add(probe.clone(), AllocationKind::Address(ip)));
             self.forget(index, &probe);
             self.call(index, Verb::Del(probe));
-            self.now += REST * 20 + IDLE * 20;
-            // As GC does.
+            self.now += QUARANTINE * 20 + IDLE * 20;
+            // As a GC call does.
             self.call(index, Verb::Tidy(0));
-            self.look(index);
+            self.update_watch(index);
         }
-        let left: Vec<IpNet> = {
+        let leased: Vec<IpNet> = {
             let server = self.api.server.lock().unwrap();
-            server
-                .objects
-                .values()
-                .filter(|object| !object.holder.node.is_empty())
-                .map(|object| object.net)
-                .collect()
+            let leased = server.objects.values().filter(|object| !object.holder.node.is_empty());
+            leased.map(|object| object.net).collect()
         };
-        assert!(left.is_empty(), "seed {seed}: still leased: {left:?}");
+        assert!(leased.is_empty(), "seed {seed}: still leased: {leased:?}");
         let kept: BTreeSet<IpAddr> = {
             let server = self.api.server.lock().unwrap();
             let kept = server.objects.values().filter(|object| !object.holder.claim.is_empty());
             kept.map(|object| object.net.addr()).collect()
         };
-        self.now += REST * 20;
-        let mut given = BTreeSet::new();
+        self.now += QUARANTINE * 20;
+        let mut allocated = BTreeSet::new();
         loop {
             self.next += 1;
             let owner = Owner::of(format!("last{}", self.next));
-            match self.call(0, Verb::Add(owner, Wish::Any)) {
-                Some(ip) => assert!(given.insert(ip), "seed {seed}: {ip} twice"),
+            match self.call(0, Verb::Add(owner, AllocationKind::Any)) {
+                Some(ip) => assert!(allocated.insert(ip), "seed {seed}: {ip} twice"),
                 None => break,
             }
         }
         let all: BTreeSet<IpAddr> =
-            self.filter.addresses(self.grid.subnet()).filter(|ip| !kept.contains(ip)).collect();
-        let missing: Vec<&IpAddr> = all.difference(&given).collect();
-        assert!(missing.is_empty(), "seed {seed}: never to be given again: {missing:?}; {kept:?} are kept");
-        assert_eq!(given, all, "seed {seed}: every address that nobody keeps");
+            self.filter.addresses(self.layout.subnet()).filter(|ip| !kept.contains(ip)).collect();
+        let missing: Vec<&IpAddr> = all.difference(&allocated).collect();
+        assert!(missing.is_empty(), "seed {seed}: not available: {missing:?}; kept by claims: {kept:?}");
+        assert_eq!(allocated, all, "seed {seed}: every address that no claim keeps");
     }
 
-    /// One call from beginning to end, alone; the address it was told.
+    /// Runs one call alone, and returns the address it allocated.
     fn call(&mut self, index: usize, verb: Verb) -> Option<IpAddr> {
         let owner = match &verb {
             Verb::Add(owner, _) => Some(owner.clone()),
             _ => None,
         };
         self.nodes[index].calls.push(Call::of(verb));
-        self.finish(index);
+        self.finish_calls(index);
         owner.and_then(|owner| self.nodes[index].pods.get(&owner).copied().flatten())
     }
 
-    /// The calls of a node come to their end, while nothing else happens.
-    pub(super) fn finish(&mut self, index: usize) {
+    /// Runs the calls of a node to their end, without other events.
+    pub(super) fn finish_calls(&mut self, index: usize) {
         for _ in 0..100_000 {
             if self.nodes[index].calls.is_empty() {
                 return;
             }
-            self.nodes[index].go_on();
+            self.nodes[index].poll_agent();
             self.advance(index);
         }
         panic!("seed {}: a call does not end", self.seed);
