@@ -47,11 +47,24 @@ const WALLS: &[Wall] = &[
     Wall { name: "linux", may_use: &[], never: CLUSTER },
     Wall { name: "ipam", may_use: &[], never: IMPURE },
     Wall { name: "npwg", may_use: &["cni"], never: CLUSTER },
+    Wall { name: "manifest", may_use: &["cni", "npwg"], never: CLUSTER },
+    Wall { name: "rpc", may_use: &["cni", "ipam", "manifest", "npwg"], never: CLUSTER },
     Wall { name: "neutron", may_use: &[], never: &["kube", "k8s-openapi", "netlink"] },
-    Wall { name: "plugins", may_use: &["cni", "linux", "ipam", "npwg"], never: CLUSTER },
-    Wall { name: "agent", may_use: &["cni", "npwg", "ipam", "neutron"], never: &["netlink"] },
+    Wall { name: "plugin-support", may_use: &["cni", "linux"], never: CLUSTER },
+    Wall { name: "dhcp", may_use: &["cni", "linux", "plugin-support"], never: CLUSTER },
+    Wall { name: "plugins", may_use: &["cni", "dhcp", "ipam", "linux", "plugin-support"], never: CLUSTER },
+    Wall {
+        name: "weft-cni",
+        may_use: &["cni", "dhcp", "ipam", "linux", "manifest", "npwg", "plugin-support", "plugins", "rpc"],
+        never: CLUSTER,
+    },
+    Wall {
+        name: "agent",
+        may_use: &["cni", "ipam", "manifest", "neutron", "npwg", "rpc"],
+        never: &["netlink"],
+    },
     Wall { name: "testkit", may_use: &[], never: CLUSTER },
-    Wall { name: "benches", may_use: &["cni", "ipam", "linux", "plugins"], never: CLUSTER },
+    Wall { name: "benches", may_use: &["cni", "ipam", "linux", "weft-cni"], never: CLUSTER },
     Wall { name: "tests", may_use: &["testkit"], never: &[] },
 ];
 

@@ -1,6 +1,6 @@
 //! Whose program a delegate is: one of ours is run in this process or as a program, and says the same bytes.
 //!
-//! Source: SPEC 1.1.0 §4 (S30, L1); the key `builtin`; `crates/plugins/src/delegates.rs`.
+//! Source: SPEC 1.1.0 §4 (S30, L1); the key `builtin`; `crates/weft-cni/src/plugin_invoker.rs`.
 
 #![cfg(test)]
 

@@ -4,7 +4,7 @@
 //!   /var/lib/weft/sandboxes/<container id>.json      or below cniDir
 //! ```
 //!
-//! Source: the promise in `crates/plugins/src/weft/journal.rs`; SPEC 1.1.0 §2 DEL; Multus defects M11, M27.
+//! Source: the promise in `crates/weft-cni/src/meta_plugin/journal.rs`; SPEC 1.1.0 §2 DEL; Multus defects M11, M27.
 
 #![cfg(test)]
 

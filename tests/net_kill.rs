@@ -11,7 +11,7 @@
 //!         └─ net3  ptp, masqueraded; its interface tuned
 //! ```
 //!
-//! Source: SPEC 1.1.0 §2 (S13, S31); the journal's promise in `crates/plugins/src/weft/journal.rs`.
+//! Source: SPEC 1.1.0 §2 (S13, S31); the journal's promise in `crates/weft-cni/src/meta_plugin/journal.rs`.
 
 #![cfg(test)]
 

@@ -9,7 +9,7 @@
 //! The steps of the plugins are walked in `net_kill.rs`; here it is what stands between them: the journal, the locks, and what
 //! one killed order leaves to the next.
 //!
-//! Source: the rules of `crates/plugins/src/weft/{orders,change}.rs`.
+//! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
 
 #![cfg(test)]
 

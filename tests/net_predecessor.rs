@@ -4,7 +4,7 @@
 //!   /var/lib/cni/results/home-<container id>-eth0 ── DEL ── weft ── the plugins of home
 //! ```
 //!
-//! Source: the promise in `crates/plugins/src/weft/predecessor.rs`; libcni `libcni/api.go` (`cachedInfo`).
+//! Source: the promise in `crates/weft-cni/src/meta_plugin/preexisting.rs`; libcni `libcni/api.go` (`cachedInfo`).
 
 #![cfg(test)]
 

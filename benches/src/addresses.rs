@@ -15,9 +15,9 @@ use cni::plugin::respond;
 use ipam::Grid;
 use ipam::ledger::{Choice, Clock, Lease, Ledger};
 use ipnet::IpNet;
-use plugins::delegates::Delegates;
-use plugins::ipam::weft_ipam::WeftIpam;
 use serde_json::json;
+use weft_cni::plugin_invoker::PluginInvoker;
+use weft_cni::weft_ipam::WeftIpam;
 
 use crate::call::{Plugin, at_once, call_for, start};
 use crate::cases::write;
@@ -118,7 +118,7 @@ fn call_here(verb: &str, container: &str, config: &[u8]) -> Result<Duration, Fai
         netns_override: String::new(),
     };
     let started = Instant::now();
-    let answer = respond(&WeftIpam("weft-ipam"), &environment, &mut &*config, &Delegates::of_process());
+    let answer = respond(&WeftIpam("weft-ipam"), &environment, &mut &*config, &PluginInvoker::of_process());
     let took = started.elapsed();
     answer.into_result().map(|_| took).map_err(|error| error.to_string().into())
 }

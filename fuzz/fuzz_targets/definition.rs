@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::definition::Disk;
 use npwg::device::Devices;
-use npwg::lint;
+use manifest::lint;
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::plan::{Access, Plan, Request, Sandbox, plan};
 use npwg::selection::Annotation;

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use npwg::lint::{self, Knowledge};
-use npwg::manifest::Manifest;
+use manifest::Manifest;
+use manifest::lint::{self, Knowledge};
 
 fuzz_target!(|text: &str| {
     let manifest = Manifest::parse(text);

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use npwg::place;
+use manifest::position;
 use npwg::selection::{Annotation, Reading};
 
 fuzz_target!(|text: &str| {

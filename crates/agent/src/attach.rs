@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use cni::name::{ContainerId, IfName};
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 
 use crate::attachments;
 use crate::configuration::MetaPlugin;

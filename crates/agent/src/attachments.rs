@@ -5,10 +5,10 @@
 use cni::Version;
 use cni::result::Success;
 use npwg::explain;
-use npwg::journal::{Attachment, Entry, State};
 use npwg::outcome::Own;
 use npwg::plan::{Delegate, PodIdentity};
 use npwg::status;
+use rpc::journal::{Attachment, Entry, State};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -18,8 +18,8 @@ use cni::runtime::load::Directory;
 use cni::{Context, Error};
 use npwg::configuration::{Flavour, Place};
 use npwg::definition::Disk;
-use npwg::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question, Reply};
 use npwg::plan::PodIdentity;
+use rpc::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question, Reply};
 use serde_json::value::RawValue;
 
 use crate::configuration::MetaPlugin;
@@ -159,7 +159,7 @@ fn ask(socket: &str, question: &Question) -> Result<Vec<Order>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use npwg::exchange::Certainty;
+    use rpc::exchange::Certainty;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use cni::object::Object;
 use cni::runtime::chain;
 use cni::runtime::load::{self, Directory};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::journal;
+use rpc::journal;
 use serde::Serialize;
 
 use crate::failure::Failure;

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use npwg::journal as record;
+use rpc::journal as record;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{info, warn};

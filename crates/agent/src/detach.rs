@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use clap::Args;
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 
 use crate::attach::{OWN_NAMESPACE, turn};
 use crate::failure::{EXIT_CODES, Failure};

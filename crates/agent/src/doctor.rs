@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use npwg::journal::{Entry, State};
+use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::addresses::LEDGERS;

@@ -19,7 +19,7 @@ use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
 use ipam::handover::GivenUp;
-use npwg::exchange::{self, Errand};
+use rpc::exchange::{self, Errand};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::MetaPlugin;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error};
-use npwg::journal::{self, ENTRY_MAX, Entry};
+use rpc::journal::{self, ENTRY_MAX, Entry};
 
 use crate::configuration::MetaPlugin;
 use crate::failure::Failure;

@@ -1,6 +1,6 @@
 //! `weft lint`: every problem of definitions, annotations and CNI configurations before they reach a cluster.
 //!
-//! What is looked for is in [`npwg::lint`]; here files are read, findings shown, and cures written down.
+//! What is looked for is in [`manifest::lint`]; here files are read, findings shown, and cures written down.
 //!
 //! Rules: every file is looked at, whatever is wrong with the others; the exit code is 1 if an error is left;
 //! `--fix` changes only what has one right form, and says what it changed.
@@ -11,8 +11,8 @@ mod rewrite;
 use std::path::PathBuf;
 
 use clap::Args;
-use npwg::lint::{self, Edit, Finding, Knowledge, Severity};
-use npwg::manifest::Manifest;
+use manifest::Manifest;
+use manifest::lint::{self, Edit, Finding, Knowledge, Severity};
 use npwg::refusal::Fault;
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! `weft plan --once`: the brain for one question, where no agent runs. The meta-plugin starts it.
 //!
-//! Pods and definitions come from manifests (`-f`), or from the cluster. A question comes in on stdin, an answer goes out on stdout, in the form of [`npwg::exchange`]. A refusal is an
+//! Pods and definitions come from manifests (`-f`), or from the cluster. A question comes in on stdin, an answer goes out on stdout, in the form of [`rpc::exchange`]. A refusal is an
 //! answer too: the exit code is 0 whenever one was given.
 
 use std::io;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use cni::Error;
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::{self, Answer, Order, Question, Reply};
 use npwg::plan::{Plan, Sandbox};
+use rpc::exchange::{self, Answer, Order, Question, Reply};
 
 use crate::agent::{cluster, once};
 use crate::failure::{EXIT_CODES, Failure};

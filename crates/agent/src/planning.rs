@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use cni::Error;
 use cni::name::IfName;
 use cni::runtime::load::Directory;
+use manifest::{Collection, Manifest};
 use npwg::configuration::{NodeConfiguration, Place};
 use npwg::definition::Disk;
-use npwg::manifest::{Collection, Manifest};
 use npwg::plan::{Plan, PodIdentity, Sandbox};
 
 use crate::configuration::MetaPlugin;

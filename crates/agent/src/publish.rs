@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cni::name::ContainerId;
-use npwg::journal;
+use rpc::journal;
 
 use crate::agent::{self, cluster};
 use crate::failure::{EXIT_CODES, Failure};

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use cni::{Error, Verb};
-use npwg::journal::{Entry, State};
+use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, Row};
 use crate::configuration::MetaPlugin;

@@ -48,7 +48,7 @@ fn text(output: &Output) -> String {
 }
 
 fn standard(name: &str) -> PathBuf {
-    workspace().join("crates/npwg/testdata/standard").join(name)
+    workspace().join("crates/manifest/testdata/standard").join(name)
 }
 
 fn definition(name: &str, spec: &str) -> String {

@@ -149,12 +149,12 @@ pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<
 }
 
 /// `spec.config`.
-pub(crate) fn config_path() -> KeyPath {
+pub fn config_path() -> KeyPath {
     KeyPath::root().key("spec").key("config")
 }
 
 /// Reads `spec.config`; a missing name is the definition's (3.4.2), an existing one is never touched.
-pub(crate) fn inline(name: &str, text: &str) -> Result<Network, Error> {
+pub fn inline(name: &str, text: &str) -> Result<Network, Error> {
     let mut object = Object::parse(text.as_bytes(), "config")?;
     if object.text("name")?.is_some() {
         return Network::parse(text.as_bytes(), "config");
@@ -195,7 +195,7 @@ pub const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
 
 /// Refuses a network one of whose plugins, or their address management, is a meta-plugin: it would attach the same pod again,
 /// without end, and with what a definition says in place of the node's own configuration.
-pub(crate) fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {
+pub fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {
     for (index, plugin) in network.plugins.iter().enumerate() {
         let path = KeyPath::root().key("plugins").index(index);
         // What cannot be read is refused by who reads it.

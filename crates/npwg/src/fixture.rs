@@ -1,4 +1,6 @@
-//! Plans for unit tests: a pod, definitions and a node in a line each.
+//! Plans for unit tests: a pod, definitions and a node in a line each. Built for tests alone.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot build its plan ends there")]
 
 use std::collections::BTreeMap;
 
@@ -14,31 +16,46 @@ use crate::refusal::{Fault, Refusal};
 use crate::selection::Annotation;
 
 /// A network that declares every capability.
-pub(crate) const CAPABLE: &str = r#"{"cniVersion":"1.0.0","name":"capable","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"infinibandGUID":true}},{"type":"tuning","capabilities":{"portMappings":true,"bandwidth":true}}]}"#;
+pub const CAPABLE: &str = r#"{"cniVersion":"1.0.0","name":"capable","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"infinibandGUID":true}},{"type":"tuning","capabilities":{"portMappings":true,"bandwidth":true}}]}"#;
 
 /// A network whose plugin wants to know about its device.
-pub(crate) const DEVICE: &str = r#"{"cniVersion":"1.0.0","name":"device","plugins":[{"type":"sriov","capabilities":{"deviceID":true,"CNIDeviceInfoFile":true}},{"type":"tuning"}]}"#;
+pub const DEVICE: &str = r#"{"cniVersion":"1.0.0","name":"device","plugins":[{"type":"sriov","capabilities":{"deviceID":true,"CNIDeviceInfoFile":true}},{"type":"tuning"}]}"#;
 
 /// A network that declares none.
-pub(crate) const PLAIN: &str = r#"{"cniVersion":"1.0.0","name":"plain","type":"plain"}"#;
+pub const PLAIN: &str = r#"{"cniVersion":"1.0.0","name":"plain","type":"plain"}"#;
 
 /// All that goes into a plan.
-pub(crate) struct World {
-    pub(crate) pod: Pod,
-    pub(crate) definitions: BTreeMap<NetworkReference, Definition>,
-    pub(crate) disk: Disk,
-    pub(crate) devices: Devices,
-    pub(crate) access: Access,
-    pub(crate) keys: String,
-    pub(crate) flavour: Flavour,
-    pub(crate) ifname: String,
-    pub(crate) held: Vec<Held>,
+pub struct World {
+    /// The pod.
+    pub pod: Pod,
+    /// Its definitions.
+    pub definitions: BTreeMap<NetworkReference, Definition>,
+    /// Configurations on the node's disk.
+    pub disk: Disk,
+    /// Devices of the pod, by resource.
+    pub devices: Devices,
+    /// Who may use which definition.
+    pub access: Access,
+    /// Fields of the meta-plugin's configuration, as JSON without braces.
+    pub keys: String,
+    /// The name that the meta-plugin is called by.
+    pub flavour: Flavour,
+    /// Interface name of the default network.
+    pub ifname: String,
+    /// Devices that other sandboxes hold.
+    pub held: Vec<Held>,
+}
+
+impl Default for World {
+    fn default() -> World {
+        World::new()
+    }
 }
 
 impl World {
     /// A pod `home/web` without annotations; the definitions `home/plain`, `home/capable`, `home/device`, `other/plain`, `default/plain`,
     /// `kube-system/plain`; the default network `base` on disk.
-    pub(crate) fn new() -> World {
+    pub fn new() -> World {
         let mut world = World {
             pod: Pod { namespace: "home".into(), name: "web".into(), uid: "u-1".into(), ..Pod::default() },
             definitions: BTreeMap::new(),
@@ -63,23 +80,26 @@ impl World {
         world
     }
 
-    pub(crate) fn networks(mut self, text: &str) -> World {
+    /// Sets the annotation that selects networks.
+    pub fn networks(mut self, text: &str) -> World {
         self.pod.annotations.insert(Annotation::Networks.key().into(), text.into());
         self
     }
 
-    pub(crate) fn default_network(mut self, text: &str) -> World {
+    /// Sets the annotation that selects the default network.
+    pub fn default_network(mut self, text: &str) -> World {
         self.pod.annotations.insert(Annotation::DefaultNetwork.key().into(), text.into());
         self
     }
 
     /// Further keys of the node's configuration.
-    pub(crate) fn node(mut self, keys: &str) -> World {
+    pub fn node(mut self, keys: &str) -> World {
         self.keys = format!("{},{keys}", self.keys);
         self
     }
 
-    pub(crate) fn define(&mut self, reference: &str, config: &str) {
+    /// Adds a definition `NAMESPACE/NAME`.
+    pub fn define(&mut self, reference: &str, config: &str) {
         let (namespace, name) = reference.split_once('/').unwrap();
         let definition = Definition {
             namespace: namespace.into(),
@@ -90,29 +110,33 @@ impl World {
         self.definitions.insert(definition.reference(), definition);
     }
 
-    pub(crate) fn file(&mut self, path: &str, config: &str) {
+    /// Adds a configuration file of the node.
+    pub fn file(&mut self, path: &str, config: &str) {
         let network = Network::parse(config.as_bytes(), path).unwrap();
         self.disk.networks.push(OnDisk { path: path.into(), form: Form::of(path).unwrap(), network });
     }
 
     /// The definition consumes this resource.
-    pub(crate) fn resource(&mut self, reference: &str, resource: &str) {
+    pub fn resource(&mut self, reference: &str, resource: &str) {
         let (namespace, name) = reference.split_once('/').unwrap();
         let definition = self.definitions.get_mut(&NetworkReference::new(namespace, name)).unwrap();
         definition.annotations.insert(RESOURCE_NAME.into(), resource.into());
     }
 
-    pub(crate) fn device(&mut self, resource: &str, id: &str) {
+    /// Gives the pod a device of a resource.
+    pub fn device(&mut self, resource: &str, id: &str) {
         let list = self.devices.entry(resource.into()).or_default();
         list.push(Device { id: id.into(), container: "main".into() });
     }
 
-    pub(crate) fn configuration(&self) -> NodeConfiguration {
+    /// Returns the configuration of the meta-plugin.
+    pub fn configuration(&self) -> NodeConfiguration {
         let text = format!(r#"{{"cniVersion":"1.1.0","name":"weft","type":"weft",{}}}"#, self.keys);
         NodeConfiguration::read(text.as_bytes(), self.flavour).unwrap()
     }
 
-    pub(crate) fn try_plan(&self) -> Result<Plan, Refusal> {
+    /// Returns the plan, or why there is none.
+    pub fn try_plan(&self) -> Result<Plan, Refusal> {
         let sandbox = Sandbox {
             container: ContainerId::new("c1").unwrap(),
             ifname: IfName::new(&self.ifname).unwrap(),
@@ -129,12 +153,13 @@ impl World {
         })
     }
 
-    pub(crate) fn plan(&self) -> Plan {
+    /// Returns the plan.
+    pub fn plan(&self) -> Plan {
         self.try_plan().unwrap()
     }
 
     /// The fault of an attachment that fails.
-    pub(crate) fn fails(&self) -> Fault {
+    pub fn fails(&self) -> Fault {
         match self.try_plan() {
             Err(Refusal::AttachmentFailed(fault)) => *fault,
             other => panic!("{other:?}"),

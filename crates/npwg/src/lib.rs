@@ -1,39 +1,32 @@
-//! The multi-network standard, pure: what a pod asks for, what will be done about it, what came of it.
+//! The Kubernetes multi-network specification (NPWG), pure: selection, definitions, plan, status.
 //!
 //! ```text
-//!  manifest ─► metadata ─► selection ┐
-//!              (pod, definitions)    ├─► plan ─► the hands act ─► outcome ─► verify
-//!  configuration ──────► definition ─┘    │                          └─────► status
-//!  (of the meta-plugin)  (four rules)     └─► explain         lint ◄─ manifest
+//!  metadata ─────► selection ──┐
+//!  (pod, definitions)          ├─► plan ─► weft-cni executes it ─► outcome ─► verify
+//!  configuration ► definition ─┘    │                                └──────► status
+//!  (of the meta-plugin)             └─► explain
 //! ```
 //!
-//! Nothing here reads a file, a clock, a socket or the kernel. Whoever has the objects (the agent from its informers, the
-//! meta-plugin from manifests) calls [`plan::plan`]; whoever has the hands does what the plan says.
+//! Nothing here reads a file, a clock, a socket or the kernel. The node agent (from its caches) and the meta-plugin (from
+//! manifests) call [`plan::plan`]; `weft-cni` executes the plan.
 //!
-//! What binds the hands is in the plan as far as data can say it:
+//! The plan states as data what binds its execution:
 //! - the order of attachment is that of [`plan::Plan::delegates`] (NPWG1-6.2-1), and nothing runs in parallel (7.3);
 //! - the identity of an attachment, the same for ADD, CHECK and DEL (4.2.1), and its exact configuration;
-//! - what to verify ([`verify`]), whose the default route is ([`plan::RouteWish`]), the device's file (DI-1 to DI-5).
+//! - what to verify ([`verify`]), which network has the default route ([`plan::RouteWish`]), the device file (DI-1 to DI-5).
 //!
-//! Stopping at the first failure, unwinding, tearing down everything (7.2), the lock (7.3), readiness (6.1) and the
-//! version of the answer (7.1) are the meta-plugin's; publishing is the agent's. `tests/requirements.rs` says of each
-//! requirement which test here shows it, or where else it is kept.
+//! The meta-plugin stops at the first failure, unwinds, tears down (7.2), locks (7.3), checks readiness (6.1) and chooses
+//! the version of the answer (7.1); the node agent publishes. `tests/requirements.rs` names the test of each requirement.
 
 #![forbid(unsafe_code)]
 
-pub mod change;
 pub mod configuration;
 pub mod definition;
 pub mod device;
-pub mod exchange;
 pub mod explain;
-pub mod journal;
-pub mod lint;
-pub mod manifest;
 pub mod metadata;
 pub mod nearest;
 pub mod outcome;
-pub mod place;
 pub mod plan;
 pub mod policy;
 pub mod refusal;
@@ -42,5 +35,5 @@ pub mod selection;
 pub mod status;
 pub mod verify;
 
-#[cfg(test)]
-pub(crate) mod fixture;
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;

@@ -16,7 +16,7 @@ pub fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 /// `: did you mean …`, or nothing; for the end of a message about an unknown word.
-pub(crate) fn hint(text: &str, known: &[&str]) -> String {
+pub fn hint(text: &str, known: &[&str]) -> String {
     nearest(text, known).map(|word| format!("did you mean {word}?")).unwrap_or_default()
 }
 

@@ -150,12 +150,12 @@ impl fmt::Display for Fault {
 }
 
 /// A value in quotes, cut to a length fit for a message; control characters are escaped.
-pub(crate) fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     clip(&format!("{text:?}"))
 }
 
 /// The beginning of `text`: short enough for a message, without anything that could break a log line.
-pub(crate) fn clip(text: &str) -> String {
+pub fn clip(text: &str) -> String {
     let mut short: String =
         text.chars().take(QUOTE_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(QUOTE_MAX).is_some() {

@@ -21,7 +21,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
-use npwg::exchange::addresses::Demand;
+use rpc::exchange::addresses::Demand;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;

@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use npwg::exchange::addresses::PoolName;
+use rpc::exchange::addresses::PoolName;
 use serde_json::json;
 use tokio::time::sleep;
 

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use npwg::exchange;
-use npwg::exchange::addresses::{Delivery, STILL};
+use rpc::exchange;
+use rpc::exchange::addresses::{Delivery, STILL};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::WriteHalf;
 use tokio::sync::{Mutex, Semaphore};

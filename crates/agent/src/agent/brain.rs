@@ -20,12 +20,12 @@ use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::exchange::addresses::{Delivery, Demand};
-use npwg::exchange::{Order, Outcome, Question, Work};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
+use rpc::exchange::addresses::{Delivery, Demand};
+use rpc::exchange::{Order, Outcome, Question, Work};
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, info, warn};
 
@@ -272,7 +272,7 @@ impl Brain {
         latest: tokio::time::Instant,
     ) -> Result<Pod, Error> {
         if named.name.is_empty() {
-            return Ok(Pod { namespace: npwg::manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
+            return Ok(Pod { namespace: manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
         }
         let told = node.pod_of_runtime(named)?;
         if !self.pods.is_synced() {

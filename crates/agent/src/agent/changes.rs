@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use cni::{Error, code};
-use npwg::change;
-use npwg::exchange::{Order, Purpose, Question};
-use npwg::journal::Entry;
 use npwg::refusal::Reason;
 use npwg::selection::Annotation;
+use rpc::change;
+use rpc::exchange::{Order, Purpose, Question};
+use rpc::journal::Entry;
 
 use super::brain::{Brain, place};
 use super::sandboxes::Sandboxes;

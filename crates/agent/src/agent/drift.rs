@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::name::{ContainerId, IfName};
-use npwg::exchange::{Order, Outcome};
+use rpc::exchange::{Order, Outcome};
 use tracing::warn;
 
 use super::sandboxes::Sandboxes;
@@ -173,7 +173,7 @@ impl Drift {
 
 #[cfg(test)]
 mod tests {
-    use npwg::exchange::Work;
+    use rpc::exchange::Work;
 
     use super::*;
 

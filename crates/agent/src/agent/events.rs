@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use npwg::exchange::Done;
-use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
 use npwg::refusal::{Reason, Refusal};
+use rpc::exchange::Done;
+use rpc::journal::Entry;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 

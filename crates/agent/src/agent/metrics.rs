@@ -5,13 +5,13 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use npwg::exchange::{Report, Tried};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use rpc::exchange::{Report, Tried};
 
 /// Upper ends of the classes of durations, in seconds.
 const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];

@@ -11,10 +11,10 @@ use cni::{Error, code};
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use npwg::configuration::{NodeConfiguration, VifStore};
-use npwg::exchange::{Order, Question};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy;
+use rpc::exchange::{Order, Question};
 
 use super::cluster::{self, DefinitionObject, NamespaceObject, PodObject, ask};
 use super::resource_slices::Slices;
@@ -55,7 +55,7 @@ pub(crate) fn plan(
 pub(crate) fn reach(kubeconfig: &Path) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let client = cluster::client_of_objects(Some(kubeconfig)).await?;
-        let asked = ask(Api::<NamespaceObject>::all(client), npwg::manifest::DEFAULT_NAMESPACE).await;
+        let asked = ask(Api::<NamespaceObject>::all(client), manifest::DEFAULT_NAMESPACE).await;
         asked.map(drop).map_err(|why| Failure::new(format!("{}: {why}", kubeconfig.display())))
     })
 }
@@ -138,7 +138,7 @@ async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<
 async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> Result<Pod, Error> {
     let PodIdentity { namespace, name, uid } = named;
     if name.is_empty() {
-        return Ok(Pod { namespace: npwg::manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
+        return Ok(Pod { namespace: manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
     }
     let asked = ask(Api::<PodObject>::namespaced(client.clone(), namespace), name).await;
     match (asked, node.pod_of_runtime(named)?) {

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
-use npwg::exchange::{Certainty, Order};
-use npwg::journal::Entry;
 use npwg::metadata::Pod;
+use rpc::exchange::{Certainty, Order};
+use rpc::journal::Entry;
 
 use super::brain::place;
 use super::cache::Cache;

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant, SystemTime};
 use cni::name::ContainerId;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
-use npwg::journal::Entry;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
 use npwg::status::{self, NETWORK_STATUS};
+use rpc::journal::Entry;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 

@@ -29,7 +29,7 @@ use ipam::{Filter, Range};
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use npwg::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
+use rpc::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
 use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};

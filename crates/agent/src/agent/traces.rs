@@ -24,11 +24,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Error;
 use cni::name::ContainerId;
-use npwg::exchange::{Question, Report, Step, Tried};
 use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::trace::{SpanBuilder, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
+use rpc::exchange::{Question, Report, Step, Tried};
 
 use super::metrics::Metrics;
 use crate::failure::Failure;

@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_linter_knows_the_drivers_there_are() {
-        assert_eq!(Driver::ALL.map(|(name, _)| name), npwg::lint::kuryr::DRIVER_TYPES);
+        assert_eq!(Driver::ALL.map(|(name, _)| name), manifest::lint::kuryr::DRIVER_TYPES);
     }
 
     #[test]

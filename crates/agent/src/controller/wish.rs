@@ -20,7 +20,7 @@ use super::settings::{Driver, Rules};
 use crate::agent::vifs::is_of_plugin;
 
 /// The annotation of a definition that makes it Neutron's.
-pub(crate) use npwg::lint::kuryr::KURYR_CONFIG;
+pub(crate) use manifest::lint::kuryr::KURYR_CONFIG;
 /// Longest of them that is read, in bytes.
 const CONFIG_MAX: usize = 16 << 10;
 

@@ -18,7 +18,7 @@ use cni::name::PluginType;
 use cni::network::Network;
 use cni::runtime::chain;
 use cni::{Error, Verb};
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 use sha2::{Digest, Sha512};
 use tonic::Status;
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cni::name::IfName;
-use npwg::journal::{Entry, State};
 use npwg::plan::{Plan, Role};
+use rpc::journal::{Entry, State};
 use serde::{Deserialize, Serialize};
 
 use crate::network_api::FALLBACK;

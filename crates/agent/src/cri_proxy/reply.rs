@@ -9,9 +9,9 @@
 use cni::Version;
 use cni::name::ContainerId;
 use cni::result::Success;
-use npwg::journal::Entry;
 use npwg::outcome::Own;
 use prost::Message;
+use rpc::journal::Entry;
 use serde_json::Value;
 
 use super::messages::{Condition, PodIp, PodSandboxStatus};

@@ -3,8 +3,8 @@
 use cni::Version;
 use cni::result::Success;
 use ipnet::IpNet;
-use npwg::journal::Entry;
 use npwg::outcome::Own;
+use rpc::journal::Entry;
 
 use super::stage::{Actor, Stage};
 use crate::failure::Failure;

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::name::{ContainerId, IfName};
-use npwg::journal::{self, Entry};
+use rpc::journal::{self, Entry};
 
 use super::snapshot;
 use crate::configuration::MetaPlugin;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use npwg::journal::Entry;
+use rpc::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;

@@ -15,7 +15,7 @@ mod sandboxes;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use npwg::journal::{self, Entry};
+use rpc::journal::{self, Entry};
 
 use crate::failure::{EXIT_CODES, Failure};
 use crate::hands::Hands;

@@ -23,8 +23,8 @@ use ipnet::IpNet;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
-use npwg::exchange::addresses::PoolName;
 use prometheus_client::metrics::counter::Counter;
+use rpc::exchange::addresses::PoolName;
 use serde::Serialize;
 use serde_json::Value;
 

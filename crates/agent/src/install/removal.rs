@@ -24,8 +24,8 @@ use cni::name::{ContainerId, IfName, NetworkName};
 use cni::runtime::cache::{self, Cache};
 use cni::runtime::load::Directory;
 use npwg::configuration::Flavour;
-use npwg::exchange::{Certainty, Errand, Order};
-use npwg::journal;
+use rpc::exchange::{Certainty, Errand, Order};
+use rpc::journal;
 use serde_json::value::RawValue;
 
 use super::root::Place;

@@ -5,8 +5,8 @@
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
 
-use npwg::lint::{Finding, Severity};
-use npwg::manifest::Position;
+use manifest::Position;
+use manifest::lint::{Finding, Severity};
 use npwg::refusal::Fault;
 
 use super::{Fixed, Located, Report};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use cni::network::Network;
 use cni::object::DOCUMENT_MAX;
-use npwg::manifest;
+
 use serde_json::Value;
 
 use crate::failure::{Exit, Failure};

@@ -26,12 +26,13 @@ use cni::result::Success;
 use cni::version::Version;
 use linux::link::Link;
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::Mark;
 
 use self::limits::Limits;
 use self::shaper::Shaper;
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
-use crate::interface::{self, link_in, open_netns};
+use crate::interface::{self, link_in};
 
 /// The plugin.
 pub struct Bandwidth;
@@ -120,7 +121,7 @@ fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> R
         Err(error) if error.kind() == linux::Kind::Absent => {
             return Err(refused("has its other end not on the host"));
         }
-        Err(error) => return Err(crate::failure::refused(&error)),
+        Err(error) => return Err(plugin_support::failure::refused(&error)),
     };
     match result.interfaces.iter().any(|known| known.sandbox.is_empty() && known.name == end.name) {
         true => Ok(end),

@@ -29,13 +29,14 @@ use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use serde::Deserialize;
 use sha2::{Digest, Sha512};
 
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark};
+use crate::interface::check_name;
 use crate::interface::inspection::differs;
-use crate::interface::{check_name, open_netns};
 
 /// The plugin.
 pub struct Vrf;

@@ -25,10 +25,10 @@ use linux::link::create::Queues;
 use linux::link::{Link, mac_text};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
 /// The plugin.
@@ -223,7 +223,7 @@ impl Plugin for Bridge {
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let network = Network::read(call)?;
-        let netns = interface::open_netns(netns)?;
+        let netns = plugin_support::netns::open_netns(netns)?;
         let mut host = Rtnl::open().or_refused()?;
         let mark = Mark::of(NAME, &call.config, who);
         let attachment = Attachment { request, network: &network, netns: &netns, mark: &mark };
@@ -244,7 +244,7 @@ impl Plugin for Bridge {
             }
             let backend = network.and_then(|network| network.masquerade);
             errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
-            interface::collected(errors)
+            cni::error::collected(errors)
         })
     }
 
@@ -265,7 +265,7 @@ impl Plugin for Bridge {
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
             errors.extend(ipam.gc().err());
         }
-        interface::collected(errors)
+        cni::error::collected(errors)
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {

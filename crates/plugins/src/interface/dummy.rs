@@ -14,9 +14,9 @@ use cni::result::Success;
 use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
 use linux::{Kind, Netns};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface;
 use crate::interface::inspection::expect_kind;
 use crate::interface::single::{self, Source};

@@ -13,9 +13,10 @@ use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::link::{Change, Link};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
+use plugin_support::failure::OrRefused;
+use plugin_support::hash::hashed;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
 use crate::interface::expect_no_link;
 
 /// How many names are tried for the host end.
@@ -80,7 +81,7 @@ impl Veth<'_> {
                 Err(error) => {
                     // It may have been made, and the kernel's answer been lost.
                     forget_host_end(self.mark);
-                    return Err(crate::failure::refused(&error));
+                    return Err(plugin_support::failure::refused(&error));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Plans, and addresses that somebody needs, while others give addresses back and come to no end.
 
 use cni::name::{ContainerId, IfName};
-use npwg::exchange::addresses::{Addresses, PoolName, STILL};
+use rpc::exchange::addresses::{Addresses, PoolName, STILL};
 use serde_json::value::RawValue;
 
 use super::*;

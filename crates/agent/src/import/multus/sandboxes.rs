@@ -22,12 +22,12 @@ use cni::network::Network;
 use cni::runtime::cache::{Cache, Entry as Cached};
 use cni::runtime::chain::Attached;
 use npwg::device::DeviceInfo;
-use npwg::journal::{self, Attachment, Entry, State};
 use npwg::outcome::Outcome;
 use npwg::plan::{
     Decision, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify,
 };
 use npwg::status;
+use rpc::journal::{self, Attachment, Entry, State};
 
 use super::configuration::Configuration;
 use crate::failure::Failure;

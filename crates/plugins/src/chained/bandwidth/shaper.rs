@@ -9,11 +9,12 @@ use linux::link::create::{NewKind, NewLink};
 use linux::tc::filter::Side;
 use linux::tc::{Bucket, Root};
 use linux::{Kind, Rtnl, Undo};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::hash::{hashed, hex};
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use sha2::{Digest, Sha512};
 
 use super::limits::{Limit, Limits, Scope};
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{ALIAS_MAX, Mark, hashed, hex};
 use crate::interface::inspection::differs;
 
 /// What a name of an ifb begins with.

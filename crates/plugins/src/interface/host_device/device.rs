@@ -11,9 +11,9 @@ use std::path::{Component, Path, PathBuf};
 use cni::Error;
 use linux::Rtnl;
 use linux::link::{Link, mac_text};
+use plugin_support::failure::OrRefused;
 
 use super::journey;
-use crate::failure::OrRefused;
 
 /// PCI devices of this machine.
 const PCI: &str = "/sys/bus/pci/devices";

@@ -5,9 +5,9 @@
 //! Rule: an alias is anybody's to write; what is read here was checked, above all the name.
 
 use cni::name::ifname_fault;
+use plugin_support::owner_tag::Mark;
 
 use super::record::Was;
-use crate::fingerprint::Mark;
 
 /// Longest mark, in bytes: the rest of an alias was for the name and the alias that were.
 const MARK_MAX: usize = 160;

@@ -13,18 +13,18 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
+use cni::error::collected;
 use cni::{Error, code};
 use linux::link::standing::Standing;
 use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::Mark;
 
 use super::former::Former;
 use super::record::{Record, Was};
 use super::store::{self, Kept};
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
-use crate::interface::collected;
 
 /// Moves a device of the host into the container, where it is down.
 pub(super) fn there(host: &mut Rtnl, link: &Link, container: &Netns, ifname: &str) -> Result<Link, Error> {

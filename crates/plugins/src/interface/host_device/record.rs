@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 use cni::name::ifname_fault;
 use linux::Netns;
 use linux::link::{Link, mac_text};
+use plugin_support::owner_tag::Mark;
 use serde::{Deserialize, Serialize};
-
-use crate::fingerprint::Mark;
 
 /// No mark is as long as this, in bytes: three names of at most 200.
 const MARK_MAX: usize = 1024;

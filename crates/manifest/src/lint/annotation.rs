@@ -1,0 +1,61 @@
+//! The annotations of pods and pod templates.
+
+use super::{Place, Report, Severity};
+use crate::{Located, PodObject};
+use npwg::refusal::{Fault, KeyPath};
+use npwg::selection::{Annotation, Reading};
+
+/// The namespace a bare default-network annotation is looked up in, unless the node is configured otherwise.
+const MULTUS_NAMESPACE: &str = "kube-system";
+
+pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
+    let PodObject { pod, kind } = &located.value;
+    for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
+        let Some(text) = pod.annotations.get(annotation.key()) else { continue };
+        let path = KeyPath::root().key("metadata").key("annotations").key(annotation.key());
+        let node = located.node_at(&path);
+        let place = Place::Scalar(node.span);
+        let home = match annotation {
+            Annotation::Networks => pod.namespace.as_str(),
+            Annotation::DefaultNetwork => MULTUS_NAMESPACE,
+        };
+        let reading = Reading::of(annotation, text, home);
+        for refusal in &reading.refusals {
+            report.add_at_path(Severity::Error, place, text, refusal.fault().clone());
+        }
+        for warning in &reading.warnings {
+            report.add_at_path(Severity::Warning, place, text, warning.fault.clone());
+        }
+        if pod.host_network {
+            let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
+            let fault =
+                Fault::new("NPWG1-1.1.5-1", subject, "hostNetwork is true: this annotation has no effect")
+                    .at(path)
+                    .cure("remove one of the two");
+            report.add(Severity::Warning, node.span.start, fault);
+        }
+    }
+    misplaced(report, located);
+}
+
+/// The annotations written on the workload instead of on the template of its pods.
+fn misplaced(report: &mut Report<'_>, located: &Located<PodObject>) {
+    if located.base.is_root() {
+        return;
+    }
+    let annotations = KeyPath::root().key("metadata").key("annotations");
+    for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
+        let Some(node) = located.node.get("metadata").and_then(|node| node.get("annotations")) else {
+            continue;
+        };
+        if let Some(value) = node.get(annotation.key()) {
+            let PodObject { pod, kind } = &located.value;
+            let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
+            let reason = format!("has no effect on a {kind}: pods get the annotations of the template");
+            let fault = Fault::new("NPWG1-4.1-1", subject, reason)
+                .at(annotations.key(annotation.key()))
+                .cure(format!("move it to {}.metadata.annotations", located.base));
+            report.add(Severity::Warning, value.span.start, fault);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A CNI configuration: one plugin's, or a list, on disk or inside a definition.
+//!
+//! What is wrong is found key by key, so that each has its place; whatever that misses, the reader that the plan uses
+//! reports for the whole.
+
+use cni::name::NetworkName;
+use cni::network::Network;
+use cni::version::{Triple, Version};
+use serde_json::{Map, Value};
+
+use super::{Knowledge, Place, Report, Severity};
+use npwg::definition::{inline, refuse_ourselves};
+use npwg::nearest::nearest;
+use npwg::refusal::{Fault, KeyPath, quote};
+
+/// Keys of a list. Plugins may read others of it, so only a near miss is reported.
+const LIST_KEYS: &[&str] =
+    &["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+
+/// The configuration being looked at.
+pub(super) struct Subject<'a> {
+    /// How messages name it.
+    pub(super) name: &'a str,
+    /// The name of the definition it belongs to.
+    pub(super) owner: Option<&'a str>,
+    /// Where it stands.
+    pub(super) place: Place<'a>,
+}
+
+pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, knowledge: &Knowledge) {
+    let value: Value = match serde_json::from_str(text) {
+        Ok(value) => value,
+        Err(cause) => {
+            let at = byte_of(text, cause.line(), cause.column());
+            let fault = Fault::new("NPWG1-3.4.1-rule1", subject.name, format!("is not JSON: {cause}"));
+            report.add_inside(Severity::Error, subject.place, text, at, fault);
+            return;
+        }
+    };
+    let mut chain = Chain { report, subject, text, knowledge, errors: 0 };
+    match &value {
+        Value::Object(map) => chain.object(map),
+        other => chain.say(
+            Severity::Error,
+            fault("NPWG1-3.4.1-rule1", &KeyPath::root(), "is no JSON object").showing(&shown(other)),
+        ),
+    }
+    chain.as_the_plan_reads_it();
+}
+
+/// The byte of a place that serde_json names by line and column.
+fn byte_of(text: &str, line: usize, column: usize) -> usize {
+    let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    (start + column.saturating_sub(1)).min(text.len())
+}
+
+/// The value of `key`, by its exact name or another spelling that plugins take for it.
+pub(super) fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key)).map(|(_, value)| value);
+    map.get(key).or_else(folded).filter(|value| !value.is_null())
+}
+
+/// A fault at `path`; [`Chain::say`] knows of what.
+pub(super) fn fault(id: &str, path: &KeyPath, reason: impl Into<String>) -> Fault {
+    Fault::new(id, "", reason).at(path.clone())
+}
+
+/// A value short enough to be shown.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Null | Value::Object(_) | Value::Array(_) => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// A configuration being looked at.
+pub(super) struct Chain<'a, 'b> {
+    report: &'a mut Report<'b>,
+    pub(super) subject: &'a Subject<'a>,
+    text: &'a str,
+    pub(super) knowledge: &'a Knowledge,
+    errors: usize,
+}
+
+impl Chain<'_, '_> {
+    pub(super) fn say(&mut self, severity: Severity, fault: Fault) {
+        let fault = Fault { subject: self.subject.name.to_owned(), ..fault };
+        self.errors += usize::from(severity == Severity::Error);
+        self.report.add_at_path(severity, self.subject.place, self.text, fault);
+    }
+
+    fn object(&mut self, map: &Map<String, Value>) {
+        let root = KeyPath::root();
+        self.name(map);
+        self.version(map);
+        match find(map, "plugins") {
+            Some(Value::Array(plugins)) => {
+                self.near_misses(map, LIST_KEYS, &root);
+                if plugins.is_empty() {
+                    self.say(Severity::Error, fault("M29", &root.key("plugins"), "lists no plugin"));
+                }
+                for (index, plugin) in plugins.iter().enumerate() {
+                    self.plugin(&root.key("plugins").index(index), plugin);
+                }
+            }
+            Some(other) => {
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-3.2-5", &root.key("plugins"), "must be a list").showing(&shown(other)),
+                );
+            }
+            None if find(map, "type").is_some() => self.plugin(&root, &Value::Object(map.clone())),
+            None => {
+                let cure = "write \"type\" for one plugin, or \"plugins\" for a list";
+                self.say(Severity::Error, fault("NPWG1-3.2-5", &root, "names no plugin").cure(cure));
+            }
+        }
+    }
+
+    fn name(&mut self, map: &Map<String, Value>) {
+        let path = KeyPath::root().key("name");
+        let owner = self.subject.owner;
+        match (find(map, "name"), owner) {
+            (Some(Value::String(name)), _) if !name.is_empty() => {
+                let value = Value::from(name.as_str());
+                if NetworkName::new(name).is_err() {
+                    let reason =
+                        "is no network name: letters, digits, _ . and -, beginning with a letter or digit";
+                    self.say(Severity::Error, fault("NPWG1-7.1-1", &path, reason).showing(&shown(&value)));
+                } else if let Some(owner) = owner.filter(|owner| owner != name) {
+                    let reason = format!(
+                        "differs from the definition's name {owner}, which the standard advises against"
+                    );
+                    self.say(
+                        Severity::Warning,
+                        fault("NPWG1-3.4.3-1", &path, reason).showing(&shown(&value)),
+                    );
+                }
+            }
+            (Some(other), _) if !other.is_string() => {
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-3.4.2-1", &path, "must be a text").showing(&shown(other)),
+                );
+            }
+            (_, Some(owner)) => {
+                let reason = format!("has no name: plugins are given the definition's, {owner:?}");
+                self.say(Severity::Note, fault("NPWG1-3.4.2-1", &KeyPath::root(), reason));
+            }
+            (_, None) => {
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-7.1-1", &KeyPath::root(), "has no name").cure("add \"name\""),
+                );
+            }
+        }
+    }
+
+    fn version(&mut self, map: &Map<String, Value>) {
+        let path = KeyPath::root().key("cniVersion");
+        let several = find(map, "cniVersions").is_some();
+        match find(map, "cniVersion") {
+            Some(Value::String(text)) if !text.is_empty() => {
+                let value = Value::from(text.as_str());
+                let newest = Version::LATEST;
+                if Version::from_wire(text).is_some() || several {
+                    return;
+                }
+                let reason = match Triple::parse(text) {
+                    Some(version) if version > newest.triple() => {
+                        format!("is newer than {newest}, the newest there is")
+                    }
+                    _ => "is no version of the protocol".to_owned(),
+                };
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-7.1-1", &path, reason)
+                        .showing(&shown(&value))
+                        .cure(format!("write {newest:?}", newest = newest.as_str())),
+                );
+            }
+            Some(other) if !other.is_string() => {
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-7.1-1", &path, "must be a text")
+                        .showing(&shown(other))
+                        .cure("write it in quotes"),
+                );
+            }
+            _ if several => {}
+            _ => {
+                let reason =
+                    "has no cniVersion: plugins take it for 0.1.0, which knows no interfaces and no CHECK";
+                let cure = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
+                self.say(Severity::Warning, fault("NPWG1-7.1-1", &KeyPath::root(), reason).cure(cure));
+            }
+        }
+    }
+
+    fn near_misses(&mut self, map: &Map<String, Value>, known: &[&str], path: &KeyPath) {
+        for key in map.keys().filter(|key| !known.iter().any(|known| cni::fold::same(known, key))) {
+            if let Some(near) = nearest(key, known) {
+                let reason = "is no key of a list";
+                self.say(
+                    Severity::Warning,
+                    fault("unknown-key", &path.key(key), reason).cure(format!("did you mean {near}?")),
+                );
+            }
+        }
+    }
+
+    /// The plan's own reader has the last word.
+    fn as_the_plan_reads_it(&mut self) {
+        let read = match self.subject.owner {
+            Some(owner) => inline(owner, self.text),
+            None => Network::parse(self.text.as_bytes(), "configuration"),
+        };
+        match read {
+            Err(error) if self.errors == 0 => {
+                let reason = quote(&error.to_string());
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-3.4.1-rule1", &KeyPath::root(), reason.trim_matches('"')),
+                );
+            }
+            Ok(network) if self.subject.owner.is_some() => {
+                if let Err(refusal) = refuse_ourselves(&network, self.subject.name) {
+                    let mut fault = refusal.fault().clone();
+                    // Of a single configuration the list is ours; its place in the text is the top.
+                    if !self.text.contains("plugins") {
+                        fault.path = KeyPath::root().key("type");
+                    }
+                    self.report.add_at_path(Severity::Error, self.subject.place, self.text, fault);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Definitions: the name, the form of `spec.config`, and what is in it.
+
+use super::{Finding, Knowledge, Place, Report, Severity, chain, kuryr, repair};
+use crate::{Located, Span, Value};
+use npwg::definition::config_path;
+use npwg::metadata::{Definition, SpecConfig, definition_name_fault, label_fault};
+use npwg::refusal::{Fault, KeyPath};
+
+pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowledge: &Knowledge) {
+    let definition = &located.value;
+    let subject = npwg::definition::subject(&definition.reference());
+    names(report, located, &subject);
+    kuryr::look(report, located);
+    let path = config_path();
+    let node = located.node_at(&path);
+    let fault = |requirement: &str, reason: &str| Fault::new(requirement, &subject, reason).at(path.clone());
+    match &definition.config {
+        // A port of OpenStack, which needs none.
+        SpecConfig::Absent if definition.annotations.contains_key(kuryr::KURYR_CONFIG) => {}
+        SpecConfig::Absent => {
+            let reason = format!(
+                "has no spec.config: a network named {:?} on each node's disk is used",
+                definition.name
+            );
+            let fault = Fault::new("NPWG1-3.2-2", &subject, reason);
+            report.add(Severity::Note, located.node.span.start, fault);
+        }
+        SpecConfig::Text(text) if text.trim().is_empty() => {
+            let reason = "is empty and counts as absent: a network of this name on each node's disk is used";
+            report.add(
+                Severity::Warning,
+                node.span.start,
+                fault("C17", reason).cure("remove the key, or write a configuration"),
+            );
+        }
+        SpecConfig::Text(text) => {
+            let place = Place::Scalar(node.span);
+            let chain = chain::Subject { name: &subject, owner: Some(&definition.name), place };
+            chain::look(report, &chain, text, knowledge);
+        }
+        SpecConfig::Structured(json) => {
+            let fault = fault("NPWG1-3.1-2", "must be a text; the API server refuses the object")
+                .cure("write \"config: |\" and the JSON on indented lines below it");
+            structured(report, located, json, fault);
+            if let Value::Map(_) = node.value {
+                // What is in it can be looked at all the same.
+                let place = Place::Nodes(node);
+                let chain = chain::Subject { name: &subject, owner: Some(&definition.name), place };
+                chain::look(report, &chain, json, knowledge);
+            }
+        }
+    }
+}
+
+/// A map instead of a text: shown as it should read, and offered as an edit.
+fn structured(report: &mut Report<'_>, located: &Located<Definition>, json: &str, fault: Fault) {
+    let node = located.node_at(&config_path());
+    let edit = repair::config_as_text(report.source, &located.node, node, json);
+    let object = located.node.span;
+    let shift = |at: usize| at.saturating_sub(object.start);
+    let inside = repair::Edit {
+        span: Span { start: shift(edit.span.start), end: shift(edit.span.end) },
+        replacement: edit.replacement.clone(),
+    };
+    let corrected = repair::apply(report.source.slice(object), &[inside]);
+    let finding: &mut Finding = report.add(Severity::Error, node.span.start, fault);
+    finding.corrected = corrected;
+    finding.fix = Some(edit);
+}
+
+fn names(report: &mut Report<'_>, located: &Located<Definition>, subject: &str) {
+    let definition = &located.value;
+    for (key, text, fault) in [
+        ("name", &definition.name, definition_name_fault(&definition.name)),
+        ("namespace", &definition.namespace, label_fault(&definition.namespace)),
+    ] {
+        let path = KeyPath::root().key("metadata").key(key);
+        let at = located.node_at(&path).span.start;
+        if let Some(fault) = fault.filter(|_| !text.is_empty()) {
+            let fault = Fault::new("NPWG1-3.3-1", subject, fault).at(path).showing(&format!("{text:?}"));
+            report.add(Severity::Error, at, fault);
+        } else if text.contains('.') {
+            let reason = "has dots in it: other implementations cannot select it by the comma form";
+            let fault = Fault::new("C18", subject, reason).at(path).showing(&format!("{text:?}"));
+            report.add(Severity::Warning, at, fault);
+        }
+    }
+}

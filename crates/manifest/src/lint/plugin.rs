@@ -1,0 +1,227 @@
+//! One plugin's configuration in a list, or alone.
+
+use cni::capability;
+use cni::name::PluginType;
+use serde_json::{Map, Value};
+
+use super::Severity;
+use super::chain::{Chain, fault, find, shown};
+use super::values::{self, Form};
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::nearest::hint;
+use npwg::refusal::KeyPath;
+
+/// Keys of any plugin's configuration.
+const PLUGIN_KEYS: &[&str] = &[
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "type",
+    "capabilities",
+    "args",
+    "ipam",
+    "dns",
+    "runtimeConfig",
+    "prevResult",
+];
+
+/// Plugins that are others' or ours, and of whose keys nothing is known here.
+const OTHERS: &[&str] = &[
+    "bond",
+    "ipvtap",
+    "macvtap",
+    "multus",
+    "multus-shim",
+    "ovs",
+    "route-override",
+    "sriov",
+    "vxlan",
+    "weft",
+];
+
+impl Chain<'_, '_> {
+    /// Looks at the plugin at `path`.
+    pub(super) fn plugin(&mut self, path: &KeyPath, plugin: &Value) {
+        let Value::Object(map) = plugin else {
+            self.say(Severity::Error, fault("M29", path, "is no JSON object").showing(&shown(plugin)));
+            return;
+        };
+        match find(map, "type") {
+            Some(Value::String(name)) if PluginType::new(name).is_ok() => {
+                self.keys_of(name, map, path);
+                if matches!(name.as_str(), "weft" | "multus") && self.subject.owner.is_none() {
+                    self.meta_plugin(name, map, path);
+                }
+            }
+            Some(other) => {
+                let reason = "is no plugin: it must be the name of a file";
+                self.say(
+                    Severity::Error,
+                    fault("NPWG1-3.2-5", &path.key("type"), reason).showing(&shown(other)),
+                );
+            }
+            None => {
+                self.say(Severity::Error, fault("NPWG1-3.2-5", path, "names no plugin").cure("add \"type\""));
+            }
+        }
+        self.args(map, path);
+        self.capabilities(map, path);
+        if let Some(value) = find(map, "runtimeConfig") {
+            let reason = "is filled in by the runtime; what is written here is replaced or dropped";
+            let cure = "declare \"capabilities\" instead";
+            self.say(
+                Severity::Warning,
+                fault("NPWG1-7.1-1", &path.key("runtimeConfig"), reason).showing(&shown(value)).cure(cure),
+            );
+        }
+    }
+
+    fn args(&mut self, map: &Map<String, Value>, path: &KeyPath) {
+        let Some(args) = find(map, "args") else { return };
+        let path = path.key("args");
+        match args {
+            Value::Object(args) => match find(args, "cni") {
+                None | Some(Value::Object(_)) => {}
+                Some(other) => self.say(
+                    Severity::Error,
+                    fault("C7", &path.key("cni"), "must be an object").showing(&shown(other)),
+                ),
+            },
+            other => {
+                self.say(Severity::Error, fault("C7", &path, "must be an object").showing(&shown(other)));
+            }
+        }
+    }
+
+    fn capabilities(&mut self, map: &Map<String, Value>, path: &KeyPath) {
+        let Some(value) = find(map, "capabilities") else { return };
+        let path = path.key("capabilities");
+        let Value::Object(declared) = value else {
+            self.say(
+                Severity::Error,
+                fault("V11-4.1.2.1.3.2-2", &path, "must be an object").showing(&shown(value)),
+            );
+            return;
+        };
+        for (name, on) in declared {
+            if !on.is_boolean() {
+                self.say(
+                    Severity::Error,
+                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "must be true or false").showing(&shown(on)),
+                );
+            } else if !capability::ALL.contains(&name.as_str()) && !name.contains('.') {
+                let near = hint(name, capability::ALL);
+                self.say(
+                    Severity::Warning,
+                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "is no known capability")
+                        .showing(&shown(on))
+                        .cure(near),
+                );
+            }
+        }
+    }
+
+    /// The plugin's own keys and those of its `ipam`, as far as they are plugins we know.
+    fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
+        let knowledge = self.knowledge;
+        match knowledge.plugin_keys.get(name) {
+            Some(own) => {
+                self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
+                self.values(values::of_plugin(name), map, path);
+                self.missing(values::missing(name, map), name, path);
+            }
+            None => self.unknown_type(name, knowledge.plugin_keys.keys(), path),
+        }
+        let Some(Value::Object(ipam)) = find(map, "ipam") else { return };
+        let Some(name) = find(ipam, "type").and_then(Value::as_str) else { return };
+        let path = path.key("ipam");
+        match knowledge.ipam_keys.get(name) {
+            Some(own) => {
+                self.unknown_keys(name, own, &["type"], ipam, &path);
+                self.values(values::of_address_manager(name), ipam, &path);
+                self.missing(values::missing_range(name, ipam, map), name, &path);
+            }
+            None => self.unknown_type(name, knowledge.ipam_keys.keys(), &path),
+        }
+    }
+
+    /// What the plugin would refuse of its values.
+    fn values(&mut self, rows: &[(&str, Form)], map: &Map<String, Value>, path: &KeyPath) {
+        for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
+            let form = rows.iter().find(|(known, _)| cni::fold::same(known, key)).map(|(_, form)| *form);
+            form.into_iter().for_each(|form| self.value(form, value, &path.key(key)));
+        }
+    }
+
+    fn value(&mut self, form: Form, value: &Value, path: &KeyPath) {
+        match (form, value) {
+            (Form::Each(form), Value::Array(list)) => {
+                list.iter().enumerate().for_each(|(at, value)| self.value(*form, value, &path.index(at)));
+            }
+            (Form::Fields(rows), Value::Object(map)) => self.values(rows, map, path),
+            _ => {
+                if let Some(reason) = values::fault_of(form, value) {
+                    self.say(Severity::Error, fault("value", path, reason).showing(&shown(value)));
+                }
+            }
+        }
+    }
+
+    fn missing(&mut self, missing: Option<(&str, &str)>, name: &str, path: &KeyPath) {
+        if let Some((key, why)) = missing {
+            self.say(Severity::Error, fault("missing-key", path, format!("{name} has no {key}: {why}")));
+        }
+    }
+
+    /// A slip of the finger in the name of a plugin.
+    fn unknown_type<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k String>, path: &KeyPath) {
+        let known: Vec<&str> = known.map(String::as_str).chain(OTHERS.iter().copied()).collect();
+        if known.contains(&name) {
+            return;
+        }
+        let near = hint(name, &known);
+        if !near.is_empty() {
+            let reason = "is no plugin that is known here";
+            let fault = fault("unknown-type", &path.key("type"), reason);
+            self.say(Severity::Warning, fault.showing(&shown(&Value::from(name))).cure(near));
+        }
+    }
+
+    fn unknown_keys(
+        &mut self,
+        name: &str,
+        own: &[String],
+        of_all: &[&str],
+        map: &Map<String, Value>,
+        path: &KeyPath,
+    ) {
+        let known: Vec<&str> = own.iter().map(String::as_str).chain(of_all.iter().copied()).collect();
+        let is_known = |key: &str| key.contains('.') || known.iter().any(|known| cni::fold::same(known, key));
+        let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
+        for key in unknown {
+            let reason = format!("is no key of {name}; it has no effect");
+            self.say(Severity::Warning, fault("unknown-key", &path.key(key), reason).cure(hint(key, &known)));
+        }
+    }
+
+    /// Our own configuration has a reader of its own.
+    fn meta_plugin(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
+        let flavour = if name == "multus" { Flavour::Multus } else { Flavour::Weft };
+        let text = Value::Object(map.clone()).to_string();
+        match NodeConfiguration::read(text.as_bytes(), flavour) {
+            Err(error) => self.say(Severity::Error, fault("configuration", path, error.to_string())),
+            Ok(node) => {
+                for warning in node.warnings {
+                    let at = warning.fault.path.steps().iter().fold(path.clone(), |path, step| match step {
+                        npwg::refusal::Step::Key(key) => path.key(key),
+                        npwg::refusal::Step::Index(index) => path.index(*index),
+                    });
+                    self.say(
+                        Severity::Warning,
+                        fault("configuration", &at, warning.fault.reason).cure(warning.fault.cure),
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Changes of a file's text that cure a finding.
+
+use crate::{Node, Source, Span, Value};
+
+/// A piece of a file, and what should stand there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// The piece.
+    pub span: Span,
+    /// What should stand there.
+    pub replacement: String,
+}
+
+/// The text with the edits made; of edits that touch the same piece the first counts.
+pub fn apply(text: &str, edits: &[Edit]) -> String {
+    let mut edits: Vec<&Edit> = edits.iter().collect();
+    edits.sort_by_key(|edit| edit.span);
+    let mut out = String::with_capacity(text.len());
+    let mut at = 0;
+    for Edit { span, replacement } in edits {
+        let Some(before) =
+            text.get(at..span.start).filter(|_| span.start <= span.end && span.end <= text.len())
+        else {
+            continue;
+        };
+        out.push_str(before);
+        out.push_str(replacement);
+        at = span.end;
+    }
+    out.push_str(text.get(at..).unwrap_or_default());
+    out
+}
+
+/// A map under `config:` as the text it should be.
+///
+/// What is written there is JSON already, more often than not, and keeps its lines; otherwise `json` is laid out. Inside
+/// brackets there are no blocks of text: there it becomes one quoted line.
+pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &str) -> Edit {
+    let end = end_of_line(source, end(source, map));
+    let span = Span { start: map.span.start, end };
+    if in_brackets(source, object) || object.get("spec").is_some_and(|spec| in_brackets(source, spec)) {
+        return Edit {
+            span: Span { end: map.span.end, ..span },
+            replacement: serde_json::Value::from(json).to_string(),
+        };
+    }
+    let line = source.line_start(span.start);
+    let before = source.slice(Span { start: line, end: span.start });
+    let blanks = before.len() - before.trim_start().len();
+    let own_line = before.trim().is_empty();
+    let indent = " ".repeat(if own_line { blanks } else { blanks + 2 });
+    let mut block = String::from("|");
+    for line in laid_out(source.slice(map.span), json).lines() {
+        block.push('\n');
+        if !line.trim().is_empty() {
+            block.push_str(&indent);
+            block.push_str(line.trim_end());
+        }
+    }
+    match own_line {
+        false => Edit { span, replacement: block },
+        true => {
+            // The block begins on the line of its key; what else stands there can only be a comment.
+            let after_key = key_end(source, object).unwrap_or(span.start);
+            Edit { span: Span { start: after_key, end }, replacement: format!(" {block}") }
+        }
+    }
+}
+
+/// The byte after `config:`.
+fn key_end(source: &Source, object: &Node) -> Option<usize> {
+    let Value::Map(entries) = &object.get("spec")?.value else { return None };
+    let (key, _) = entries.iter().rev().find(|(key, _)| key.text == "config")?;
+    let colon = source.text().get(key.span.end..)?.find(':')?;
+    Some(key.span.end + colon + 1)
+}
+
+fn laid_out(written: &str, json: &str) -> String {
+    match serde_json::from_str::<serde_json::Value>(written) {
+        Ok(_) => outdent(written),
+        Err(_) => serde_json::from_str::<serde_json::Value>(json)
+            .and_then(|value| serde_json::to_string_pretty(&value))
+            .unwrap_or_else(|_| json.to_owned()),
+    }
+}
+
+fn in_brackets(source: &Source, node: &Node) -> bool {
+    source.slice(node.span).starts_with(['{', '['])
+}
+
+/// Where a node's own text ends: of a map or list without brackets, where its last value does.
+fn end(source: &Source, node: &Node) -> usize {
+    let last = match &node.value {
+        Value::Map(entries) => entries.last().map(|(_, node)| node),
+        Value::List(items) => items.last(),
+        _ => None,
+    };
+    match last {
+        Some(last) if !in_brackets(source, node) => end(source, last),
+        _ => node.span.end,
+    }
+}
+
+/// Over the rest of the line, if nothing but a comment is on it: it would become part of the text.
+fn end_of_line(source: &Source, at: usize) -> usize {
+    let rest = source.text().get(at..).unwrap_or_default();
+    let rest = rest.lines().next().unwrap_or_default();
+    let blank = rest.trim_start();
+    if blank.is_empty() || blank.starts_with('#') { at + rest.len() } else { at }
+}
+
+/// The lines with the blanks removed that all but the first begin with, the last (a closing bracket) apart.
+fn outdent(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let depth = |line: &&str| line.len() - line.trim_start().len();
+    let inner = lines.iter().skip(1).filter(|line| !line.trim().is_empty());
+    let closing = lines.last().map_or(0, depth);
+    let common = inner.map(depth).min().unwrap_or_default().min(closing);
+    let mut out: Vec<&str> = Vec::with_capacity(lines.len());
+    for (index, line) in lines.iter().enumerate() {
+        out.push(if index == 0 { line } else { line.get(common..).unwrap_or(line.trim_start()) });
+    }
+    out.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_made_in_order_and_those_that_overlap_are_left_out() {
+        let edit = |start, end, text: &str| Edit { span: Span { start, end }, replacement: text.to_owned() };
+        assert_eq!(apply("abcdef", &[edit(4, 5, "E"), edit(0, 1, "A"), edit(0, 3, "x")]), "AbcdEf");
+        assert_eq!(apply("abc", &[edit(2, 9, "x"), edit(1, 1, "-")]), "a-bc");
+        assert_eq!(apply("ä", &[edit(1, 2, "x")]), "ä");
+    }
+}

@@ -1,0 +1,362 @@
+//! Findings: their places, their codes, their cures.
+
+use super::*;
+use npwg::metadata::SpecConfig;
+
+fn lint(text: &str) -> Vec<Finding> {
+    manifest(&Manifest::parse(text), &Knowledge::default())
+}
+
+/// `line:column severity code` of each finding.
+fn short(findings: &[Finding]) -> Vec<String> {
+    let line = |finding: &Finding| {
+        let Position { line, column } = finding.position;
+        format!("{line}:{column} {:?} {}", finding.severity, finding.fault.requirement)
+    };
+    findings.iter().map(line).collect()
+}
+
+/// A definition `a` whose `spec` is this.
+fn definition(spec: &str) -> String {
+    format!(
+        "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: a\nspec:\n{spec}"
+    )
+}
+
+/// A definition `a` whose config is this JSON, in a block at line 7.
+fn config(json: &str) -> String {
+    let lines: Vec<String> = json.lines().map(|line| format!("    {line}\n")).collect();
+    definition(&format!("  config: |\n{}", lines.concat()))
+}
+
+fn pod(annotation: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n  annotations:\n    k8s.v1.cni.cncf.io/networks: {annotation}\n"
+    )
+}
+
+#[test]
+fn a_good_file_has_no_findings() {
+    let good = config(r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","capabilities":{"ips":true}}"#);
+    assert_eq!(lint(&format!("{good}---\n{}", pod("a"))), []);
+}
+
+#[test]
+fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+    let text = definition(
+        "  config: {\n    \"cniVersion\": \"0.3.0\",\n    \"name\": \"a\",\n    \"type\": \"bridge\"\n}\n",
+    );
+    let findings = lint(&text);
+    assert_eq!(short(&findings), ["6:11 Error NPWG1-3.1-2"]);
+    let corrected = definition(
+        "  config: |\n    {\n        \"cniVersion\": \"0.3.0\",\n        \"name\": \"a\",\n        \"type\": \"bridge\"\n    }",
+    );
+    assert_eq!(findings[0].corrected.trim_end(), corrected);
+    assert!(findings[0].fault.cure.contains("config: |"));
+}
+
+#[test]
+fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
+    for spec in [
+        "  config: {\n    \"cniVersion\": \"0.3.0\", \"name\": \"a\",\n    \"type\": \"bridge\"}\n",
+        "  config: {\"cniVersion\": \"0.3.0\", \"name\": \"a\", \"type\": \"bridge\"} # why not\n",
+        "  config:\n    cniVersion: 0.3.0\n    name: a\n    type: bridge\n",
+        "  config:   # a comment\n    cniVersion: 0.3.0\n    # another\n    name: a\n    type: bridge # and one\n\n# the end\n",
+        "  config: {cniVersion: 0.3.0, name: a, type: bridge}\n",
+        "  {config: {cniVersion: 0.3.0, name: a, type: bridge}}\n",
+    ] {
+        for tail in ["", "---\nkind: ConfigMap\nmetadata: {name: x}\n"] {
+            let text = definition(&format!("{spec}{tail}"));
+            let found = lint(&text);
+            assert_eq!(found[0].fault.requirement, "NPWG1-3.1-2", "{spec}");
+            let fixed = apply(&text, &[found[0].fix.clone().unwrap()]);
+            let manifest = Manifest::parse(&fixed);
+            let SpecConfig::Text(json) = &manifest.definitions[0].value.config else { panic!("{fixed}") };
+            let value: serde_json::Value =
+                serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {fixed}"));
+            assert_eq!(
+                value,
+                serde_json::json!({"cniVersion": "0.3.0", "name": "a", "type": "bridge"}),
+                "{fixed}"
+            );
+            assert_eq!(lint(&fixed), [], "{fixed}");
+            assert_eq!(manifest.others.len(), usize::from(!tail.is_empty()), "{fixed}");
+        }
+    }
+}
+
+#[test]
+fn npwg1_3_1_2_what_is_in_a_map_is_looked_at_too() {
+    let text = definition(
+        "  config:\n    cniVersion: 0.3.0\n    name: a\n    plugins:\n      - type: bridge\n        args: [1]\n",
+    );
+    assert_eq!(short(&lint(&text)), ["7:5 Error NPWG1-3.1-2", "11:15 Error C7"]);
+    let scalar = lint(&definition("  config: 7\n"));
+    assert_eq!(short(&scalar), ["6:11 Error NPWG1-3.1-2"]);
+}
+
+#[test]
+fn problems_inside_the_json_have_the_place_of_the_file() {
+    let json = "{\n  \"cniVersion\": \"9.9.9\",\n  \"name\": \"a\",\n  \"plugins\": [\n    {\"type\": \"x\", \"args\": 1},\n    {\"type\": \"../y\"}, null, {}\n  ]\n}";
+    let expected = [
+        (2, 17, "NPWG1-7.1-1"),
+        (5, 27, "C7"),
+        (6, 14, "NPWG1-3.2-5"),
+        (6, 23, "M29"),
+        (6, 29, "NPWG1-3.2-5"),
+    ];
+    let block: Vec<String> =
+        expected.iter().map(|(line, column, id)| format!("{}:{} Error {id}", line + 6, column + 4)).collect();
+    assert_eq!(short(&lint(&config(json))), block);
+    // The same in quotes, with the lines at the margin.
+    let quoted = definition(&format!("  config: '{json}'\n"));
+    let margin: Vec<String> =
+        expected.iter().map(|(line, column, id)| format!("{}:{column} Error {id}", line + 5)).collect();
+    assert_eq!(short(&lint(&quoted)), margin);
+    // And as a file of its own.
+    let alone: Vec<String> =
+        expected.iter().map(|(line, column, id)| format!("{line}:{column} Error {id}")).collect();
+    assert_eq!(short(&configuration(json, &Knowledge::default())), alone);
+}
+
+#[test]
+fn what_is_no_json_is_found_where_it_breaks() {
+    let findings = lint(&config("{\n  \"type\": \"x\",\n}"));
+    assert_eq!(short(&findings), ["9:5 Error NPWG1-3.4.1-rule1"]);
+    assert!(findings[0].fault.reason.contains("not JSON"));
+    assert_eq!(short(&lint(&config("[]"))), ["7:5 Error NPWG1-3.4.1-rule1"]);
+}
+
+#[test]
+fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
+    let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
+    assert_eq!(short(&other), ["7:34 Warning NPWG1-3.4.3-1"]);
+    let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));
+    assert_eq!(short(&none), ["7:5 Note NPWG1-3.4.2-1"]);
+    let illegal = lint(&config(r#"{"cniVersion":"1.0.0","name":"a b","type":"x"}"#));
+    assert_eq!(short(&illegal), ["7:34 Error NPWG1-7.1-1"]);
+    let number = lint(&config(r#"{"cniVersion":"1.0.0","name":5,"type":"x"}"#));
+    assert_eq!(short(&number), ["7:34 Error NPWG1-3.4.2-1"]);
+}
+
+#[test]
+fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
+    let named = |name: &str| {
+        short(&lint(&format!(
+            "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n"
+        )))
+    };
+    assert_eq!(named("good"), ["1:1 Note NPWG1-3.2-2"]);
+    assert_eq!(named("A_b"), ["1:1 Note NPWG1-3.2-2", "3:18 Error NPWG1-3.3-1"]);
+    assert_eq!(named("net.v2"), ["1:1 Note NPWG1-3.2-2", "3:18 Warning C18"]);
+}
+
+#[test]
+fn conflict_c17_an_empty_config_is_noticed() {
+    assert_eq!(short(&lint(&definition("  config: \"\"\n"))), ["6:11 Warning C17"]);
+}
+
+#[test]
+fn m29_recursion_is_found() {
+    let findings = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"multus"}]}"#));
+    assert_eq!(short(&findings), ["7:57 Error recursion"]);
+    let single = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"weft"}"#));
+    assert_eq!(short(&single), ["7:45 Error recursion"]);
+}
+
+#[test]
+fn versions_capabilities_and_keys() {
+    let no_version = lint(&config(r#"{"name":"a","type":"x"}"#));
+    assert_eq!(short(&no_version), ["7:5 Warning NPWG1-7.1-1"]);
+    let capability = lint(&config(
+        r#"{"cniVersion":"1.0.0","name":"a","type":"x","capabilities":{"ip":true,"example.com/x":true,"mac":1}}"#,
+    ));
+    assert_eq!(short(&capability), ["7:70 Warning V11-4.1.2.1.3.2-2", "7:102 Error V11-4.1.2.1.3.2-2"]);
+    assert_eq!(capability[0].fault.cure, "did you mean ips?");
+    let list = lint(&config(
+        r#"{"cniVersion":"1.0.0","name":"a","disableChek":true,"vendor":1,"plugins":[{"type":"x"}]}"#,
+    ));
+    assert_eq!(short(&list), ["7:52 Warning unknown-key"]);
+    let runtime = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"x","runtimeConfig":{}}"#));
+    assert_eq!(short(&runtime), ["7:65 Warning NPWG1-7.1-1"]);
+}
+
+#[test]
+fn the_keys_of_a_plugin_are_those_it_was_told() {
+    let mut knowledge = Knowledge::default();
+    knowledge.plugin_keys.insert("bridge".into(), vec!["bridge".into(), "isGateway".into()]);
+    let text =
+        config(r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateWay":true,"isGatway":1,"x.y":1}"#);
+    let findings = manifest(&Manifest::parse(&text), &knowledge);
+    assert_eq!(short(&findings), ["7:82 Warning unknown-key"]);
+    assert_eq!(findings[0].fault.cure, "did you mean isGateway?");
+    assert_eq!(lint(&text), []);
+}
+
+#[test]
+fn the_keys_of_well_known_plugins_and_of_their_ipam_are_known() {
+    let text = config(
+        r#"{"cniVersion":"1.0.0","name":"a","type":"ptp","isGateway":true,"dns":{},"ipam":{"type":"host-local","subnet":"10.1.0.0/16","subnett":"x","RangeStart":""}}"#,
+    );
+    let findings = manifest(&Manifest::parse(&text), &Knowledge::of_known_plugins());
+    assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:138 Warning unknown-key"]);
+    assert_eq!(findings[1].fault.cure, "did you mean subnet?");
+    assert!(findings[1].fault.reason.contains("no key of host-local"), "{findings:?}");
+}
+
+/// The findings of a plugin's keys among well-known plugins: rule, path and reason.
+fn of_keys(keys: &str) -> Vec<String> {
+    let text = format!(r#"{{"cniVersion":"1.0.0","name":"a",{keys}}}"#);
+    let found = configuration(&text, &Knowledge::of_known_plugins());
+    let line = |finding: &Finding| {
+        let Fault { requirement, path, reason, cure, .. } = &finding.fault;
+        format!("{requirement} {path}: {reason} {cure}").trim().to_owned()
+    };
+    found.iter().map(line).collect()
+}
+
+#[test]
+fn values_are_what_the_plugin_takes() {
+    for (keys, said) in [
+        (
+            r#""type":"vlan","master":"eth0","vlanId":5000"#,
+            "value vlanId: must be a whole number within 0..=4094",
+        ),
+        (r#""type":"vlan","vlanId":5"#, "vlan has no master"),
+        (r#""type":"bridge","mtu":"abc""#, "value mtu: must be a number"),
+        (r#""type":"bridge","MTU":40"#, "value MTU: must be 0, or"),
+        (r#""type":"bridge","vlan":9999"#, "value vlan: must be"),
+        (r#""type":"bridge","isGateway":"yes""#, "value isGateway: must be true or false"),
+        (r#""type":"bridge","bridge":"a-name-of-20-letters""#, "is longer than 15 bytes"),
+        (
+            r#""type":"bridge","vlanTrunk":[{"id":5},{"minID":"x"}]"#,
+            "value vlanTrunk[1].minID: must be a number",
+        ),
+        (r#""type":"ipvlan","mode":"l9""#, "value mode: must be one of l2, l3, l3s"),
+        (r#""type":"macvlan","mode":"bride""#, "must be one of bridge, private"),
+        (r#""type":"ptp""#, "missing-key : ptp has no ipam"),
+        (r#""type":"vrf""#, "vrf has no vrfname"),
+        (r#""type":"tuning","sysctl":{"a":1}"#, "value sysctl: must be an object of texts"),
+        (r#""type":"brigde""#, "unknown-type type: is no plugin that is known here did you mean bridge?"),
+    ] {
+        let found = of_keys(keys);
+        assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{keys}: {found:?}");
+    }
+    for keys in [
+        r#""type":"macvlan","master":"","mode":"","mtu":0"#,
+        r#""type":"ovs","vlan":"any""#,
+        r#""type":"vlan","master":"eth0","vlanId":0,"mtu":null"#,
+        r#""type":"macvtap""#,
+    ] {
+        assert_eq!(of_keys(keys), [""; 0], "{keys}");
+    }
+}
+
+#[test]
+fn values_of_ipam_are_what_the_plugin_takes() {
+    for (ipam, said) in [
+        (
+            r#""type":"host-local","subnet":"10.0.0.0/33""#,
+            "value ipam.subnet: must be an address with a prefix length",
+        ),
+        (r#""type":"host-local""#, "missing-key ipam: host-local has no ranges"),
+        (
+            r#""type":"host-local","ranges":[[{"subnet":"10.0.0.0/8","gateway":"x"}]]"#,
+            "ipam.ranges[0][0].gateway: must be an IP address",
+        ),
+        (r#""type":"host-local","subnet":"10.0.0.0/8","routes":[{"dst":"10"}]"#, "ipam.routes[0].dst"),
+        (r#""type":"weft-ipam""#, "weft-ipam has no range"),
+        (r#""type":"whereabouts","range":"10.0.0.0/8","exclude":["x"]"#, "ipam.exclude[0]"),
+        (r#""type":"static","addresses":[{"address":"10.0.0.1"}]"#, "ipam.addresses[0].address"),
+        (r#""type":"host-locl""#, "did you mean host-local?"),
+    ] {
+        let found = of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#));
+        assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{ipam}: {found:?}");
+    }
+    for ipam in [
+        r#""type":"whereabouts","range":"10.0.0.2-10.0.0.9/24","exclude":["10.0.0.3","10.0.0.8/30"]"#,
+        r#""type":"whereabouts","configuration_path":"/etc/whereabouts""#,
+        r#""type":"static""#,
+    ] {
+        assert_eq!(of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#)), [""; 0], "{ipam}");
+    }
+    assert_eq!(
+        of_keys(r#""type":"ptp","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}"#),
+        [""; 0]
+    );
+}
+
+#[test]
+fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
+    let comma = lint(&pod("net-a, UPPER,net-c@toolonginterfacename"));
+    assert_eq!(short(&comma), ["6:41 Error NPWG1-4.1.1-1", "6:47 Error NPWG1-4.1.2.1.5-2"]);
+    let json = "|\n      [\n        {\"name\": \"a\", \"ips\": [\"10.0.0.1\", \"10.0.0.256\"]},\n        {\"name\": \"b\", \"macc\": 1}\n      ]";
+    let findings = lint(&pod(json));
+    assert_eq!(short(&findings), ["8:43 Error NPWG1-4.1.2.1.3-2", "9:31 Warning NPWG1-4.1.2.1-1"]);
+    assert_eq!(findings[1].fault.cure, "did you mean mac?");
+    assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error NPWG1-4.1.2.1.4-2"]);
+}
+
+#[test]
+fn npwg1_4_1_2_1_5_3_equal_interface_names_are_found() {
+    assert_eq!(short(&lint(&pod("a@x,b@x"))), ["6:38 Error NPWG1-4.1.2.1.5-3"]);
+}
+
+#[test]
+fn an_annotation_at_the_wrong_place_is_found() {
+    let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: d\n  annotations:\n    k8s.v1.cni.cncf.io/networks: a\nspec:\n  template:\n    metadata:\n      annotations:\n        k8s.v1.cni.cncf.io/networks: A\n";
+    let findings = lint(text);
+    assert_eq!(short(&findings), ["6:34 Warning NPWG1-4.1-1", "11:38 Error NPWG1-4.1.1-1"]);
+    assert_eq!(findings[0].fault.cure, "move it to spec.template.metadata.annotations");
+    let host = format!("{}spec: {{hostNetwork: true}}\n", pod("a"));
+    assert_eq!(short(&lint(&host)), ["6:34 Warning NPWG1-1.1.5-1"]);
+}
+
+#[test]
+fn our_own_configuration_is_looked_at() {
+    let text = r#"{"cniVersion":"1.0.0","name":"w","plugins":[{"type":"weft","clusterNetwork":"a","confDri":"/x"}]}"#;
+    let findings = configuration(text, &Knowledge::default());
+    assert_eq!(short(&findings), ["1:45 Error configuration"]);
+    assert!(findings[0].fault.reason.contains("did you mean confDir?"), "{findings:?}");
+    let multus = configuration(&text.replace("weft", "multus"), &Knowledge::default());
+    assert_eq!(short(&multus), ["1:93 Warning configuration"]);
+    assert_eq!(configuration(r#"{"cniVersion":"1.0.0","name":"w","type":"x"}"#, &Knowledge::default()), []);
+    assert_eq!(
+        short(&configuration(r#"{"cniVersion":"1.0.0","type":"x"}"#, &Knowledge::default())),
+        ["1:1 Error NPWG1-7.1-1"]
+    );
+}
+
+#[test]
+fn a_definition_of_kuryrs_needs_no_configuration_and_its_annotation_is_looked_at() {
+    let found = |text: &str| {
+        let definition = definition("  {}\n").replace(
+            "  name: a\n",
+            &format!("  name: a\n  annotations:\n    openstack.org/kuryr-config: '{text}'\n"),
+        );
+        let findings = lint(&definition);
+        assert!(findings.iter().all(|finding| finding.position.line == 6), "{findings:?}");
+        findings.iter().map(|finding| finding.fault.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(r#"{"subnetId":"s-1","driverType":"nested-vlan"}"#), [""; 0]);
+    assert_eq!(found("{}"), [""; 0]);
+    for (text, words) in [
+        (r#"{"subnetId":5}"#, "subnetId: 5 is no text"),
+        (r#"{"subnetId":"a b"}"#, "subnetId: \"a b\" is no id"),
+        (r#"{"driverType":"sriov"}"#, "neutron-vif, nested-vlan, nested-macvlan"),
+        (r#"{"subnetID":"s"}"#, "subnetID: nobody reads this key"),
+        ("[]", "is no object"),
+        ("{", "EOF"),
+    ] {
+        let found = found(text);
+        assert!(found.len() == 1 && found[0].contains(words), "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn findings_are_data() {
+    let findings = lint(&pod("UPPER"));
+    let json = serde_json::to_value(&findings[0]).unwrap();
+    assert_eq!(json["position"], serde_json::json!({"line": 6, "column": 34}));
+    assert_eq!((&json["severity"], &json["requirement"]), (&"error".into(), &"NPWG1-4.1.1-1".into()));
+}

@@ -1,0 +1,189 @@
+//! A YAML or JSON document as a tree whose every node knows where it stands.
+//!
+//! Values are read as the readers of Kubernetes read them: plain `yes` and `on` are booleans, a later key of the
+//! same name wins, `<<` merges. Positions are those of the file.
+
+use cni::address;
+use serde_json::Value as Json;
+
+use super::source::Span;
+use npwg::refusal::{KeyPath, Step};
+
+/// One node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it is.
+    pub value: Value,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// What a node is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing: `null`, `~`, or an empty place.
+    Null,
+    /// A boolean.
+    Bool(bool),
+    /// A number, as written.
+    Number(String),
+    /// A text.
+    Text(String),
+    /// A list.
+    List(Vec<Node>),
+    /// A map, in the order written; of keys of the same name the last counts.
+    Map(Vec<(Key, Node)>),
+}
+
+/// A key of a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its text.
+    pub text: String,
+    /// Where it stands.
+    pub span: Span,
+}
+
+impl Node {
+    /// The value under `key` of a map; `null` is none.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        let Value::Map(entries) = &self.value else { return None };
+        let found = entries.iter().rev().find(|(k, _)| k.text == key).map(|(_, node)| node);
+        found.filter(|node| node.value != Value::Null)
+    }
+
+    /// The node at the end of `path`, or the last one on the way that exists.
+    pub fn nearest(&self, path: &KeyPath) -> &Node {
+        let mut node = self;
+        for step in path.steps() {
+            let next = match (step, &node.value) {
+                (Step::Key(key), Value::Map(_)) => node.get(key),
+                (Step::Index(index), Value::List(items)) => items.get(*index),
+                _ => None,
+            };
+            match next {
+                Some(next) => node = next,
+                None => return node,
+            }
+        }
+        node
+    }
+
+    /// What it is, for a message.
+    pub fn kind(&self) -> &'static str {
+        match self.value {
+            Value::Null => "nothing",
+            Value::Bool(_) => "a boolean",
+            Value::Number(_) => "a number",
+            Value::Text(_) => "a text",
+            Value::List(_) => "a list",
+            Value::Map(_) => "a map",
+        }
+    }
+
+    /// The same as JSON. A number JSON cannot say becomes the number it means, or else a text.
+    pub fn to_json(&self) -> Json {
+        match &self.value {
+            Value::Null => Json::Null,
+            Value::Bool(value) => Json::Bool(*value),
+            Value::Number(text) => number(text).unwrap_or_else(|| Json::from(text.as_str())),
+            Value::Text(text) => Json::from(text.as_str()),
+            Value::List(items) => items.iter().map(Node::to_json).collect(),
+            Value::Map(entries) => {
+                Json::Object(entries.iter().map(|(key, node)| (key.text.clone(), node.to_json())).collect())
+            }
+        }
+    }
+}
+
+/// A number of YAML as one of JSON.
+fn number(text: &str) -> Option<Json> {
+    if let Ok(Json::Number(number)) = serde_json::from_str(text) {
+        return Some(Json::Number(number));
+    }
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let digits = digits.replace('_', "");
+    let radix = |prefix: &str, radix: u32| {
+        digits.strip_prefix(prefix).and_then(|rest| i64::from_str_radix(rest, radix).ok()).map(|n| n * sign)
+    };
+    let whole = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0b", 2));
+    let octal = || (digits.len() > 1).then(|| radix("0", 8)).flatten();
+    match whole.or_else(octal) {
+        Some(number) => Some(Json::from(number)),
+        None => digits
+            .parse::<f64>()
+            .ok()
+            .filter(|n| n.is_finite())
+            .map(|n| Json::from(n * f64::from(sign as i8))),
+    }
+}
+
+/// What a plain scalar means.
+pub(super) fn plain(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Value::Bool(true),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Value::Bool(false),
+        text if is_number(text) => Value::Number(text.to_owned()),
+        text => Value::Text(text.to_owned()),
+    }
+}
+
+/// A number of YAML 1.1 in the forms people write; an address or a version is none.
+fn is_number(text: &str) -> bool {
+    let bare = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let starts = bare.starts_with(|c: char| c.is_ascii_digit())
+        || bare.strip_prefix('.').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    if matches!(bare, ".inf" | ".Inf" | ".INF") || matches!(text, ".nan" | ".NaN" | ".NAN") {
+        return true;
+    }
+    if !starts || address::parse_ip(text).is_some() {
+        return false;
+    }
+    let digits = bare.replace('_', "");
+    let of_radix = |prefix: &str, radix: u32| {
+        digits
+            .strip_prefix(prefix)
+            .is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_digit(radix)))
+    };
+    of_radix("0x", 16) || of_radix("0o", 8) || of_radix("0b", 2) || digits.parse::<f64>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_scalars_mean_what_they_mean_to_kubernetes() {
+        for text in ["yes", "On", "TRUE"] {
+            assert_eq!(plain(text), Value::Bool(true), "{text}");
+        }
+        for text in ["no", "off", "False"] {
+            assert_eq!(plain(text), Value::Bool(false), "{text}");
+        }
+        for text in ["", "~", "null"] {
+            assert_eq!(plain(text), Value::Null, "{text}");
+        }
+        for text in ["0", "-1", "1.5", "1e3", "0x1F", "0o17", "0b11", "1_000", ".5", ".inf", "-.inf"] {
+            assert_eq!(plain(text), Value::Number(text.to_owned()), "{text}");
+        }
+        for text in ["10.0.0.1", "1.2.3", "v1", "eth0", "1a", "-", ".", "0x", "aa:bb", "1-2"] {
+            assert_eq!(plain(text), Value::Text(text.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_become_json() {
+        let json = |text: &str| number(text).map(|n| n.to_string());
+        assert_eq!(json("12345678901234567890").as_deref(), Some("12345678901234567890"));
+        assert_eq!(json("0x1F").as_deref(), Some("31"));
+        assert_eq!(json("-0b11").as_deref(), Some("-3"));
+        assert_eq!(json("1_000").as_deref(), Some("1000.0"));
+        assert_eq!(json("017").as_deref(), Some("15"));
+        assert_eq!(json(".5").as_deref(), Some("0.5"));
+        assert_eq!(json(".inf"), None);
+    }
+}

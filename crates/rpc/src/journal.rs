@@ -1,0 +1,293 @@
+//! What is known about one sandbox: what was planned for it, and what came of it.
+//!
+//! The hands write it, one file a sandbox, and take a sandbox down by nothing else; the brain reads it to show
+//! what is there. Only the shape is here: the [`Entry`] as it was planned, then, one JSON value after the other,
+//! a [`Progress`] for each thing that came of it.
+//!
+//! Rules: a form of a newer release is refused by name, never half understood; unknown keys of an older
+//! reader's future are ignored; a last value without its end was being written when its writer was killed, and
+//! says nothing.
+
+mod call;
+
+use cni::error::{Error, code};
+use cni::name::{ContainerId, IfName};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use npwg::plan::{Held, Plan, Role};
+use npwg::status;
+
+/// The form of entry this release writes; older ones are read, newer ones are not.
+pub const VERSION: u32 = 1;
+
+/// Where the journal is unless `cniDir` says otherwise.
+pub const DIRECTORY: &str = "/var/lib/weft";
+
+/// The directory of the entries below that, a file each: `<container id>.json`.
+pub const ENTRIES: &str = "sandboxes";
+
+/// Largest entry read, in bytes.
+pub const ENTRY_MAX: u64 = 16 << 20;
+
+/// One sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// The form: [`VERSION`].
+    pub version: u32,
+    /// Name of the meta-plugin's own network: which configuration made this.
+    pub network: String,
+    /// The sandbox.
+    pub container_id: ContainerId,
+    /// Its network namespace, as the runtime gave it.
+    pub netns: String,
+    /// Which namespace that was, in which boot: the path may lead to another one later. Empty if it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The runtime's interface name.
+    pub ifname: IfName,
+    /// The runtime's `CNI_ARGS`.
+    pub args: String,
+    /// The `CNI_PATH` that was used, `binDir` included.
+    pub path: String,
+    /// Everything that was decided.
+    pub plan: Plan,
+    /// What came of each delegate of the plan, in its order.
+    pub attachments: Vec<Attachment>,
+    /// The network-status, once every network is attached.
+    #[serde(default)]
+    pub network_status: Vec<status::Entry>,
+    /// Was the whole plan carried out?
+    #[serde(default)]
+    pub complete: bool,
+    /// Was the sandbox whole before, and is its plan being changed? Then the change may be taken up again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub changing: bool,
+}
+
+/// What came of one delegate.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attachment {
+    /// How far it is.
+    pub state: State,
+    /// The result as it is in effect, in the version of the delegate's configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Box<RawValue>>,
+    /// How long its ADD took, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microseconds: Option<u64>,
+    /// Why its last DEL failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Error>,
+}
+
+/// How far an attachment is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum State {
+    /// Planned; whether its ADD was begun is not known.
+    #[default]
+    Planned,
+    /// Attached.
+    Attached,
+    /// Detached.
+    Detached,
+}
+
+impl State {
+    /// The word for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Planned => "planned",
+            State::Attached => "attached",
+            State::Detached => "detached",
+        }
+    }
+}
+
+/// What comes after the entry; `A` and `S` are borrowed to write and owned to read.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
+    /// One attachment changed.
+    Attachment {
+        /// Its place in the plan.
+        index: usize,
+        /// As it is now.
+        attachment: A,
+    },
+    /// The whole plan was carried out.
+    Complete {
+        /// What the pod is told.
+        network_status: S,
+    },
+}
+
+impl Entry {
+    /// The networks the pod selected and is attached to: what a new plan keeps names and devices by.
+    pub fn held(&self) -> Vec<Held> {
+        let known = self.plan.delegates.iter().zip(&self.attachments);
+        known
+            .filter(|(delegate, known)| delegate.role == Role::Selected && known.state == State::Attached)
+            .map(|(delegate, _)| Held {
+                network: delegate.network.clone(),
+                ifname: delegate.ifname.clone(),
+                device: delegate.device(),
+            })
+            .collect()
+    }
+
+    /// All that is known now.
+    ///
+    /// # Errors
+    /// Our own fault, if it cannot be said in JSON.
+    pub fn value(&self) -> Result<Vec<u8>, Error> {
+        encoded(self)
+    }
+
+    /// How the attachments of these places are now.
+    ///
+    /// # Errors
+    /// As for [`Entry::value`].
+    pub fn attachments_at(&self, places: &[usize]) -> Result<Vec<u8>, Error> {
+        let mut values = Vec::new();
+        for (index, attachment) in self.attachments.iter().enumerate() {
+            if places.contains(&index) {
+                let progress: Progress<_, ()> = Progress::Attachment { index, attachment };
+                values.extend(encoded(&progress)?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// That the whole plan was carried out.
+    ///
+    /// # Errors
+    /// As for [`Entry::value`].
+    pub fn completion(&self) -> Result<Vec<u8>, Error> {
+        encoded(&Progress::<(), _>::Complete { network_status: &self.network_status })
+    }
+
+    /// Reads an entry and what came after it.
+    ///
+    /// # Errors
+    /// 6 not an entry, or one of a newer release; the details say what to do.
+    pub fn read(bytes: &[u8]) -> Result<Entry, Error> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        const CURE: &str = "it is left as it is: see docs/operations.md, «an entry that cannot be read»";
+        let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
+        let unreadable = |cause: serde_json::Error| fault(format!("unreadable: {cause}"));
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
+        let first = values.next().transpose().map_err(unreadable)?.map_or("", RawValue::get);
+        let Head { version } = serde_json::from_str(first).map_err(unreadable)?;
+        if version == 0 || version > VERSION {
+            return Err(fault(format!("version {version}: this release reads up to {VERSION}")));
+        }
+        let mut entry: Entry = serde_json::from_str(first).map_err(unreadable)?;
+        for value in values {
+            let value = match value {
+                Err(cause) if cause.is_eof() => break,
+                value => value.map_err(unreadable)?,
+            };
+            match serde_json::from_str(value.get()).map_err(unreadable)? {
+                Progress::Attachment { index, attachment } => match entry.attachments.get_mut(index) {
+                    Some(known) => *known = attachment,
+                    None => return Err(fault(format!("unreadable: it has no attachment {index}"))),
+                },
+                Progress::Complete { network_status } => {
+                    entry.network_status = network_status;
+                    entry.complete = true;
+                }
+            }
+        }
+        Ok(entry)
+    }
+}
+
+/// One value and the end of its last line.
+fn encoded(what: &impl Serialize) -> Result<Vec<u8>, Error> {
+    let bytes = serde_json::to_vec(what);
+    let mut bytes = bytes.map_err(|cause| Error::internal(format!("encode an entry: {cause}")))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_truncated_or_newer_entry_is_refused_by_name() {
+        let newer = Entry::read(br#"{"version":2,"anything":[]}"#).unwrap_err();
+        assert_eq!((newer.code, newer.msg.as_str()), (6, "version 2: this release reads up to 1"));
+        for broken in [&b""[..], b"{", b"{}", b"[]", br#"{"version":1}"#, b"\0\0\0"] {
+            let error = Entry::read(broken).map(|_| ()).unwrap_err();
+            assert!(error.msg.starts_with("unreadable: ") && !error.details.is_empty(), "{error}");
+        }
+    }
+
+    /// One value, as the first release wrote it: an update finds such entries on a node whose pods run.
+    #[test]
+    fn an_entry_of_the_first_form_is_read() {
+        let entry = Entry::read(include_bytes!("../testdata/journal/first-form.json")).unwrap();
+        assert!(entry.complete && !entry.changing);
+        let names: Vec<_> = entry.plan.delegates.iter().map(|delegate| delegate.ifname.as_str()).collect();
+        assert_eq!((names, entry.plan.pod.uid.as_str()), (vec!["eth0", "net1"], "u-1"));
+        assert_eq!(entry.plan.delegates[1].args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
+        let states: Vec<_> = entry.attachments.iter().map(|attachment| attachment.state).collect();
+        assert_eq!(states, [State::Attached, State::Detached]);
+        assert!(entry.attachments[0].result.as_ref().unwrap().get().contains("10.1.0.2/24"));
+        assert_eq!(entry.attachments[1].failure.as_ref().unwrap().msg, "not now");
+        // What it becomes says the same.
+        let again = Entry::read(&entry.value().unwrap()).unwrap();
+        assert_eq!((again.plan, again.network_status.len()), (entry.plan, 1));
+    }
+
+    fn planned() -> Entry {
+        let pod = serde_json::json!({"namespace": "n", "name": "p", "uid": ""});
+        let status = serde_json::json!({"addresses": "bare", "keys": "standard"});
+        let plan = serde_json::json!({"version": 1, "pod": pod, "container": "c", "status": status,
+            "delegates": [], "warnings": []});
+        let planned = serde_json::json!({"state": "planned"});
+        let entry = serde_json::json!({"version": 1, "network": "weft", "containerId": "c", "netns": "/n",
+            "ifname": "eth0", "args": "", "path": "/p", "plan": plan, "attachments": [planned, planned]});
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn values_are_what_came_since_and_one_without_its_end_says_nothing() {
+        let mut entry = planned();
+        let first = entry.value().unwrap();
+        entry.attachments[1].state = State::Attached;
+        entry.attachments[1].result = Some(RawValue::from_string("{\n \"ips\": []\n}".to_owned()).unwrap());
+        let second = [first.clone(), entry.attachments_at(&[1]).unwrap()].concat();
+        let whole = [second.clone(), entry.completion().unwrap()].concat();
+        for end in 0..=whole.len() {
+            // The end of a value's line says nothing more than the value.
+            let read = match Entry::read(&whole[..end]) {
+                Ok(read) => read,
+                Err(_) if end + 1 < first.len() => continue,
+                Err(error) => panic!("{end} bytes of {}: {error}", whole.len()),
+            };
+            assert!(end + 1 >= first.len());
+            assert_eq!(read.complete, end + 1 >= whole.len());
+            let attached = read.attachments[1].state == State::Attached;
+            assert_eq!((attached, read.attachments[0].state), (end + 1 >= second.len(), State::Planned));
+        }
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_refused() {
+        let nobody = r#"{"attachment":{"index":2,"attachment":{"state":"attached"}}}"#;
+        for value in ["{}", "\0", "7", nobody] {
+            let bytes = [planned().value().unwrap(), value.as_bytes().to_vec()].concat();
+            let error = Entry::read(&bytes).map(|_| ()).unwrap_err();
+            assert!(error.msg.starts_with("unreadable: "), "{value}: {error}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What the plugins of a recorded attachment are called with: whoever calls them later calls them as ADD was called.
+
+use cni::args::Args;
+use cni::error::{Context, Error};
+use cni::invocation::Attachment;
+use cni::network::Network;
+use cni::object::Object;
+use cni::runtime::chain::{Attached, Parameters};
+
+use super::Entry;
+use npwg::plan::{Delegate, Role};
+
+/// The keys of `CNI_ARGS` by which a runtime asks something of the default network's plugins.
+const REQUESTS: &[&str] = &["IP", "MAC", "GATEWAY"];
+
+impl Entry {
+    /// What a delegate's plugins are called with.
+    pub fn parameters(&self, delegate: &Delegate) -> Parameters {
+        Parameters {
+            who: Attachment { container: self.container_id.clone(), ifname: delegate.ifname.clone() },
+            netns: self.netns.clone(),
+            args: delegate_args(&self.args, delegate),
+            capability_args: delegate.runtime_config.clone(),
+            args_cni: Object::default(),
+            path: self.path.clone(),
+        }
+    }
+
+    /// The result that the attachment at `index` had, if its ADD got so far; `network` is its delegate's.
+    ///
+    /// # Errors
+    /// It cannot be read in the network's version.
+    pub fn last_result(&self, index: usize, network: &Network) -> Result<Option<Attached>, Error> {
+        let raw = self.attachments.get(index).and_then(|attachment| attachment.result.as_ref());
+        match raw {
+            None => Ok(None),
+            Some(raw) => {
+                Attached::read(raw.get().as_bytes(), network.version).map(Some).context("recorded result")
+            }
+        }
+    }
+}
+
+/// The runtime's `CNI_ARGS` and the delegate's own, `IgnoreUnknown=1` first (V16).
+///
+/// What the runtime asks of the default network is not asked of the others.
+fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
+    let runtime = Args::scan(runtime);
+    let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);
+    let passed = runtime.pairs().filter(|(key, _)| {
+        *key != "IgnoreUnknown" && !own(key) && (delegate.role == Role::Default || !REQUESTS.contains(key))
+    });
+    let mut text = "IgnoreUnknown=1".to_owned();
+    for (key, value) in passed.chain(delegate.args.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+    {
+        text.push_str(&format!(";{key}={value}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_runtime_asks_of_the_default_network_is_asked_of_no_other() {
+        let delegate = |role: &str, args: &str| -> Delegate {
+            let text = format!(
+                r#"{{"network":"n","role":"{role}","configName":"n","config":"{{}}","ifname":"net1","runtimeConfig":{{}},
+                "args":{args},"verify":{{}},"defaultRoute":"untouched","because":[]}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let runtime = "K8S_POD_NAME=p;IP=10.0.0.9;IgnoreUnknown=0;MAC=02:00:00:00:00:01";
+        for (role, args, expected) in [
+            ("default", "[]", "IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.0.0.9;MAC=02:00:00:00:00:01"),
+            ("selected", "[]", "IgnoreUnknown=1;K8S_POD_NAME=p"),
+            ("selected", r#"[["K8S_POD_NAME","q"]]"#, "IgnoreUnknown=1;K8S_POD_NAME=q"),
+        ] {
+            assert_eq!(delegate_args(runtime, &delegate(role, args)), expected);
+        }
+        assert_eq!(delegate_args("", &delegate("selected", "[]")), "IgnoreUnknown=1");
+    }
+}

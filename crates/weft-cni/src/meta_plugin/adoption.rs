@@ -1,0 +1,41 @@
+//! `weft-cni adopt`: takes over a sandbox that another meta-plugin attached, as an entry of the journal on stdin.
+//!
+//! Rules: only the hands write the journal, and under the sandbox's lock; an entry that is there is never replaced,
+//! whatever it holds; who makes the entry has read its configurations as DEL will.
+
+use std::io::Read;
+use std::path::Path;
+
+use cni::Error;
+use rpc::journal::{ENTRY_MAX, Entry};
+
+use super::journal::Journal;
+use super::lock::Lock;
+
+/// The word on the command line for it.
+pub const COMMAND: &str = "adopt";
+
+/// Reads an entry from stdin and puts it into the journal below `directory`.
+///
+/// # Errors
+/// The sandbox has an entry, or this one cannot be used.
+pub fn adopt(directory: &Path) -> Result<(), Error> {
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().lock().take(ENTRY_MAX).read_to_end(&mut bytes);
+    read.map_err(|cause| Error::io("read the entry", cause))?;
+    let entry = Entry::read(&bytes)?;
+    let Entry { container_id, plan, attachments, .. } = &entry;
+    if plan.container != *container_id || plan.delegates.len() != attachments.len() {
+        return Err(Error::config(format!("sandbox {container_id}: entry and plan are not of one another")));
+    }
+    let journal = Journal::open(directory)?;
+    let lock = Lock::acquire(journal.directory(), container_id)?;
+    if journal.read(container_id)?.is_some() {
+        return Err(Error::config(format!("sandbox {container_id} is in the journal already")));
+    }
+    let begun = journal.begin(&entry).map(drop);
+    if begun.is_err() {
+        lock.retire();
+    }
+    begun
+}

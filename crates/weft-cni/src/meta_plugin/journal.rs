@@ -1,0 +1,191 @@
+//! The journal of this node's sandboxes on disk; what an entry holds is in [`rpc::journal`].
+//!
+//! One file a sandbox, `<directory>/sandboxes/<container id>.json`. It is written durably before the first
+//! effect; results are added to it as they come; it goes when everything it names is gone.
+//!
+//! Rules:
+//! - DEL, CHECK and GC read nothing else of a sandbox that is in it: no API server, no pod, no definition, no configuration
+//!   of today;
+//! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed; none is written that is
+//!   longer than what is read, whatever plugins say: an ADD fails instead;
+//! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
+//!   replaces or the next DEL removes, or a last value without its end, which readers pass over.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cni::name::ContainerId;
+use cni::{Context, Error, code};
+use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
+use rustix::fs::OFlags;
+
+/// The entries of this node.
+#[derive(Clone, Debug)]
+pub(super) struct Journal {
+    directory: PathBuf,
+}
+
+impl Journal {
+    /// The journal below `directory` (`/var/lib/weft`, or `cniDir`), made if it is not there.
+    pub(super) fn open(directory: &Path) -> Result<Journal, Error> {
+        let directory = directory.join(ENTRIES);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|cause| Error::io(format_args!("journal: create {}", directory.display()), cause))?;
+        Ok(Journal { directory })
+    }
+
+    /// Where entries and locks are.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The entry of a sandbox, if there is one.
+    ///
+    /// # Errors
+    /// An entry that is there and cannot be used; the message says what to do.
+    pub(super) fn read(&self, container: &ContainerId) -> Result<Option<Entry>, Error> {
+        let path = self.file(container);
+        let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
+        let entry = Entry::read(&bytes).context(format_args!("journal: {}", path.display()))?;
+        if entry.container_id != *container || entry.attachments.len() < entry.plan.delegates.len() {
+            let why = format!(
+                "journal: {}: unreadable: it is of sandbox {}, with {} of {} attachments",
+                path.display(),
+                entry.container_id,
+                entry.attachments.len(),
+                entry.plan.delegates.len()
+            );
+            return Err(Error::new(code::DECODING_FAILURE, why));
+        }
+        Ok(Some(entry))
+    }
+
+    /// Writes an entry so that it survives whatever comes: file and directory are on the disk on return.
+    pub(super) fn begin(&self, entry: &Entry) -> Result<Record, Error> {
+        let file = self.replacement(entry)?;
+        let begun = file
+            .sync_all()
+            .and_then(|()| self.publish(entry))
+            .and_then(|()| File::open(&self.directory).and_then(|directory| directory.sync_all()));
+        begun.map_err(|cause| self.failed("write", entry, &cause))?;
+        let written = file.metadata().map_err(|cause| self.failed("write", entry, &cause))?.len();
+        let (path, room) = (self.file(&entry.container_id), ENTRY_MAX.saturating_sub(written));
+        Ok(Record { file, path, room })
+    }
+
+    /// Replaces an entry. A machine that loses power has lost its namespaces too, so this one does not wait
+    /// for the disk.
+    pub(super) fn update(&self, entry: &Entry) -> Result<(), Error> {
+        self.replacement(entry)?;
+        self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
+    }
+
+    /// Removes the entry of a sandbox that has nothing any more, and what a writer that died has left of one.
+    pub(super) fn remove(&self, container: &ContainerId) -> Result<(), Error> {
+        for path in [self.file(container), self.temporary(container)] {
+            match fs::remove_file(&path) {
+                Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io(format_args!("journal: remove {}", path.display()), cause));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The sandboxes that have an entry, in order of their ids.
+    pub(super) fn containers(&self) -> Result<Vec<ContainerId>, Error> {
+        let failed = |cause| Error::io(format_args!("journal: read {}", self.directory.display()), cause);
+        let mut containers = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
+            containers.extend(ContainerId::new(id));
+        }
+        containers.sort();
+        Ok(containers)
+    }
+
+    /// Writes the temporary file; its name is fixed, so a crash leaves at most one.
+    fn replacement(&self, entry: &Entry) -> Result<File, Error> {
+        let bytes = entry.value().context("journal")?;
+        if bytes.len() as u64 > ENTRY_MAX {
+            return Err(too_long(&self.file(&entry.container_id)));
+        }
+        let mut options = OpenOptions::new();
+        let opened = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(self.temporary(&entry.container_id));
+        opened
+            .and_then(|mut file| file.write_all(&bytes).map(|()| file))
+            .map_err(|cause| self.failed("write", entry, &cause))
+    }
+
+    fn publish(&self, entry: &Entry) -> std::io::Result<()> {
+        fs::rename(self.temporary(&entry.container_id), self.file(&entry.container_id))
+    }
+
+    fn failed(&self, what: &str, entry: &Entry, cause: &std::io::Error) -> Error {
+        // Half a temporary file helps nobody; on a full disk its room does.
+        let _ = fs::remove_file(self.temporary(&entry.container_id));
+        Error::io(format_args!("journal: {what} {}", self.file(&entry.container_id).display()), cause)
+    }
+
+    fn file(&self, container: &ContainerId) -> PathBuf {
+        self.directory.join(format!("{container}.json"))
+    }
+
+    fn temporary(&self, container: &ContainerId) -> PathBuf {
+        self.directory.join(format!(".{container}.new"))
+    }
+}
+
+/// The open entry of a sandbox that is being attached.
+pub(super) struct Record {
+    file: File,
+    path: PathBuf,
+    /// How many bytes there is room for.
+    room: u64,
+}
+
+impl Record {
+    /// Adds values, in one write; they do not wait for the disk, for the same reason as [`Journal::update`].
+    ///
+    /// After a failure the entry has to be replaced: the last value may lack its end.
+    pub(super) fn add(&mut self, values: &[u8]) -> Result<(), Error> {
+        self.room = self.room.checked_sub(values.len() as u64).ok_or_else(|| too_long(&self.path))?;
+        let written = self.file.write_all(values);
+        written.map_err(|cause| Error::io(format_args!("journal: write {}", self.path.display()), cause))
+    }
+}
+
+fn too_long(path: &Path) -> Error {
+    let why = format!("journal: {}: longer than {ENTRY_MAX} bytes", path.display());
+    Error::new(code::IO_FAILURE, why)
+        .details("the plugins of this pod's networks say too much, or they are too many")
+}
+
+fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |cause| Error::io(format_args!("journal: read {}", path.display()), cause);
+    // A pipe would keep us waiting.
+    let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(failed(cause)),
+    };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("not a file")));
+    }
+    let mut bytes = Vec::new();
+    file.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Some(bytes))
+}
