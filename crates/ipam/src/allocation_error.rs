@@ -78,16 +78,16 @@ impl fmt::Display for AllocationError {
             AllocationError::HoldsAnother(ip) => write!(f, "the same interface holds {ip}"),
             AllocationError::NotTransferred { net, node, held_by } if held_by.is_empty() => write!(
                 f,
-                "it lies in block {net} of node {node}, which has not answered the request to transfer it yet: \
+                "block {net} around it is leased by node {node}, which has not answered the transfer request yet: \
                  try again"
             ),
             AllocationError::NotTransferred { net, node, held_by } => {
-                write!(f, "it lies in block {net} of node {node}, where {held_by} holds it")
+                write!(f, "block {net} around it is leased by node {node}, where {held_by} holds it")
             }
             AllocationError::InOwnBlock { net, .. } => {
                 write!(
                     f,
-                    "it lies in block {net} of this node, whose agent has not released it yet: try again"
+                    "block {net} around it is leased by this node, whose agent has not released it yet: try again"
                 )
             }
             AllocationError::OfferTaken(ip) => {

@@ -52,6 +52,6 @@ impl<'a> Asker<'a> {
         said.await
             .ok()
             .flatten()
-            .ok_or_else(|| "agent: whoever asked does not say that he is still there".to_owned())
+            .ok_or_else(|| "agent: the client did not confirm that it is still connected".to_owned())
     }
 }

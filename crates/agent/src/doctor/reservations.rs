@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(lost.what, "addresses of ledger 10.0.0.0-24");
         assert!(lost.why.starts_with("10.0.0.2 (container gone) is held by a"), "{lost:?}");
         assert!(
-            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not a ledger of this release"),
+            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not an address store of this version"),
             "{spoilt:?}"
         );
     }
