@@ -24,7 +24,7 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
-use rpc::exchange::addresses::{Delivery, Demand};
+use rpc::exchange::addresses::{AllocateRequest, AllocateResponse};
 use rpc::exchange::{Order, Outcome, Question, Work};
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, info, warn};
@@ -393,7 +393,7 @@ impl Oracle for Brain {
         self.plan(question, &[]).await
     }
 
-    async fn supply(&self, demand: &Demand, asker: &Asker<'_>) -> Delivery {
+    async fn supply(&self, demand: &AllocateRequest, asker: &Asker<'_>) -> AllocateResponse {
         self.supplier.deliver(demand, asker, &self.metrics).await
     }
 

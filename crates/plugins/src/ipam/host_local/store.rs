@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cni::{Error, code};
-use ipam::Held;
+use ipam::UsedAddresses;
 use linux::error::is_lacking;
 use plugin_support::failure::refused;
 use plugin_support::log;
@@ -209,7 +209,7 @@ impl Store {
     }
 
     /// Every address that has a file, whatever is in it.
-    pub fn held(&self) -> Result<Held, Error> {
+    pub fn held(&self) -> Result<UsedAddresses, Error> {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
