@@ -211,7 +211,8 @@ async fn who_is_asked_whether_he_is_there_is_if_he_says_so() {
     let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
     let socket = Socket::bind(&path).unwrap();
     tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));
-    for (says, expected) in [(Some(STILL), "there"), (None, "did not confirm"), (Some(0), "did not confirm")] {
+    for (says, expected) in [(Some(STILL), "there"), (None, "did not confirm"), (Some(0), "did not confirm")]
+    {
         let mut stream = UnixStream::connect(&path).await.unwrap();
         stream.write_all(&demand(Operation::Allocate(AllocationKind::Any))).await.unwrap();
         let hear = async |stream: &mut UnixStream| {
