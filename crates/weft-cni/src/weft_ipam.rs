@@ -15,6 +15,7 @@
 
 mod agent;
 pub mod handover;
+mod owners;
 mod released;
 mod rounds;
 pub mod settings;
