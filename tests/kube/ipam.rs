@@ -398,7 +398,7 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
     sticky(1, &second, "s2", "DEL").success();
     // On its own node the sandbox of the one that was deleted by force is there until it is taken down.
-    let words = ["another container of this node has", &kept[0]];
+    let words = ["allocated to another container on this node", &kept[0]];
     assert_refused("not taken down", &sticky(0, &second, "s3", "ADD"), 11, &words);
     sticky(0, &first, "s1", "DEL").success();
     assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
@@ -452,7 +452,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     assert!(one.code != Some(0) || other.code != Some(0), "{one:?} {other:?}");
     // The node's agent is away: it is said which node that is. When it is there again the address is had.
     nodes.stop(0, "KILL");
-    let words = [&at(40), "leased by node worker-0", "is asked for it and has not given it up yet"];
+    let words = [&at(40), "leased by node worker-0", "has not answered the transfer request yet"];
     assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
     assert_eq!(object(&at(40))["asks"], json!("worker-0"));
     nodes.start(0);

@@ -77,11 +77,8 @@ fn orphans(host: &Host) -> Vec<String> {
     own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Two devices as the kernel leaves them when their container ends, under their names there: what was written down of net8 is
-/// in a file, of net1, by an earlier version, in its alias. The container that had net8.
-fn leave_devices(host: &Host) -> String {
-    host.run("ip link add net1 type veth peer name far1".split(' '));
-    host.run(["ip", "link", "set", "net1", "alias", "weft/host-device/lan/c9/net1 dev0 up rack 7 / port 3"]);
+/// A device as the kernel leaves it when its container ends, under its name there. Returns the container that had it.
+fn leave_device(host: &Host) -> String {
     host.run("ip link add dev8 type veth peer name far8".split(' '));
     let card = host.pod("card");
     let moved = json!({ "cniVersion": "1.0.0", "name": "lan", "type": "host-device", "device": "dev8" });
@@ -146,13 +143,12 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     call("firewall", json!({ "prevResult": result, "backend": "nftables", "ingressPolicy": "isolated" }));
     call("firewall", json!({ "prevResult": result, "backend": "iptables" }));
     let behind = behind_iptables(&host);
-    let card = leave_devices(&host);
+    let card = leave_device(&host);
 
     let found = orphans(&host);
     for what in [
         "link veth",
         "link bwp",
-        "link net1",
         "link net8",
         "element of inet weft_masquerade sources4",
         "element of inet weft_masquerade sources6",
@@ -171,8 +167,7 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     host.run(["mkdir", "-p", "/var/lib/cni/results"]);
     host.write(format!("/var/lib/cni/results/{network}-{}-eth0", pod.container_id()), "{}");
     host.write(format!("/var/lib/cni/results/old-{}-eth0", behind.container_id()), "{}");
-    assert_eq!(orphans(&host), ["link net1", "link net8"]);
-    host.write("/var/lib/cni/results/lan-c9-net1", "{}");
+    assert_eq!(orphans(&host), ["link net8"]);
     host.write(format!("/var/lib/cni/results/lan-{card}-net8"), "{}");
     assert!(orphans(&host).is_empty());
 }

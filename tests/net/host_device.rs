@@ -253,8 +253,8 @@ fn what_was_made_in_the_container_does_not_come_to_the_host_whatever_it_is_calle
     let _far = world(&host);
     let pod = host.pod("a");
     let net1 = host.attachment("host-device", &pod, "net1");
-    let former = format!("weft/host-device/net/{}/net1 uplink up", pod.container_id());
-    for (name, alias) in [("net1", "uplink"), ("other", former.as_str()), ("net1", former.as_str())] {
+    let tag = format!("weft/host-device/net/{}/net1", pod.container_id());
+    for (name, alias) in [("net1", "uplink"), ("other", tag.as_str()), ("net1", tag.as_str())] {
         pod.run(["ip", "link", "add", name, "type", "veth", "peer", "name", "net2"]);
         pod.run(["ip", "link", "set", name, "alias", alias]);
         let (before, inside) = (host.snapshot(), pod.snapshot());

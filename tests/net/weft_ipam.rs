@@ -314,7 +314,7 @@ fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
     let probed = container(&host, &pod, "x").call("STATUS", small().to_string());
     let details = probed.json()["details"].clone();
     assert_refused("full", &probed, 50, &words);
-    assert_eq!(details, json!("in the blocks of this node 6 are held, 0 rest, 0 are free"));
+    assert_eq!(details, json!("in the blocks of this node 6 are held, 0 in quarantine, 0 free"));
     container(&host, &pod, "c3").del(&small()).success();
     container(&host, &pod, "x").call("STATUS", small().to_string()).success();
     let mut dynamic = small();
@@ -332,7 +332,7 @@ fn a_freed_address_rests_and_the_one_free_longest_goes_first() {
     for at in [4, 1] {
         container(&host, &pod, &format!("c{at}")).del(&conf).success();
     }
-    assert_refused("resting", &container(&host, &pod, "n").add(&conf), 11, &["still rest"]);
+    assert_refused("resting", &container(&host, &pod, "n").add(&conf), 11, &["in quarantine"]);
     let mut impatient = conf;
     impatient["ipam"]["quarantine"] = json!(0);
     assert_eq!(add(&host, &pod, "n0", &impatient), all[4]);
@@ -594,8 +594,11 @@ fn a_file_that_is_no_ledger_gives_nothing_and_stays_as_it_is() {
     host.write(format!("{PLACE}/ledger"), "kept for the printer");
     for verb in ["ADD", "CHECK"] {
         let refused = container(&host, &pod, "c1").call(verb, small().to_string());
-        let words =
-            [PLACE, "not a ledger of this release", "put back what it was, or move its directory away"];
+        let words = [
+            PLACE,
+            "not an address store of this version",
+            "put back what it was, or move its directory away",
+        ];
         assert_refused(verb, &refused, 7, &words);
     }
     assert_refused("STATUS", &container(&host, &pod, "c1").call("STATUS", small().to_string()), 50, &[PLACE]);
@@ -613,16 +616,10 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
     let shell = |line: &str| host.run(["sh", "-c", &line.replace("LEDGER", &ledger)]);
     // What a hand, a full disk or a bad one makes of it, and what is said of it.
     let spoilt = [
-        ("echo nonsense > LEDGER", "not a ledger of this release"),
-        (
-            "printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none",
-            "block 0 in it makes no sense",
-        ),
-        (
-            "printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none",
-            "block 0 in it makes no sense",
-        ),
-        ("truncate -s 128 LEDGER", "cut off: 0 of 1 groups of 16 blocks are there"),
+        ("echo nonsense > LEDGER", "not an address store of this version"),
+        ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
+        ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
+        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are there"),
         ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
         ("rm LEDGER; mkdir LEDGER", "is a directory"),
     ];
