@@ -60,7 +60,7 @@ const WALLS: &[Wall] = &[
     Wall { name: "cli-support", may_use: &["cni", "npwg"], never: &["kube", "k8s-openapi", "netlink"] },
     Wall {
         name: "kube-support",
-        may_use: &["cli-support", "cni", "ipam", "neutron", "npwg", "rpc"],
+        may_use: &["cli-support", "cni", "ipam", "manifest", "neutron", "npwg", "rpc"],
         never: &["netlink"],
     },
     Wall {
