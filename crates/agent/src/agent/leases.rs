@@ -133,7 +133,8 @@ impl Leases {
         loop {
             changes.mark_unchanged();
             let mut done = Ok(Done::All);
-            for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single_address()) {
+            for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single_address())
+            {
                 let block = &owned.object.net;
                 done = match self.give_back(owned).await {
                     Ok(Done::All) => done,
