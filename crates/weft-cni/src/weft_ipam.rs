@@ -38,6 +38,7 @@ use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, BlockState, Clock, LeaseResponse};
 use ipnet::IpNet;
 use plugin_support::directory;
+use plugin_support::log;
 use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation};
 
 use self::settings::{Pool, Set, Settings, Source};
@@ -93,7 +94,7 @@ impl Plugin for WeftIpam {
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
-            plugin_support::log!("{}: {error}", self.0);
+            log!("{}: {error}", self.0);
         }
         Ok(())
     }
@@ -497,10 +498,7 @@ impl Gone {
         }
         match released::remember(directory, &self.network, &self.who) {
             Ok(()) => {
-                plugin_support::log!(
-                    "{}: given back when the ledger can be read again: {error}",
-                    directory.display()
-                );
+                log!("{}: given back when the ledger can be read again: {error}", directory.display());
                 Ok(())
             }
             Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),

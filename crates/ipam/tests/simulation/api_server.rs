@@ -123,6 +123,9 @@ impl Api {
     }
 }
 
+/// Task of a simulated process.
+pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
+
 /// Polls a task until it ends.
 pub(crate) fn block_on<T>(task: impl Future<Output = T>) -> T {
     let mut task = pin!(task);

@@ -10,8 +10,7 @@ use ipam::{
 };
 
 use super::super::api_server::Api;
-use super::call::Verb;
-use super::node::Answer;
+use super::call::{Answer, Verb};
 use super::{Cluster, Owner};
 
 /// Number of checks whether an address was transferred.

@@ -2,9 +2,10 @@
 
 use ipam::{AddressStore, AllocationKind, Registry};
 
+use super::super::api_server::Task;
 use super::call::{Call, Verb};
 use super::node::{Disk, Node};
-use super::{Cluster, Owner, Task};
+use super::{Cluster, Owner};
 
 impl Cluster {
     /// Lets an event happen, sometimes.

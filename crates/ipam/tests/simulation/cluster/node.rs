@@ -9,13 +9,10 @@ use std::task::{Context, Poll, Waker};
 use ipam::address_store::StoreFile;
 use ipam::{AddressStore, AllocationKind, IpBlock, LeaseResponse};
 
-use super::super::api_server::Api;
+use super::super::api_server::{Api, Task};
 use super::super::transfer::TransferHandler;
-use super::call::Call;
-use super::{Owner, Task};
-
-/// Place where an agent leaves its response.
-pub(super) type Answer = Arc<Mutex<Option<LeaseResponse>>>;
+use super::Owner;
+use super::call::{Answer, Call};
 
 /// Disk with the file of the address store, which calls read on demand.
 #[derive(Clone, Debug)]

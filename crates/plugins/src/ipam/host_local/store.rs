@@ -30,6 +30,7 @@ use cni::{Error, code};
 use ipam::UsedAddresses;
 use linux::error::is_lacking;
 use plugin_support::failure::refused;
+use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -277,7 +278,7 @@ impl Store {
         let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
         if let Some((Reservation { name, .. }, _)) = unreadable {
             let directory = self.place.directory.display();
-            plugin_support::log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
             self.index = None;
             return;
         }
