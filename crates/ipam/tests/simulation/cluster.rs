@@ -90,7 +90,7 @@ pub(crate) struct Cluster {
     api: Api,
     nodes: Vec<Node>,
     now: u64,
-    /// Owners that were told each address, with their nodes.
+    /// Owners that got each address, with their nodes.
     holders: BTreeMap<IpAddr, BTreeSet<(usize, Owner)>>,
     /// Networks of deleted objects; the start of the quarantine of their addresses is lost.
     deleted: Vec<IpNet>,

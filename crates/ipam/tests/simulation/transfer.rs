@@ -1,5 +1,5 @@
-//! Transfer of addresses in a simulated agent: it finds a request, has `weft-cni` reserve the address in a call of its own,
-//! and informs the server. Each of the three may be killed on the way.
+//! Transfer of addresses in a simulated agent: it finds a request, has `weft-cni` reserve the address in a call of its
+//! own, and informs the server. Each of the three may be killed on the way.
 
 use std::future::Future;
 use std::net::IpAddr;

@@ -39,7 +39,7 @@ pub(super) struct Node {
     pub(super) transfers: TransferHandler,
     /// Objects that the agent believes its store to lease.
     pub(super) seen: Vec<IpBlock>,
-    /// Pods and the addresses they were told; no address if the call was killed.
+    /// Pods and the addresses they got; no address if the call was killed.
     pub(super) pods: BTreeMap<Owner, Option<IpAddr>>,
     /// Kind of address that each pod asked for.
     pub(super) kinds: BTreeMap<Owner, AllocationKind>,
