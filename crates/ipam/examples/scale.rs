@@ -104,10 +104,10 @@ impl Registry for Memory {
 }
 
 /// Runs a task that never waits.
-fn now<T>(work: impl Future<Output = T>) -> T {
+fn run<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => panic!("it waits"),
+        Poll::Pending => panic!("the task waits"),
     }
 }
 
@@ -141,7 +141,7 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
                             seed,
                             transfer_checks: 0,
                         };
-                        let response = now(allocator.serve(&store.lease_request(kind), &[]));
+                        let response = run(allocator.serve(&store.lease_request(kind), &[]));
                         assert!(response.error.is_none(), "{:?}", response.error);
                         let _ = store.apply_response(clock, pod + 1, &response);
                     }
@@ -164,16 +164,21 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
         registry.objects.lock().expect("no panic before").len(),
         took.as_secs_f64()
     );
+    reclaim_tenth(&registry, clock.now);
+}
+
+/// Reclaims the objects of a tenth of the nodes.
+fn reclaim_tenth(registry: &Memory, now: u64) {
     let dead: Vec<IpBlock> = registry.objects.lock().expect("no panic before").values().cloned().collect();
     let is_dead = |object: &IpBlock| object.holder.node.ends_with('7');
     let (mut taken, before) =
         (0_u64, registry.requests.lock().expect("no panic before").values().sum::<u64>());
     for object in dead.into_iter().filter(is_dead) {
-        now(reclaim(&registry, object, clock.now)).expect("it is as it was");
+        run(reclaim(registry, object, now)).expect("the object is unchanged");
         taken += 1;
     }
     let after: u64 = registry.requests.lock().expect("no panic before").values().sum();
-    println!("  a tenth of the nodes dies: {taken} blocks taken back with {} requests", after - before);
+    println!("  a tenth of the nodes dies: {taken} blocks reclaimed with {} requests", after - before);
 }
 
 fn allocator(held: u64) {

@@ -13,10 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::address_store::Slot;
-use ipam::{
-    AddressFilter, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
-    Range, RequestContext,
-};
+use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, Range};
 use ipnet::IpNet;
 
 use self::action::{Action, Task, own};
