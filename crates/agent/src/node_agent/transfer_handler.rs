@@ -69,10 +69,10 @@ impl Giver {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
             Ok(TransferOutcome::Transferred) => {
-                info!(pool = owned.pool, %address, "given up for another node")
+                info!(pool = owned.pool, %address, "given up for another node");
             }
             Ok(TransferOutcome::Refused) => {
-                info!(pool = owned.pool, %address, "asked for by another node, and held")
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,
