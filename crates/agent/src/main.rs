@@ -9,7 +9,6 @@ mod attachments;
 mod cli;
 mod commands;
 mod controllers;
-mod cri;
 mod cri_proxy;
 mod input_files;
 mod ipam_api;

@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     plugins: Plugins,
     /// The socket of weft cri-proxy, where one is used
-    #[arg(long, default_value = crate::cri::network_api::PROXY_SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = cri::network_api::PROXY_SOCKET, value_name = "PATH")]
     cri_socket: PathBuf,
     #[command(flatten)]
     output: Output,
