@@ -11,7 +11,6 @@ mod commands;
 mod controllers;
 mod cri_proxy;
 mod input_files;
-mod ipam_api;
 mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;

@@ -36,7 +36,6 @@ use clap::Args;
 use rpc::journal::{self, Entry};
 use tracing::info;
 
-use crate::ipam_api::store_name::LEDGERS;
 use crate::node_agent::agent_state::{Brain, Care};
 use crate::node_agent::status_publisher::Publisher;
 use crate::node_support::agent_server::Socket;
@@ -49,6 +48,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use cri::runtime_sandboxes;
 use cri::runtime_sandboxes::RuntimeSandboxes;
+use ipam_api::store_name::LEDGERS;
 use kube_support::kuryr::Place;
 use kube_support::{client, events, health};
 use pod_resources::POD_RESOURCES;
