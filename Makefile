@@ -14,10 +14,10 @@ setup: ## install what building and testing need: packages, the musl target (ski
 build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin/
 
 # One cargo call each: what the agent needs of a shared crate must not end up in weft-cni.
-bin/weft-cni: PACKAGE := plugins
+bin/weft-cni: PACKAGE := weft-cni
 bin/weft-cni: PROFILE := release
 # It ends where it panics: nobody looks for a frame to unwind.
-bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$(CURDIR)/crates/plugins/weft-cni.ld
+bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$(CURDIR)/crates/weft-cni/weft-cni.ld
 bin/weft: PACKAGE := agent
 bin/weft: PROFILE := command
 bin/%: FORCE

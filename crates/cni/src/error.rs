@@ -154,6 +154,17 @@ impl Error {
     }
 }
 
+/// Returns the failures of a teardown as one result: [`Error::join`] of them.
+///
+/// # Errors
+/// There was at least one failure.
+pub fn collected(errors: Vec<Error>) -> Result<(), Error> {
+    match Error::join(errors) {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}
+
 fn refusal(key: &dyn fmt::Display, value: &dyn fmt::Display, why: &dyn fmt::Display) -> String {
     let [key, value] = [key, value].map(|text| cut(text.to_string(), VALUE_MAX));
     format!("{key}: {value}: {why}")

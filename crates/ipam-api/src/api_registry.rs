@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
-use ipam::Grid;
-use ipam::lease::Refusal;
-use ipam::registry::{Fault, Holder, Object, Registry, Standing};
+use ipam::registry::PoolState;
+use ipam::{AllocationError, Holder, IpBlock, PoolLayout, Registry, RegistryError};
 use ipnet::IpNet;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
@@ -43,7 +42,7 @@ pub struct Cluster {
     pool: String,
     uid: Option<String>,
     /// How the pool is cut.
-    pub grid: Grid,
+    pub grid: PoolLayout,
     /// Where single addresses may have been made in it, as it was read.
     told: Option<BTreeSet<u16>>,
     /// Namespace and name of the pod that a claim is about.
@@ -78,17 +77,20 @@ impl Cluster {
     }
 
     /// A request about a block or a single address, which is counted.
-    async fn request<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
+    async fn request<T>(
+        &self,
+        work: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, RegistryError> {
         self.requests.inc();
         self.asked(work).await
     }
 
-    async fn asked<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
+    async fn asked<T>(&self, work: impl Future<Output = Result<T, kube::Error>>) -> Result<T, RegistryError> {
         match timeout(REQUEST_MAX, work).await {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Fault::Conflict),
-            Ok(Err(error)) => Err(Fault::Unknown(api_error::said(&error))),
-            Err(_) => Err(Fault::Unknown(format!(
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RegistryError::Conflict),
+            Ok(Err(error)) => Err(RegistryError::Unknown(api_error::said(&error))),
+            Err(_) => Err(RegistryError::Unknown(format!(
                 "the API server does not answer within {} s",
                 REQUEST_MAX.as_secs()
             ))),
@@ -96,7 +98,7 @@ impl Cluster {
     }
 
     /// Every object with these labels; one that makes no sense is an error: it may be anybody's.
-    pub async fn list(&self, labels: &[(&str, String)]) -> Result<Vec<Object>, Fault> {
+    pub async fn list_labelled(&self, labels: &[(&str, String)]) -> Result<Vec<IpBlock>, RegistryError> {
         let mut selector = format!("{POOL_LABEL}={}", label(&self.pool));
         for (key, value) in labels {
             selector.push_str(&format!(",{key}={value}"));
@@ -116,7 +118,7 @@ impl Cluster {
     }
 
     /// Writes an object as it is to be.
-    async fn put(&self, net: IpNet, object: &BlockObject) -> Result<Object, Fault> {
+    async fn put(&self, net: IpNet, object: &BlockObject) -> Result<IpBlock, RegistryError> {
         let name = block_name(&self.pool, net);
         let replaced = async {
             match self.blocks.replace(&name, &PostParams::default(), object).await {
@@ -125,13 +127,13 @@ impl Cluster {
                 other => other.map(Some),
             }
         };
-        self.read_object(&self.request(replaced).await?.ok_or(Fault::Conflict)?)
+        self.read_object(&self.request(replaced).await?.ok_or(RegistryError::Conflict)?)
     }
 
-    fn read_object(&self, object: &BlockObject) -> Result<Object, Fault> {
+    fn read_object(&self, object: &BlockObject) -> Result<IpBlock, RegistryError> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let fault = || {
-            Fault::Unknown(format!(
+            RegistryError::Unknown(format!(
                 "ipblock {name}: spec was edited and makes no sense: put it back, or `weft ipam free` it when nobody has its addresses"
             ))
         };
@@ -140,44 +142,44 @@ impl Cluster {
 }
 
 impl Registry for Cluster {
-    async fn create(&self, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+    async fn create(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
         let (uid, version) = (String::new(), String::new());
-        let object = Object { net, uid, version, holder: holder.clone(), holes: Vec::new() };
+        let object = IpBlock { net, uid, version, holder: holder.clone(), reserved: Vec::new() };
         let object = BlockObject::of(&self.pool, &self.grid, &object);
         let made = self.request(self.blocks.create(&PostParams::default(), &object)).await?;
         self.read_object(&made)
     }
 
-    async fn read(&self, net: IpNet) -> Result<Option<Object>, Fault> {
+    async fn read(&self, net: IpNet) -> Result<Option<IpBlock>, RegistryError> {
         let found = self.request(self.blocks.get_opt(&block_name(&self.pool, net))).await?;
         found.map(|object| self.read_object(&object)).transpose()
     }
 
-    async fn inside(&self, block: IpNet) -> Result<Vec<Object>, Fault> {
-        self.list(&[(WITHIN_LABEL, name_of(block))]).await
+    async fn single_addresses_in(&self, block: IpNet) -> Result<Vec<IpBlock>, RegistryError> {
+        self.list_labelled(&[(WITHIN_LABEL, name_of(block))]).await
     }
 
-    async fn all(&self) -> Result<Vec<Object>, Fault> {
-        self.list(&[]).await
+    async fn list(&self) -> Result<Vec<IpBlock>, RegistryError> {
+        self.list_labelled(&[]).await
     }
 
-    async fn of(&self, node: &str, ledger: &str) -> Result<Vec<Object>, Fault> {
-        let mut found = self.list(&[(NODE_LABEL, label(node))]).await?;
-        found.retain(|object| object.holder.node == node && object.holder.ledger == ledger);
+    async fn list_of_store(&self, node: &str, store: &str) -> Result<Vec<IpBlock>, RegistryError> {
+        let mut found = self.list_labelled(&[(NODE_LABEL, label(node))]).await?;
+        found.retain(|object| object.holder.node == node && object.holder.store == store);
         Ok(found)
     }
 
-    async fn claimed(&self, claim: &str) -> Result<Vec<Object>, Fault> {
-        let mut found = self.list(&[(CLAIM_LABEL, label(claim))]).await?;
+    async fn list_of_claim(&self, claim: &str) -> Result<Vec<IpBlock>, RegistryError> {
+        let mut found = self.list_labelled(&[(CLAIM_LABEL, label(claim))]).await?;
         found.retain(|object| object.holder.claim == claim);
         Ok(found)
     }
 
-    async fn replace(&self, object: &Object) -> Result<Object, Fault> {
+    async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
         self.put(object.net, &BlockObject::of(&self.pool, &self.grid, object)).await
     }
 
-    async fn delete(&self, object: &Object) -> Result<(), Fault> {
+    async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         let unused;
         let object = match object.is_in_use() {
             true => {
@@ -199,22 +201,24 @@ impl Registry for Cluster {
         self.request(deleted).await
     }
 
-    async fn standing(&self, net: IpNet) -> Result<Standing, Fault> {
+    async fn pool_state(&self, net: IpNet) -> Result<PoolState, RegistryError> {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = self.request(pools.get_opt(&self.pool)).await?;
         let is_it = |pool: &PoolObject| {
             let is_cut = pool.cut() == Ok(Cut::Done) && pool.grid() == Ok(Some(self.grid));
             is_cut && pool.metadata.uid == self.uid
         };
-        let Some(pool) = found.filter(is_it) else { return Ok(Standing::Anew) };
-        Ok(match (pool.told(), self.grid.part_of(net.addr())) {
-            (Some(told), Some(part)) if !told.contains(&part) => Standing::Whole,
-            _ => Standing::Mixed,
+        let Some(pool) = found.filter(is_it) else { return Ok(PoolState::Changed) };
+        Ok(match (pool.told(), self.grid.section_of(net.addr())) {
+            (Some(told), Some(part)) if !told.contains(&part) => PoolState::NoSingleAddresses,
+            _ => PoolState::SingleAddressesPossible,
         })
     }
 
-    async fn tell(&self, net: IpNet) -> Result<(), Fault> {
-        let Some((told, part)) = self.told.as_ref().zip(self.grid.part_of(net.addr())) else { return Ok(()) };
+    async fn record_single_address(&self, net: IpNet) -> Result<(), RegistryError> {
+        let Some((told, part)) = self.told.as_ref().zip(self.grid.section_of(net.addr())) else {
+            return Ok(());
+        };
         if told.contains(&part) {
             return Ok(());
         }
@@ -224,20 +228,20 @@ impl Registry for Cluster {
         // One that does not keep it says nothing of any address any more, and every block is looked into.
         match said.metadata.uid == self.uid {
             true => Ok(()),
-            false => Err(Fault::Unknown(Refusal::Anew.to_string())),
+            false => Err(RegistryError::Unknown(AllocationError::PoolChanged.to_string())),
         }
     }
 
-    async fn is_gone(&self, owner: &str) -> Result<bool, Fault> {
+    async fn is_pod_deleted(&self, owner: &str) -> Result<bool, RegistryError> {
         let (namespace, name) = &self.pod;
         let uid = owner.split('/').next().unwrap_or_default();
         let asked = ask(Api::<PodObject>::namespaced(self.client.clone(), namespace), name).await;
-        let pod = asked.map_err(Fault::Unknown)?;
+        let pod = asked.map_err(RegistryError::Unknown)?;
         Ok(!uid.is_empty() && pod.is_none_or(|pod| pod.uid != uid))
     }
 
-    async fn pause(&self, look: u32) {
-        sleep(LOOK_MAX.min(LOOK_MIN * 2_u32.saturating_pow(look))).await;
+    async fn wait_for_transfer(&self, check: u32) {
+        sleep(LOOK_MAX.min(LOOK_MIN * 2_u32.saturating_pow(check))).await;
     }
 }
 

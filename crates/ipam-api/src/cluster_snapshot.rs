@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ipam::grid::addresses_of;
-use ipam::registry::Object;
+use ipam::IpBlock;
+use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -160,7 +160,7 @@ impl Census {
     }
 
     /// The objects of a pool that make sense.
-    pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = Object> {
+    pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
         self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
     }
 
@@ -178,9 +178,9 @@ impl Census {
             let held = !object.holder.node.is_empty();
             if block && held {
                 status.leased_blocks += 1;
-                leased = leased.saturating_add(addresses_of(object.net));
+                leased = leased.saturating_add(address_count(object.net));
             }
-            if object.is_single() && (held || !object.holder.claim.is_empty()) {
+            if object.is_single_address() && (held || !object.holder.claim.is_empty()) {
                 status.single_addresses += 1;
             }
             if held {
@@ -190,9 +190,9 @@ impl Census {
         status.nodes = nodes.len() as u64;
         status.used_addresses = self.used_of(name).len() as u64;
         if let Some(grid) = grid {
-            let all = addresses_of(grid.subnet());
+            let all = address_count(grid.subnet());
             status.addresses = all.to_string();
-            status.blocks = grid.count().to_string();
+            status.blocks = grid.block_count().to_string();
             status.leased_percent = u8::try_from(leased.saturating_mul(100) / all.max(1)).unwrap_or(100);
         }
         status

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use ipam::registry::Object;
+use ipam::IpBlock;
 use serde::Serialize;
 
 use crate::cluster_snapshot::address_use::Sighting;
@@ -77,7 +77,7 @@ impl Census {
     fn doubled_objects(&self, findings: &mut Vec<Finding>) {
         let space =
             |pool: &str| self.pool(pool).map(|pool| pool.spec.network_name.clone()).unwrap_or_default();
-        let mut all: Vec<(String, Object, &BlockObject)> = Vec::new();
+        let mut all: Vec<(String, IpBlock, &BlockObject)> = Vec::new();
         for block in &self.blocks {
             all.extend(block.object().map(|object| (space(&block.spec.pool), object, block)));
         }
@@ -89,15 +89,16 @@ impl Census {
             ))
         });
         // Sorted like this, whatever holds an object comes before it.
-        let mut around: Vec<&(String, Object, &BlockObject)> = Vec::new();
+        let mut around: Vec<&(String, IpBlock, &BlockObject)> = Vec::new();
         for entry in &all {
             let (space, object, block) = entry;
             around.retain(|(other, outer, _)| other == space && outer.net.contains(&object.net));
             for (_, outer, holder) in &around {
-                let hole = object.is_single() && outer.holes.contains(&object.net.addr());
+                let hole = object.is_single_address() && outer.reserved.contains(&object.net.addr());
                 // One that is asked for is not had yet.
-                let asked = !object.holder.asks.is_empty() || !object.holder.refused.is_empty();
-                let both = !asked && !object.is_nobodys() && !outer.holder.node.is_empty();
+                let asked = !object.holder.transfer_requested_from.is_empty()
+                    || !object.holder.transfer_refused_by.is_empty();
+                let both = !asked && !object.is_free() && !outer.holder.node.is_empty();
                 if both && !hole {
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
                     let why = format!("{} is in {}, too", object.net, name(holder));
@@ -144,7 +145,7 @@ impl Census {
     fn leaked(&self, findings: &mut Vec<Finding>) {
         let uids = self.uids();
         for block in &self.blocks {
-            let Some(Object { net, holder, .. }) = block.object() else { continue };
+            let Some(IpBlock { net, holder, .. }) = block.object() else { continue };
             let uid = holder.owner.split('/').next().unwrap_or_default();
             let is_held = !holder.node.is_empty() && holder.claim.is_empty() && !self.is_off(&holder.node);
             if is_held && !uid.is_empty() && !uids.contains(uid) {

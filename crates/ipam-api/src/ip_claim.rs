@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use rpc::exchange::addresses::Demand;
+use rpc::exchange::addresses::AllocateRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -80,7 +80,7 @@ impl Claim {
     ///
     /// # Errors
     /// It is not there, or of another interface.
-    pub async fn of(client: &Client, demand: &Demand) -> Result<Option<Claim>, String> {
+    pub async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, String> {
         let Some((namespace, name)) =
             demand.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
         else {

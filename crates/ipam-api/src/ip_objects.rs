@@ -1,4 +1,4 @@
-//! The custom resources of the group `weft.dev`, and the objects of [`ipam::registry`] that they are.
+//! The custom resources of the group `weft.dev`, and the objects of [`ipam::registry`] in them.
 //!
 //! Rules: an object that a hand has edited into nonsense is held by whoever it seems to be held by, and is never given;
 //! texts that do not fit a label are hashed.
@@ -8,8 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::registry::{Holder, Object};
-use ipam::{Grid, grid};
+use ipam::{Holder, IpBlock, PoolLayout, pool_layout};
 use ipnet::IpNet;
 use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -232,9 +231,10 @@ pub fn label(text: &str) -> String {
 
 impl BlockObject {
     /// The object as it is written.
-    pub fn of(pool: &str, grid: &Grid, object: &Object) -> BlockObject {
-        let Object { net, uid, version, holder, holes } = object;
-        let Holder { node, ledger, owner, claim, freed, turn, asks, refused } = holder.clone();
+    pub fn of(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
+        let IpBlock { net, uid, version, holder, reserved } = object;
+        let Holder { node, store, owner, claim, .. } = holder.clone();
+        let (asks, refused) = (holder.transfer_requested_from.clone(), holder.transfer_refused_by.clone());
         let mut labels = BTreeMap::from([(POOL_LABEL.to_owned(), label(pool))]);
         if !node.is_empty() {
             labels.insert(NODE_LABEL.to_owned(), label(&node));
@@ -263,20 +263,20 @@ impl BlockObject {
                 pool: pool.to_owned(),
                 range: net.to_string(),
                 node,
-                ledger,
+                ledger: store,
                 owner,
                 claim,
-                freed: signed(freed),
-                turn: signed(turn),
+                freed: signed(holder.released_at),
+                turn: signed(holder.generation),
                 asks,
                 refused,
-                holes: holes.iter().map(IpAddr::to_string).collect(),
+                holes: reserved.iter().map(IpAddr::to_string).collect(),
             },
         }
     }
 
     /// The object as it is before it is removed.
-    pub fn unused(pool: &str, grid: &Grid, object: &Object) -> BlockObject {
+    pub fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let mut written = BlockObject::of(pool, grid, object);
         written.metadata.finalizers = None;
         written
@@ -315,7 +315,7 @@ impl BlockObject {
     }
 
     /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
-    pub fn object(&self) -> Option<Object> {
+    pub fn object(&self) -> Option<IpBlock> {
         let BlockObject { types: _, metadata, spec } = self;
         let net: IpNet = spec.range.parse().ok()?;
         let name = metadata.name.as_deref()?;
@@ -326,12 +326,21 @@ impl BlockObject {
         // A hole that cannot be read could be any address: none of the block is safe, and nothing is made of it.
         let holes = holes.iter().map(|ip| ip.parse().ok()).collect::<Option<Vec<IpAddr>>>()?;
         let (freed, turn) = (u64::try_from(freed).ok()?, u64::try_from(turn).ok()?);
-        Some(Object {
+        Some(IpBlock {
             net,
             uid: metadata.uid.clone()?,
             version: metadata.resource_version.clone()?,
-            holder: Holder { node, ledger, owner, claim, freed, turn, asks, refused },
-            holes,
+            holder: Holder {
+                node,
+                store: ledger,
+                owner,
+                claim,
+                released_at: freed,
+                generation: turn,
+                transfer_requested_from: asks,
+                transfer_refused_by: refused,
+            },
+            reserved: holes,
         })
     }
 }
@@ -409,7 +418,7 @@ impl PoolObject {
     ///
     /// # Errors
     /// Which key is wrong, or was changed since it was cut.
-    pub fn grid(&self) -> Result<Option<Grid>, String> {
+    pub fn grid(&self) -> Result<Option<PoolLayout>, String> {
         self.cut()?;
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let PoolSpec { range, block_bits, .. } = &self.spec;
@@ -422,10 +431,10 @@ impl PoolObject {
             ));
         }
         match block_bits {
-            Some(bits) if *bits > grid::BITS_MAX => {
-                Err(format!("pool {name}: spec.blockBits: {bits}: at most {}", grid::BITS_MAX))
+            Some(bits) if *bits > pool_layout::BITS_MAX => {
+                Err(format!("pool {name}: spec.blockBits: {bits}: at most {}", pool_layout::BITS_MAX))
             }
-            bits => Ok(bits.map(|bits| Grid::new(net, bits))),
+            bits => Ok(bits.map(|bits| PoolLayout::new(net, bits))),
         }
     }
 
@@ -448,16 +457,22 @@ impl PoolObject {
 mod tests {
     use super::*;
 
-    fn object(net: &str) -> Object {
+    fn object(net: &str) -> IpBlock {
         let holder =
-            Holder { node: "n1".into(), ledger: "l".into(), claim: "pod/a/b".into(), ..Holder::default() };
+            Holder { node: "n1".into(), store: "l".into(), claim: "pod/a/b".into(), ..Holder::default() };
         let (uid, version) = ("u".into(), "7".into());
-        Object { net: net.parse().unwrap(), uid, version, holder, holes: vec!["10.0.0.9".parse().unwrap()] }
+        IpBlock {
+            net: net.parse().unwrap(),
+            uid,
+            version,
+            holder,
+            reserved: vec!["10.0.0.9".parse().unwrap()],
+        }
     }
 
     #[test]
     fn what_is_written_reads_back() {
-        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         for net in ["10.0.0.0/24", "10.0.3.7/32"] {
             let written = BlockObject::of("p", &grid, &object(net));
             let text = serde_json::to_string(&written).unwrap();
@@ -471,7 +486,7 @@ mod tests {
 
     #[test]
     fn what_is_in_use_says_so_also_if_an_earlier_release_wrote_it() {
-        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let finalizers = |object: &BlockObject| object.metadata.finalizers.clone().unwrap_or_default();
         let own = object("10.0.3.7/32");
         let now = BlockObject::of("p", &grid, &own);
@@ -483,14 +498,14 @@ mod tests {
         let mut asked = before;
         asked.metadata.annotations = Some(BTreeMap::from([(NOTICE.to_owned(), String::new())]));
         assert!(asked.in_use().is_none(), "it would be an answer");
-        let nobodys = Object { holder: Holder::default(), ..own };
+        let nobodys = IpBlock { holder: Holder::default(), ..own };
         let nobodys = BlockObject::of("p", &grid, &nobodys);
         assert!(finalizers(&nobodys).is_empty() && nobodys.in_use().is_none());
     }
 
     #[test]
     fn what_a_hand_has_spoilt_is_nothing() {
-        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
         let spoilt: [fn(&mut BlockObject); 7] = [
             |object| object.spec.turn = -1,
@@ -557,12 +572,12 @@ mod tests {
 
     #[test]
     fn an_object_says_of_which_blocks_its_pool_was() {
-        let grid = Grid::new("10.0.0.0/16".parse().unwrap(), 8);
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         for (net, grid, bits) in [
             ("10.0.0.0/24", grid, 8),
             ("10.0.3.7/32", grid, 8),
-            ("10.0.3.7/32", Grid::new("10.0.0.0/16".parse().unwrap(), 0), 0),
-            ("fd00::7/128", Grid::new("fd00::/64".parse().unwrap(), 3), 3),
+            ("10.0.3.7/32", PoolLayout::new("10.0.0.0/16".parse().unwrap(), 0), 0),
+            ("fd00::7/128", PoolLayout::new("fd00::/64".parse().unwrap(), 3), 3),
         ] {
             assert_eq!(BlockObject::of("p", &grid, &object(net)).bits(), Some(bits), "{net}");
         }

@@ -1,6 +1,6 @@
 //! Reduced form of an IPBlock for the node that has it.
 
-use ipam::registry::Object;
+use ipam::IpBlock;
 use kube_support::resources::Reduced;
 
 use crate::ip_objects::{BlockObject, NOTICE};
@@ -11,7 +11,7 @@ pub struct Owned {
     /// The pool's name.
     pub pool: String,
     /// The block, or the single address.
-    pub object: Object,
+    pub object: IpBlock,
     /// Whether the controller has asked if this node is still there.
     pub is_doubted: bool,
     /// Whether the object is being deleted, and waits for its finalizer.

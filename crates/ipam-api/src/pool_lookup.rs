@@ -15,12 +15,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use ipam::Grid;
+use ipam::PoolLayout;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use rpc::exchange::addresses::PoolName;
+use rpc::exchange::addresses::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -42,7 +42,7 @@ pub struct Pool {
     /// Which one of that name.
     pub uid: Option<String>,
     /// How it is cut.
-    pub grid: Grid,
+    pub grid: PoolLayout,
     /// Parts that are never given.
     pub exclude: Vec<IpNet>,
     /// Where single addresses may have been made in it, if it says so: [`PoolObject::told`].
@@ -64,7 +64,7 @@ pub enum Unusable {
 ///
 /// # Errors
 /// [`Unusable`]; others that change it at the same moment are waited for.
-pub async fn resolve(client: &Client, wanted: &PoolName) -> Result<Pool, Unusable> {
+pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
     let asking = Asking { client, pools: Api::all(client.clone()), wanted };
     let mut found = asking.resolve().await;
     for _ in 0..LOOKS {
@@ -90,7 +90,7 @@ enum Made {
 struct Asking<'a> {
     client: &'a Client,
     pools: Api<PoolObject>,
-    wanted: &'a PoolName,
+    wanted: &'a PoolReference,
 }
 
 impl From<String> for Unusable {
@@ -112,7 +112,7 @@ impl Asking<'_> {
         if let Some(found) = asking.done(asking.pools.get_opt(&wanted.name).await)? {
             return asking.usable(found).await;
         }
-        if wanted.given {
+        if wanted.must_exist {
             return Err(format!("pool {} is not there: make an IPPool of that name", wanted.name).into());
         }
         let others = asking.done(asking.pools.list(&ListParams::default()).await)?.items;
@@ -161,7 +161,7 @@ impl Asking<'_> {
         let (name, space) = (name(&found), &found.spec.network_name);
         let wanted = self.wanted;
         // Who names a pool has its address space.
-        if *space != wanted.network && !(wanted.given && wanted.network.is_empty()) {
+        if *space != wanted.network && !(wanted.must_exist && wanted.network.is_empty()) {
             return Err(format!(
                 "pool {name}: spec.networkName: {space:?}: the network's network_name is {:?}",
                 wanted.network
@@ -197,7 +197,7 @@ impl Asking<'_> {
                 "pool {name}: spec: {}, which was leased of it, is none of its blocks of {} addresses: give it the range and the \
                  blockBits that it had, or delete that IPBlock when nobody has an address of it",
                 other.metadata.name.as_deref().unwrap_or_default(),
-                grid.size()
+                grid.block_size()
             )
             .into());
         }
@@ -227,14 +227,14 @@ impl Asking<'_> {
     async fn begin_telling(
         &self,
         pool: &mut PoolObject,
-        grid: &Grid,
+        grid: &PoolLayout,
         leased: &[BlockObject],
     ) -> Result<bool, Unusable> {
         let ObjectMeta { uid, resource_version, .. } = pool.metadata.clone();
         let objects: Option<Vec<_>> = leased.iter().map(BlockObject::object).collect();
-        let Some(objects) = objects.filter(|_| !grid.is_single()) else { return Ok(false) };
-        let singles = objects.iter().filter(|object| object.is_single());
-        let parts: BTreeSet<u16> = singles.filter_map(|object| grid.part_of(object.net.addr())).collect();
+        let Some(objects) = objects.filter(|_| !grid.has_single_addresses_only()) else { return Ok(false) };
+        let singles = objects.iter().filter(|object| object.is_single_address());
+        let parts: BTreeSet<u16> = singles.filter_map(|object| grid.section_of(object.net.addr())).collect();
         let status = made_in(parts.clone(), uid.as_deref());
         let patch = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
         let told = self.pools.patch_status(&name(pool), &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -350,7 +350,7 @@ impl Asking<'_> {
         if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
             return Ok(bits);
         }
-        Ok(Grid::for_nodes(range, self.done(nodes(self.client).await)?).bits())
+        Ok(PoolLayout::for_nodes(range, self.done(nodes(self.client).await)?).bits())
     }
 }
 
@@ -377,7 +377,7 @@ fn excludes(pool: &PoolObject, range: IpNet) -> bool {
 }
 
 /// Is an object a block, or in a block, as a grid has them? One that makes no sense is found elsewhere.
-fn fits(block: &BlockObject, grid: &Grid) -> bool {
+fn fits(block: &BlockObject, grid: &PoolLayout) -> bool {
     let Some(object) = block.object() else { return true };
     let around = grid.block_of(object.net.addr());
     around.is_some() && block.bits() == Some(grid.bits())

@@ -13,6 +13,7 @@
 
 pub mod address;
 mod attributes;
+pub mod boot_id;
 pub mod conntrack;
 pub mod echo;
 pub mod error;
@@ -23,6 +24,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod packet;
+pub mod parent_death;
 pub mod route;
 pub mod rtnl;
 pub mod rule;

@@ -11,9 +11,9 @@
 mod annotation;
 mod chain;
 mod definition;
-pub mod keys;
 pub mod kuryr;
 mod plugin;
+pub mod plugins;
 mod repair;
 mod values;
 

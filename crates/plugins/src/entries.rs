@@ -14,10 +14,9 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use linux::Kind;
 use linux::nft::{Batch, Data, Element, Family, ListedElement, Nft, Table};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 use rustix::io::Errno;
-
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{COMMENT_MAX, Mark};
 
 /// How often a transaction is tried that others are in the way of.
 const TRIES: usize = 5;
@@ -215,8 +214,5 @@ mod tests {
             assert!(comment.len() <= COMMENT_MAX);
             assert_eq!(is_stale(&comment), stale, "{comment}");
         }
-        // As a name was cut once: whose it is nobody knows.
-        let former = format!("weft/portmap/{}/{}/eth0", &one[..41], "b".repeat(64));
-        assert!(!is_stale(&former));
     }
 }

@@ -21,11 +21,9 @@ pub mod tap;
 pub mod veth;
 pub mod vlan;
 
-use std::path::Path;
-
 use cni::address::parse_mac;
 use cni::args::Args;
-use cni::config::Config;
+use cni::error::collected;
 use cni::invocation::{Call, Detach, Sweep};
 use cni::invoke::Invoke;
 use cni::name::ifname_fault;
@@ -36,10 +34,9 @@ use linux::link::create::Queues;
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use serde::Deserialize;
-
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark};
 
 /// The group that links are gathered in to be removed together; whoever puts one there wants it gone.
 pub const REMOVAL_GROUP: u32 = 0x7765_6674;
@@ -125,11 +122,6 @@ pub fn ethernet_address(key: &str, text: &str) -> Result<Option<Vec<u8>>, Error>
         Some(mac) => Ok(Some(mac)),
         None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address of one interface")),
     }
-}
-
-/// The container's namespace, which must be there.
-pub fn open_netns(path: &Path) -> Result<Netns, Error> {
-    Netns::open(path).map_err(|error| Error::new(code::INVALID_NETNS, error.to_string()))
 }
 
 /// The link of this name in a namespace that must have it.
@@ -225,7 +217,7 @@ pub fn release_after(
         errors.push(error);
         None
     });
-    let by_interface = needs_interface(&request.call.config);
+    let by_interface = ipam.is_some_and(|ipam| ipam.needs_interface());
     if let Some(ipam) = ipam.filter(|_| by_interface) {
         errors.extend(ipam.del().err());
     }
@@ -234,11 +226,6 @@ pub fn release_after(
         errors.extend(ipam.del().err());
     }
     collected(errors)
-}
-
-/// Does address management speak through the interface when addresses are given back?
-fn needs_interface(config: &Config) -> bool {
-    config.ipam_type().is_ok_and(|ipam| ipam == crate::ipam::dhcp::NAME)
 }
 
 /// Removes the interface of an attachment, wherever an end of it still is.
@@ -290,12 +277,4 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
     };
     let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
     host.delete_links(&stale, REMOVAL_GROUP).or_refused()
-}
-
-/// The failures of a teardown as one result.
-pub fn collected(errors: Vec<Error>) -> Result<(), Error> {
-    match Error::join(errors) {
-        None => Ok(()),
-        Some(error) => Err(error),
-    }
 }

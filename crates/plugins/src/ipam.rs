@@ -6,10 +6,8 @@
 //!
 //! Source: CONVENTIONS.md "ips" (V5, V13, V14); plugins `pkg/ip/ip.go`.
 
-pub mod dhcp;
 pub mod host_local;
 pub mod static_address;
-pub mod weft_ipam;
 
 use std::net::IpAddr;
 

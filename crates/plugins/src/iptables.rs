@@ -17,16 +17,16 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Stdio;
 
+use cni::error::collected;
 use cni::{Error, code};
 use linux::Netns;
 use linux::netns::{Lock, Locked};
 use linux::nft::{self, Nft};
+use plugin_support::failure::OrRefused;
+use plugin_support::hash::hex;
+use plugin_support::owner_tag::Mark;
 
 use crate::entries;
-use crate::failure::OrRefused;
-use crate::fingerprint::{Mark, hex};
-use crate::interface::collected;
-use crate::leash;
 
 /// Longest chain name iptables takes, in bytes.
 const CHAIN_MAX: usize = 28;
@@ -359,7 +359,7 @@ fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> 
     let hinted =
         |what: String| Error::new(code::IO_FAILURE, what + "; the backend nftables needs no program");
     let failed = |cause: &dyn std::fmt::Display| hinted(format!("run {program}: {cause}"));
-    let mut child = leash::command(Path::new(program))
+    let mut child = linux::parent_death::command(Path::new(program))
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use ipam::ledger;
-use ipam::registry::Registry;
+use ipam::Registry;
+use ipam::address_store::is_valid_name;
 use ipnet::IpNet;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
@@ -130,8 +130,8 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
         let first = found.into_iter().next();
         // A network may have a part of the pool; its ledger is called after that part.
-        let named = first.as_ref().map(|object| ledger_name(&object.holder.ledger));
-        let named = named.into_iter().chain([pool.as_str()]).find(|name| ledger::is_name(name));
+        let named = first.as_ref().map(|object| ledger_name(&object.holder.store));
+        let named = named.into_iter().chain([pool.as_str()]).find(|name| is_valid_name(name));
         let container = named.and_then(|name| recorded(&ledgers.join(name), address));
         let container = container.map(|owner| owner.to_string());
         let (block, holder) = first.map(|object| (object.net.to_string(), object.holder)).unwrap_or_default();

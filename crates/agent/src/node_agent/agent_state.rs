@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cni::Error;
 use kube::Client;
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{Delivery, Demand};
+use rpc::exchange::addresses::{AllocateRequest, AllocateResponse};
 use rpc::exchange::{Order, Outcome, Question, Work};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -128,7 +128,7 @@ impl Oracle for Brain {
         self.planner.plan(question, &[]).await
     }
 
-    async fn supply(&self, demand: &Demand, asker: &Asker<'_>) -> Delivery {
+    async fn supply(&self, demand: &AllocateRequest, asker: &Asker<'_>) -> AllocateResponse {
         self.supplier.deliver(demand, asker, &self.metrics).await
     }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{Delivery, Demand, Want};
+use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation};
 use rpc::exchange::{self, Answer, MESSAGE_MAX, Order, Outcome, Purpose, Question, Reply, Report};
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -65,10 +65,8 @@ pub(crate) trait Oracle: Send + Sync + 'static {
     /// The plan for a sandbox, or why there is none.
     fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
     /// Blocks for a ledger of addresses.
-    fn supply(&self, _: &Demand, _: &Asker<'_>) -> impl Future<Output = Delivery> + Send {
-        async {
-            Delivery { refusal: Some("no cluster to lease addresses from".into()), ..Delivery::default() }
-        }
+    fn supply(&self, _: &AllocateRequest, _: &Asker<'_>) -> impl Future<Output = AllocateResponse> + Send {
+        async { AllocateResponse::unavailable("no cluster to lease addresses from") }
     }
     /// What else is to be done on this node.
     fn orders(&self) -> Vec<Order>;
@@ -215,12 +213,12 @@ impl<O: Oracle> Desk<O> {
     /// Leases what a ledger of addresses lacks. Whoever asks ahead has gone when it is there. If anybody else has, his ledger is
     /// the next one's, who may be given what this question does not know: it ends. What is to be given back is so for ever.
     async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
-        let delivery = match exchange::receive::<Demand>(&mut &*bytes) {
+        let delivery = match exchange::receive::<AllocateRequest>(&mut &*bytes) {
             Ok(demand) => {
                 let (mut reading, writing) = stream.split();
-                let asker = Asker::new(demand.answers, writing);
+                let asker = Asker::new(writing);
                 let answered = timeout(ANSWER_MAX, async {
-                    let _turn = self.turn_of(demand.wish).await?;
+                    let _turn = self.turn_of(demand.operation).await?;
                     Some(self.oracle.supply(&demand, &asker).await)
                 });
                 let gone = async {
@@ -231,17 +229,16 @@ impl<O: Oracle> Desk<O> {
                 let answered = tokio::select! {
                     // First, so that nothing is changed by what was read after he had gone.
                     biased;
-                    () = gone, if !matches!(demand.wish, Want::Ahead | Want::Return) => return Ok(()),
+                    () = gone, if !matches!(demand.operation, Operation::Prefetch | Operation::Return) => return Ok(()),
                     answered = answered => answered.ok().flatten(),
                 };
-                let late =
-                    || Delivery { refusal: Some("agent: no answer in time".into()), ..Delivery::default() };
-                match demand.wish {
-                    Want::Ahead => return Ok(()),
+                let late = || AllocateResponse::unavailable("agent: no answer in time");
+                match demand.operation {
+                    Operation::Prefetch => return Ok(()),
                     _ => answered.unwrap_or_else(late),
                 }
             }
-            Err(error) => Delivery { refusal: Some(error.msg), ..Delivery::default() },
+            Err(error) => AllocateResponse::unavailable(error.msg),
         };
         let mut bytes = Vec::new();
         exchange::send(&mut bytes, &delivery)?;
@@ -250,15 +247,11 @@ impl<O: Oracle> Desk<O> {
     }
 
     /// Waits among the demands for addresses; nothing if it takes longer than whoever sent it waits.
-    async fn turn_of(&self, wish: Want) -> Option<SemaphorePermit<'_>> {
-        match wish {
-            Want::Return | Want::Nothing | Want::Ahead => {
-                timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
-            }
-            Want::Any | Want::Kept(_) | Want::Address(_) | Want::KeptAddress(_) | Want::Room => {
-                self.supplies.acquire().await.ok()
-            }
+    async fn turn_of(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
+        if operation.needs_address() || operation == Operation::CheckCapacity {
+            return self.supplies.acquire().await.ok();
         }
+        timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
     }
 
     /// Waits until nobody is being answered.

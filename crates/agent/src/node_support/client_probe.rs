@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use rpc::exchange;
-use rpc::exchange::addresses::{Delivery, STILL};
+use rpc::exchange::addresses::{AllocateResponse, STILL};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::WriteHalf;
 use tokio::sync::{Mutex, Semaphore};
@@ -18,8 +18,6 @@ const SAY_MAX: Duration = Duration::from_secs(5);
 
 /// Who asks.
 pub(crate) struct Asker<'a> {
-    /// Does he say that he is there? One of an earlier release does not.
-    answers: bool,
     writing: Mutex<WriteHalf<'a>>,
     /// How often he has said so, less what was heard of it.
     said: Semaphore,
@@ -27,8 +25,8 @@ pub(crate) struct Asker<'a> {
 
 impl<'a> Asker<'a> {
     /// At the other end of this.
-    pub(crate) fn new(answers: bool, writing: WriteHalf<'a>) -> Asker<'a> {
-        Asker { answers, writing: Mutex::new(writing), said: Semaphore::new(0) }
+    pub(crate) fn new(writing: WriteHalf<'a>) -> Asker<'a> {
+        Asker { writing: Mutex::new(writing), said: Semaphore::new(0) }
     }
 
     /// He has said something.
@@ -43,11 +41,8 @@ impl<'a> Asker<'a> {
     /// # Errors
     /// He has not said so in time.
     pub(crate) async fn is_still_there(&self) -> Result<(), String> {
-        if !self.answers {
-            return Ok(());
-        }
         let mut bytes = Vec::new();
-        exchange::send(&mut bytes, &Delivery { still: true, ..Delivery::default() })
+        exchange::send(&mut bytes, &AllocateResponse { probe: true, ..AllocateResponse::default() })
             .map_err(|error| error.to_string())?;
         let said = timeout(SAY_MAX, async {
             self.writing.lock().await.write_all(&bytes).await.ok()?;
@@ -57,6 +52,6 @@ impl<'a> Asker<'a> {
         said.await
             .ok()
             .flatten()
-            .ok_or_else(|| "agent: whoever asked does not say that he is still there".to_owned())
+            .ok_or_else(|| "agent: the client did not confirm that it is still connected".to_owned())
     }
 }

@@ -192,7 +192,8 @@ fn check_ranges(written: &[IpRange], capabilities: &BTreeSet<String>) -> Result<
         if subnet.addr() != subnet.network() {
             return Err(fault(&path, cidr, format_args!("has host bits: the prefix is {}", subnet.trunc())));
         }
-        let range = Range::between(subnet, None, None).map_err(|refusal| fault(&path, cidr, refusal.why))?;
+        let range =
+            Range::between(subnet, None, None).map_err(|refusal| fault(&path, cidr, refusal.reason))?;
         let is_v4 = subnet.addr().is_ipv4();
         let of_family = sets.iter().position(|set| set.iter().any(|known| known.addr().is_ipv4() == is_v4));
         let place = of_family.unwrap_or_else(|| {

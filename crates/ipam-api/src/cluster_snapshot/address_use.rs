@@ -75,7 +75,7 @@ impl<'a> Lessors<'a> {
             let Some(object) = block.object() else { continue };
             let spec = &block.spec;
             let uid = spec.owner.split('/').next().unwrap_or_default();
-            let lessor = Lessor { node: &spec.node, uid, is_single: object.is_single() };
+            let lessor = Lessor { node: &spec.node, uid, is_single: object.is_single_address() };
             lengths.entry(&spec.pool).or_default().insert(object.net.prefix_len());
             all.insert((spec.pool.as_str(), object.net), lessor);
         }

@@ -19,19 +19,20 @@ pub mod limits;
 pub mod shaper;
 
 use cni::Error;
-use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::version::Version;
 use linux::link::Link;
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::Mark;
 
 use self::limits::Limits;
 use self::shaper::Shaper;
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
-use crate::interface::{self, link_in, open_netns};
+use crate::interface::{self, link_in};
 
 /// The plugin.
 pub struct Bandwidth;
@@ -44,6 +45,10 @@ pub const NAME: &str = "bandwidth";
 impl Plugin for Bandwidth {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn host_link_name(&self, network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+        shaper::ifb_name(network, who, attempt)
     }
 
     /// From 0.3.0, which has lists of plugins.
@@ -120,7 +125,7 @@ fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> R
         Err(error) if error.kind() == linux::Kind::Absent => {
             return Err(refused("has its other end not on the host"));
         }
-        Err(error) => return Err(crate::failure::refused(&error)),
+        Err(error) => return Err(plugin_support::failure::refused(&error)),
     };
     match result.interfaces.iter().any(|known| known.sandbox.is_empty() && known.name == end.name) {
         true => Ok(end),

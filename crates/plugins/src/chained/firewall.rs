@@ -9,21 +9,22 @@
 
 mod firewalld;
 mod ingress;
-pub(crate) mod iptables;
+pub mod iptables;
 mod nftables;
 mod settings;
 
+use cni::error::collected;
 use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::{Error, code};
 use ipnet::IpNet;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::Mark;
 
 use self::iptables::Passage;
 use self::settings::{Backend, Place, Settings, container_addresses, expect_interface};
-use crate::fingerprint::Mark;
-use crate::interface::{collected, open_netns};
 
 /// The plugin.
 pub struct Firewall;

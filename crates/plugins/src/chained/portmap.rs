@@ -10,11 +10,12 @@
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
 
 mod conditions;
-pub(crate) mod iptables;
+pub mod iptables;
 mod nftables;
 mod reference;
 mod settings;
 
+use cni::error::collected;
 use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -25,13 +26,13 @@ use linux::conntrack::Conntrack;
 use linux::nft::Protocol;
 use linux::sysctl::{self, Family};
 use linux::{Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::Mark;
 
 use self::iptables::Forwarding;
 use self::nftables::Variant;
 use self::settings::{Backend, Mapping, Masquerade, Settings, container_addresses};
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
-use crate::interface::{collected, open_netns};
 
 /// The plugin.
 pub struct Portmap;

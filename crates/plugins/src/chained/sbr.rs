@@ -18,6 +18,7 @@ pub mod split;
 
 use std::net::IpAddr;
 
+use cni::error::collected;
 use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -28,11 +29,11 @@ use linux::netns::Lock;
 use linux::route::{Existing, Family, PROTOCOL, Route, TABLE_MAIN};
 use linux::rule::Rule;
 use linux::{Kind, Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
 
 use self::settings::Settings;
 use self::split::{Split, direct_first};
-use crate::failure::OrRefused;
-use crate::interface::{collected, open_netns};
 
 /// The plugin.
 pub struct Sbr;

@@ -15,6 +15,7 @@ pub mod backup;
 pub mod settings;
 
 use cni::address::parse_mac;
+use cni::error::collected;
 use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -23,14 +24,15 @@ use cni::{Error, code};
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl;
 use linux::{Kind, Netns, Rtnl};
+use plugin_support::directory;
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::log;
+use plugin_support::netns::open_netns;
 use rustix::io::Errno;
 
 use self::backup::{Backup, BackupFile};
 use self::settings::{PLACEHOLDER, Settings, Sysctl, data_directory, restorable};
-use crate::directory;
-use crate::failure::{OrRefused, refused};
 use crate::interface::inspection::differs;
-use crate::interface::{collected, open_netns};
 
 /// The plugin.
 pub struct Tuning;
@@ -70,7 +72,7 @@ impl Plugin for Tuning {
             let Left { refused, lacking } =
                 netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
             for error in refused {
-                crate::told!("tuning: {error}");
+                log!("tuning: {error}");
             }
             collected(lacking)?;
         }

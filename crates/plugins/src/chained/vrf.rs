@@ -29,13 +29,14 @@ use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use serde::Deserialize;
 use sha2::{Digest, Sha512};
 
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark};
+use crate::interface::check_name;
 use crate::interface::inspection::differs;
-use crate::interface::{check_name, open_netns};
 
 /// The plugin.
 pub struct Vrf;
@@ -132,9 +133,8 @@ impl Plugin for Vrf {
         {
             leave(&mut net, &own, vrf)?;
         }
-        // Before its alias it has the hardware address; those of older versions have the alias alone.
         let own = own_mac(&Mark::of(NAME, &call.config, who));
-        let ours = link.mac == own || Mark::read(&link.alias).is_some_and(|mark| mark.plugin == NAME);
+        let ours = link.mac == own;
         let used = net.links().or_refused()?.iter().any(|other| other.master == Some(vrf.index));
         if !ours || used {
             return Ok(());

@@ -20,8 +20,7 @@ use linux::link::{Change, Link};
 use linux::route::{Existing, Route, TABLE_MAIN};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
-
-use crate::failure::OrRefused;
+use plugin_support::failure::OrRefused;
 
 /// How long duplicate address detection may take.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
@@ -122,7 +121,7 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
     // New addresses are announced, as arp_notify has it for IPv4: best effort as upstream.
     let _ = sysctl::write_interface(Family::V6, name, "ndisc_notify", "1");
     match sysctl::write_interface(Family::V6, name, "keep_addr_on_down", "1") {
-        Err(error) if error.kind() != Kind::Absent => Err(crate::failure::refused(&error)),
+        Err(error) if error.kind() != Kind::Absent => Err(plugin_support::failure::refused(&error)),
         _ => Ok(()),
     }
 }

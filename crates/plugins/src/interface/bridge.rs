@@ -14,7 +14,7 @@ mod switch;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invocation::{self, Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
@@ -25,10 +25,10 @@ use linux::link::create::Queues;
 use linux::link::{Link, mac_text};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
 /// The plugin.
@@ -147,7 +147,7 @@ impl Reflection {
 }
 
 impl Network {
-    fn read(call: &cni::invocation::Call) -> Result<Network, Error> {
+    fn read(call: &invocation::Call) -> Result<Network, Error> {
         let addressed = !call.config.ipam_type()?.is_empty();
         let conf: Conf = call.config.decode()?;
         // Used last: it must not fail then.
@@ -220,10 +220,18 @@ impl Plugin for Bridge {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
+    fn host_link_name(&self, network: &str, who: &invocation::Attachment, attempt: u32) -> Option<String> {
+        veth::candidate(network, who, attempt)
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let network = Network::read(call)?;
-        let netns = interface::open_netns(netns)?;
+        let netns = plugin_support::netns::open_netns(netns)?;
         let mut host = Rtnl::open().or_refused()?;
         let mark = Mark::of(NAME, &call.config, who);
         let attachment = Attachment { request, network: &network, netns: &netns, mark: &mark };
@@ -244,7 +252,7 @@ impl Plugin for Bridge {
             }
             let backend = network.and_then(|network| network.masquerade);
             errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
-            interface::collected(errors)
+            cni::error::collected(errors)
         })
     }
 
@@ -265,7 +273,7 @@ impl Plugin for Bridge {
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
             errors.extend(ipam.gc().err());
         }
-        interface::collected(errors)
+        cni::error::collected(errors)
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {

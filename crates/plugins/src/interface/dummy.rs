@@ -14,9 +14,9 @@ use cni::result::Success;
 use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
 use linux::{Kind, Netns};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface;
 use crate::interface::inspection::expect_kind;
 use crate::interface::single::{self, Source};
@@ -31,6 +31,10 @@ const NAME: &str = "dummy";
 impl Plugin for Dummy {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn creates_interface(&self) -> bool {
+        true
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {

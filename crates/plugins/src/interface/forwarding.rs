@@ -3,8 +3,7 @@
 use cni::Error;
 use ipnet::IpNet;
 use linux::sysctl::{self, Key};
-
-use crate::failure::OrRefused;
+use plugin_support::failure::OrRefused;
 
 /// Enables forwarding for the families of these addresses. `sysctl -w net.ipv4.ip_forward=1`
 ///

@@ -17,13 +17,13 @@
 //! (`default_device_exit_net`).
 
 mod device;
-mod former;
 mod journey;
 mod record;
 mod store;
 
 use cni::Error;
 use cni::address::parse_mac;
+use cni::error::collected;
 use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
@@ -31,16 +31,15 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use linux::link::Link;
 use linux::{Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
 use self::device::{Device, Found};
-use self::former::Former;
 use self::record::Record;
 use self::store::Kept;
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
+use crate::interface;
 use crate::interface::single::{self, Source};
-use crate::interface::{self, collected};
 
 /// The plugin.
 pub struct HostDevice;
@@ -115,7 +114,7 @@ impl Plugin for HostDevice {
         // Used last: it must not fail then.
         request.call.config.dns()?;
         let ipam = Ipam::configured(&request.call, delegates)?;
-        let netns = interface::open_netns(&request.netns)?;
+        let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut host = Rtnl::open().or_refused()?;
         let link = match device.find(&mut host)? {
             Found::Link(link) => link,
@@ -188,14 +187,6 @@ fn sweep(request: &Sweep) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let mut errors = Vec::new();
     let links = host.links().or_refused()?;
-    for link in &links {
-        if let Some(former) = Former::read(&link.alias)
-            && former.is_of(NAME, network)
-            && !keep.iter().any(|mark| former.is_for(mark))
-        {
-            errors.extend(journey::rename(&mut host, link, &former.was).err());
-        }
-    }
     for kept in store::all()? {
         let own = kept.record.mark().filter(|mark| mark.plugin == NAME && mark.network == network);
         if kept.is_leaving || own.is_none_or(|mark| keep.contains(&mark)) {

@@ -13,8 +13,7 @@ use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::link::{Link, mac_text};
 use linux::{Netns, Rtnl};
-
-use crate::failure::OrRefused;
+use plugin_support::failure::OrRefused;
 
 /// The container's interface: as recorded, and as it is.
 pub struct Inside {

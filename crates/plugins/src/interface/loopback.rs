@@ -12,9 +12,10 @@ use cni::plugin::Plugin;
 use cni::result::{Interface, IpConfig, Success};
 use linux::link::{Change, mac_text};
 use linux::{Kind, Netns};
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
 
-use crate::failure::OrRefused;
-use crate::interface::{link_in, open_netns};
+use crate::interface::link_in;
 
 /// The plugin.
 pub struct Loopback;

@@ -13,9 +13,9 @@ use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{MacvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
+use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
-use crate::fingerprint::Mark;
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
@@ -96,6 +96,10 @@ impl Network {
 impl Plugin for Macvlan {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn creates_interface(&self) -> bool {
+        true
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {

@@ -17,10 +17,9 @@ use cni::config::Config;
 use cni::invocation::Sweep;
 use ipnet::IpNet;
 use linux::nft::Family;
+use plugin_support::owner_tag::Mark;
 
 use crate::entries;
-use crate::fingerprint::Mark;
-use crate::interface;
 
 /// What hides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +86,7 @@ pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<
     }
     let removed = by_iptables.and_then(|is| if is { iptables::remove(mark, known) } else { Ok(()) });
     errors.extend(removed.err());
-    interface::collected(errors)
+    cni::error::collected(errors)
 }
 
 /// CHECK: are these addresses of the attachment hidden, by whomever?
@@ -116,5 +115,5 @@ pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<
     let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_there() };
     let swept = by_iptables.and_then(|is| if is { iptables::sweep(network, &valid) } else { Ok(()) });
     errors.extend(swept.err());
-    interface::collected(errors)
+    cni::error::collected(errors)
 }

@@ -28,11 +28,11 @@ use cni::{Context, Error};
 use linux::link::Link;
 use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer, Queues};
 use linux::{Kind, Netns, Rtnl, Undo, ethtool};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface::inspection::{compare_addressing, expect_kind, find_inside};
 use crate::interface::parent::{LinkNamespace, Parent, remove_unnamed};
 use crate::interface::single::{self, Source};
@@ -43,7 +43,7 @@ use crate::ovsdb::{Ovsdb, Plug, SOCKET};
 pub struct Neutron;
 
 /// Its name.
-pub(crate) const NAME: &str = "neutron";
+const NAME: &str = "neutron";
 /// Longest name of an interface that is made of a port's id, in bytes.
 const NAME_LENGTH: usize = 14;
 /// How long the switch may take, in seconds.
@@ -197,10 +197,14 @@ impl Plugin for Neutron {
         NAME
     }
 
+    fn needs_agent(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let network = Network::read(&request.call)?;
         let vif = network.vif()?;
-        let netns = interface::open_netns(&request.netns)?;
+        let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mark = Mark::of(NAME, &request.call.config, &request.who);
         let name = request.who.ifname.as_str();
         let mut undo = Undo::new();
@@ -235,7 +239,7 @@ impl Plugin for Neutron {
         let ovsdb = Network::read(&request.call).map_or_else(|_| SOCKET.to_owned(), |network| network.ovsdb);
         let mark = Mark::of(NAME, &request.call.config, &request.who);
         interface::detach(&mark, request, delegates, || {
-            interface::collected(
+            cni::error::collected(
                 [take_out(&ovsdb, &mark), remove_unnamed(request.netns.as_deref(), &mark)]
                     .into_iter()
                     .filter_map(Result::err)
@@ -247,7 +251,7 @@ impl Plugin for Neutron {
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
         let result = request.call.config.require_prev_result()?;
-        let netns = interface::open_netns(&request.netns)?;
+        let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut inside = find_inside(request, &result, &netns)?;
         let kind = match network.vif()?.how {
             How::Switch { .. } => "veth",
@@ -367,7 +371,7 @@ fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
         let gone = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
         errors.extend(gone.or_refused().err());
     }
-    interface::collected(errors)
+    cni::error::collected(errors)
 }
 
 /// Takes those of our ports out of the switch that are meant by their mark, and those whose link is gone; the host's

@@ -15,9 +15,10 @@ use linux::link::create::NewLink;
 use linux::link::{Change, Link};
 use linux::route::{Family, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::hash::hashed;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{ALIAS_MAX, Mark, hashed};
 use crate::interface::expect_no_link;
 use crate::interface::inspection::differs;
 

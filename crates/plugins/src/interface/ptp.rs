@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
@@ -18,10 +18,10 @@ use linux::link::Link;
 use linux::link::create::Queues;
 use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::Mark;
 use crate::interface::inspection::{
     compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
 };
@@ -75,10 +75,18 @@ impl Plugin for Ptp {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
+    fn host_link_name(&self, network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+        veth::candidate(network, who, attempt)
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns: path, call } = request;
         let network = Network::read(call)?;
-        let netns = interface::open_netns(path)?;
+        let netns = plugin_support::netns::open_netns(path)?;
         let mark = Mark::of(NAME, &call.config, who);
         let mut host = Rtnl::open().or_refused()?;
         let mut undo = Undo::new();
@@ -135,7 +143,7 @@ impl Plugin for Ptp {
         let network = Network::read(&request.call)?;
         Ipam::new(&request.call, delegates).check()?;
         let result = request.call.config.require_prev_result()?;
-        let netns = interface::open_netns(&request.netns)?;
+        let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut inside = find_inside(request, &result, &netns)?;
         expect_kind(&inside.link, "veth")?;
         inspect_host(&result, &inside.link)?;
@@ -153,7 +161,7 @@ impl Plugin for Ptp {
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
             errors.extend(ipam.gc().err());
         }
-        interface::collected(errors)
+        cni::error::collected(errors)
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {

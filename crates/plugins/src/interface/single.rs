@@ -15,8 +15,8 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use linux::link::Link;
 use linux::{Netns, Undo};
+use plugin_support::failure::OrRefused;
 
-use crate::failure::OrRefused;
 use crate::interface::inspection::{compare_addressing, find_inside};
 use crate::interface::{self, addressing};
 
@@ -45,7 +45,7 @@ pub fn add(
 ) -> Result<Success, Error> {
     // Used last: it must not fail then.
     request.call.config.dns()?;
-    let netns = interface::open_netns(&request.netns)?;
+    let netns = plugin_support::netns::open_netns(&request.netns)?;
     let link = make(&netns)?;
     let (name, inside) = (request.who.ifname.as_str(), &netns);
     let mut undo = Undo::new();
@@ -93,7 +93,7 @@ pub fn check(
         ipam.check()?;
     }
     let result = request.call.config.require_prev_result()?;
-    let netns = interface::open_netns(&request.netns)?;
+    let netns = plugin_support::netns::open_netns(&request.netns)?;
     let mut inside = find_inside(request, &result, &netns)?;
     inspect(&netns, &inside.link)?;
     compare_addressing(&mut inside, &result)

@@ -14,10 +14,10 @@ use cni::result::Success;
 use linux::link::tap::{self, NewTap};
 use linux::link::{Change, Link};
 use linux::{Netns, Rtnl};
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 use serde::Deserialize;
 
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::single::{self, Source};
 use crate::interface::{self, RuntimeConfig};
@@ -116,6 +116,10 @@ fn context(text: String) -> Result<Option<String>, Error> {
 impl Plugin for Tap {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn creates_interface(&self) -> bool {
+        true
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {

@@ -30,12 +30,12 @@ use cni::plugin::Plugin;
 use cni::result::{Dns, IpConfig, Success};
 use cni::{Error, code};
 use ipam::{Assignment, RangeSet};
+use plugin_support::directory;
 
 use self::network::{Network, Place, Source};
 use self::owner::{Content, Owner};
 use self::store::{Reservation, Store};
 use super::Request;
-use crate::directory;
 
 /// The plugin.
 pub struct HostLocal;

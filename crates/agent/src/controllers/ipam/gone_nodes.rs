@@ -12,8 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::lease::reclaim;
-use ipam::registry::Object;
+use ipam::{IpBlock, reclaim};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
@@ -117,7 +116,7 @@ impl Dead {
     }
 
     /// Writes the notice, if it is not there; else whether it was answered.
-    async fn look(&mut self, block: &BlockObject, object: &Object) -> Result<Look, String> {
+    async fn look(&mut self, block: &BlockObject, object: &IpBlock) -> Result<Look, String> {
         let name = block.metadata.name.clone().unwrap_or_default();
         if let Some((version, since)) = self.asked.get(&name) {
             return Ok(match *version == object.version {

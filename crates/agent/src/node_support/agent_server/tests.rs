@@ -1,7 +1,8 @@
 //! Plans, and addresses that somebody needs, while others give addresses back and come to no end.
 
 use cni::name::{ContainerId, IfName};
-use rpc::exchange::addresses::{Addresses, PoolName, STILL};
+use ipam::{AddressFilter, AllocationKind, Range};
+use rpc::exchange::addresses::{PoolReference, STILL};
 use serde_json::value::RawValue;
 
 use super::*;
@@ -20,11 +21,11 @@ impl Oracle for Giving {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, demand: &Demand, _: &Asker<'_>) -> Delivery {
-        match demand.wish {
-            Want::Return | Want::Nothing | Want::Ahead => std::future::pending().await,
-            _ => Delivery { refusal: Some("nothing".into()), ..Delivery::default() },
+    async fn supply(&self, demand: &AllocateRequest, _: &Asker<'_>) -> AllocateResponse {
+        if !demand.operation.needs_address() {
+            return std::future::pending().await;
         }
+        AllocateResponse::unavailable("nothing")
     }
 
     fn orders(&self) -> Vec<Order> {
@@ -36,23 +37,22 @@ impl Oracle for Giving {
     }
 }
 
-fn demand(wish: Want) -> Vec<u8> {
-    let (subnet, [first, last]) = ("10.0.0.0/24".parse().unwrap(), ["10.0.0.1", "10.0.0.254"]);
-    let [first, last] = [first, last].map(|ip| ip.parse().unwrap());
-    let demand = Demand {
+fn demand(operation: Operation) -> Vec<u8> {
+    let subnet = "10.0.0.0/24".parse().unwrap();
+    let range = Range::between(subnet, None, None).unwrap();
+    let demand = AllocateRequest {
         addresses: 1,
-        pool: PoolName { name: "p".into(), given: true, network: String::new(), range: subnet },
-        filter: Addresses { subnet, first, last, gateway: None, exclude: Vec::new() },
-        ledger: "p".into(),
+        pool: PoolReference { name: "p".into(), must_exist: true, network: String::new(), range: subnet },
+        filter: AddressFilter { range, exclude: Vec::new() },
+        store: "p".into(),
         directory: String::new(),
-        known: Vec::new(),
-        wish,
+        blocks: Vec::new(),
+        operation,
         pod: npwg::plan::PodIdentity::default(),
         owner: String::new(),
         claim: String::new(),
-        shared: false,
-        rest: 0,
-        answers: true,
+        shares_claim: false,
+        quarantine: 0,
     };
     let mut bytes = Vec::new();
     exchange::send(&mut bytes, &demand).unwrap();
@@ -85,7 +85,8 @@ async fn who_gives_back_keeps_neither_plans_nor_who_needs_addresses() {
     let mut flood = Vec::new();
     for at in 0..3 * PARALLEL {
         let mut stream = UnixStream::connect(&path).await.unwrap();
-        let wish = [Want::Return, Want::Nothing, Want::Ahead][at % 3];
+        let reconcile = Operation::Allocate(AllocationKind::Nothing);
+        let wish = [Operation::Return, reconcile, Operation::Prefetch][at % 3];
         stream.write_all(&demand(wish)).await.unwrap();
         flood.push(stream);
     }
@@ -94,7 +95,9 @@ async fn who_gives_back_keeps_neither_plans_nor_who_needs_addresses() {
         stream.write_all(&bytes).await.unwrap();
         receive_bytes(&mut stream, MESSAGE_MAX, COURTESY_MAX).await
     };
-    for (what, asked) in [("a plan", question("")), ("addresses", demand(Want::Any))] {
+    for (what, asked) in
+        [("a plan", question("")), ("addresses", demand(Operation::Allocate(AllocationKind::Any)))]
+    {
         assert!(answer(asked).await.is_ok(), "{what}");
     }
     drop(flood);
@@ -139,7 +142,7 @@ impl Oracle for Working {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &Demand, _: &Asker<'_>) -> Delivery {
+    async fn supply(&self, _: &AllocateRequest, _: &Asker<'_>) -> AllocateResponse {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _work = Work(&self.0);
         std::future::pending().await
@@ -167,7 +170,8 @@ async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_gi
     };
     let patience = Duration::from_secs(10);
     let mut asking = Vec::new();
-    for wish in [Want::Return, Want::Nothing, Want::Any, Want::Kept(None)] {
+    let kinds = [AllocationKind::Nothing, AllocationKind::Any, AllocationKind::ForClaim(None)];
+    for wish in [Operation::Return].into_iter().chain(kinds.map(Operation::Allocate)) {
         let mut stream = UnixStream::connect(&path).await.unwrap();
         stream.write_all(&demand(wish)).await.unwrap();
         asking.push(stream);
@@ -188,9 +192,9 @@ impl Oracle for Asking {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &Demand, asker: &Asker<'_>) -> Delivery {
+    async fn supply(&self, _: &AllocateRequest, asker: &Asker<'_>) -> AllocateResponse {
         let refusal = asker.is_still_there().await.err();
-        Delivery { refusal: Some(refusal.unwrap_or_else(|| "there".to_owned())), ..Delivery::default() }
+        AllocateResponse::unavailable(refusal.unwrap_or_else(|| "there".to_owned()))
     }
 
     fn orders(&self) -> Vec<Order> {
@@ -203,35 +207,27 @@ impl Oracle for Asking {
 }
 
 #[tokio::test]
-async fn who_is_asked_whether_he_is_there_is_if_he_says_so_and_one_of_an_earlier_release_is_not_asked() {
+async fn who_is_asked_whether_he_is_there_is_if_he_says_so() {
     let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
     let socket = Socket::bind(&path).unwrap();
     tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));
-    for (says, expected) in [(Some(STILL), "there"), (None, "does not say"), (Some(0), "does not say")] {
+    for (says, expected) in [(Some(STILL), "there"), (None, "did not confirm"), (Some(0), "did not confirm")]
+    {
         let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&demand(Want::Any)).await.unwrap();
+        stream.write_all(&demand(Operation::Allocate(AllocationKind::Any))).await.unwrap();
         let hear = async |stream: &mut UnixStream| {
             let mut length = [0; 4];
             stream.read_exact(&mut length).await.unwrap();
             let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
             stream.read_exact(&mut bytes).await.unwrap();
-            serde_json::from_slice::<Delivery>(&bytes).unwrap()
+            serde_json::from_slice::<AllocateResponse>(&bytes).unwrap()
         };
-        assert!(hear(&mut stream).await.still);
+        assert!(hear(&mut stream).await.probe);
         if let Some(said) = says {
             stream.write_all(&[said]).await.unwrap();
         }
         let answer = hear(&mut stream).await;
-        assert!(!answer.still && answer.refusal.unwrap().contains(expected), "{says:?}");
+        assert!(!answer.probe && answer.error().unwrap().contains(expected), "{says:?}");
     }
-    let mut stream = UnixStream::connect(&path).await.unwrap();
-    let bytes = demand(Want::Any);
-    let mut earlier: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
-    let _ = earlier.as_object_mut().unwrap().remove("answers");
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &earlier).unwrap();
-    stream.write_all(&bytes).await.unwrap();
-    let answer = receive::<Delivery>(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await.unwrap();
-    assert_eq!(answer.refusal.as_deref(), Some("there"));
     std::fs::remove_file(&path).unwrap();
 }

@@ -3,11 +3,11 @@
 //! Source: firewalld `doc/xml/firewalld.dbus.xml` (`org.fedoraproject.FirewallD1.zone`); plugins
 //! `plugins/meta/firewall/firewalld.go`.
 
+use cni::error::collected;
 use cni::{Error, code};
 use ipnet::IpNet;
 
 use crate::dbus::{Bus, Call, Failure};
-use crate::interface::collected;
 
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const OBJECT: &str = "/org/fedoraproject/FirewallD1";

@@ -31,12 +31,12 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy as Default, Rule, Selector,
     Set, Table, Type, Verdict, priority,
 };
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use super::nftables::{INGRESS, TABLE, furniture};
 use super::settings::{Place, Policy};
 use crate::entries::{self, Entry};
-use crate::failure::OrRefused;
-use crate::fingerprint::{COMMENT_MAX, Mark};
 
 const BRIDGES: &str = "bridges";
 const PAIRS: &str = "pairs";

@@ -16,16 +16,16 @@
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use super::settings::{Place, Policy};
 use crate::entries;
-use crate::fingerprint::{COMMENT_MAX, Mark};
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
 /// The table of all of it.
-pub(crate) const TABLE: &str = "filter";
+pub const TABLE: &str = "filter";
 /// The chain of containers.
-pub(crate) const PRIVATE: &str = "CNI-FORWARD";
+pub const PRIVATE: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 
@@ -133,7 +133,7 @@ fn pair(net: &IpNet, comment: &str) -> [String; 2] {
 }
 
 /// The comment of a rule, if it is a container's.
-pub(crate) fn comment_of(rule: &str) -> Option<&str> {
+pub fn comment_of(rule: &str) -> Option<&str> {
     chain_of(rule).filter(|chain| *chain == PRIVATE)?;
     rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text)
 }

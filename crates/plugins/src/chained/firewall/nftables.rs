@@ -26,10 +26,10 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, ListedChain, Nft, Policy,
     Rule, Selector, Set, State, Table, Type, Verdict,
 };
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use crate::entries::{self, Entry};
-use crate::failure::OrRefused;
-use crate::fingerprint::{COMMENT_MAX, Mark};
 use crate::iptables::Family;
 
 /// Everything that is not a bridge's own.

@@ -18,14 +18,15 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use linux::nft::Protocol;
+use plugin_support::owner_tag::Mark;
 
 use super::settings::{Mapping, Marking, Masquerade};
-use crate::fingerprint::Mark;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
 
-pub(crate) const TABLE: &str = "nat";
+/// The table with the rules of `portmap`.
+pub const TABLE: &str = "nat";
 /// How the comment of a container's rule begins.
-pub(crate) const COMMENT: &str = "dnat ";
+pub const COMMENT: &str = "dnat ";
 const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
 const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
 const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";

@@ -29,12 +29,13 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, Mapping as To, Nft, Policy,
     Protocol, Rule, Selector, Set, Table, Type, Verdict, priority,
 };
+use plugin_support::failure::OrRefused;
+use plugin_support::hash::hashed;
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use super::conditions::Conditions;
 use super::settings::{MARK_BIT, Mapping, Masquerade};
 use crate::entries::{self, Entry};
-use crate::failure::OrRefused;
-use crate::fingerprint::{COMMENT_MAX, Mark, hashed};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
 

@@ -8,10 +8,10 @@
 
 use cni::Error;
 use linux::nft::{Batch, Family, Nft, Table};
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::Mark;
 
 use crate::entries;
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
 
 const TABLES: [Table<'static>; 2] =
     [Table::new(Family::Ip, "cni_hostport"), Table::new(Family::Ip6, "cni_hostport")];

@@ -10,9 +10,8 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use cni::{Error, code};
+use plugin_support::failure::refused;
 use regex_lite::Regex;
-
-use crate::failure::refused;
 
 /// Where the file is.
 pub const PATH: &str = "/etc/cni/tuning/allowlist.conf";

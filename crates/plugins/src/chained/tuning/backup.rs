@@ -23,10 +23,9 @@ use std::time::Duration;
 
 use cni::invocation::Attachment;
 use cni::{Error, fold};
+use plugin_support::failure::refused;
+use plugin_support::file;
 use serde::{Deserialize, Serialize};
-
-use crate::failure::refused;
-use crate::file;
 
 /// Largest backup read, in bytes.
 const FILE_MAX: u64 = 1 << 20;

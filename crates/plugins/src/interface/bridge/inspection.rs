@@ -6,14 +6,15 @@ use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::Rtnl;
 use linux::link::Link;
+use plugin_support::failure::OrRefused;
+use plugin_support::netns::open_netns;
+use plugin_support::owner_tag::Mark;
 
 use super::{ContainerInterface, Gateway, NAME, Network, Reflection, spoofing, switch};
-use crate::failure::OrRefused;
-use crate::fingerprint::Mark;
 use crate::interface::inspection::{
     compare, compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
 };
-use crate::interface::{masquerade, open_netns};
+use crate::interface::masquerade;
 
 /// Compares prevResult and configuration with the kernel.
 pub(super) fn inspect(request: &Attach, network: &Network) -> Result<(), Error> {

@@ -7,9 +7,9 @@ use cni::Error;
 use linux::Rtnl;
 use linux::link::bridge::{PortVlan, VlanOn};
 use linux::link::{BridgePort, Link};
+use plugin_support::failure::OrRefused;
 
 use super::{Network, Reflection, Trunk};
-use crate::failure::OrRefused;
 use crate::interface::inspection::differs;
 
 /// Largest VLAN id.

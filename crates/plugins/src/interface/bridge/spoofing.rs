@@ -19,11 +19,11 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
     Verdict, priority,
 };
+use plugin_support::failure::OrRefused;
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use super::NAME;
 use crate::entries;
-use crate::failure::OrRefused;
-use crate::fingerprint::{COMMENT_MAX, Mark};
 use crate::interface::veth;
 
 const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");

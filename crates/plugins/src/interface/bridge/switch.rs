@@ -13,10 +13,11 @@ use linux::link::{Change, Detail, Link, mac_text};
 use linux::netns::{Lock, Locked};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl, Undo};
+use plugin_support::failure::OrRefused;
+use plugin_support::log;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
 use super::{NAME, Network, Reflection};
-use crate::failure::OrRefused;
-use crate::fingerprint::{ALIAS_MAX, Mark};
 use crate::interface;
 
 /// Keeps the bridge from being removed while a port is being made.
@@ -52,7 +53,7 @@ pub(super) fn ensure(
     expect_bridge(&link)?;
     if !network.vlans.is_none() && link.detail == (Detail::Bridge { vlan_filtering: Some(false) }) {
         // As upstream, nobody else's bridge is changed; but traffic would silently not be separated.
-        crate::told!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
+        log!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
     }
     let promiscuous = network.reflection == Reflection::Promiscuous;
     if created || !link.up || (promiscuous && !link.promiscuous) {
@@ -151,7 +152,7 @@ fn create_gateway_port(
     name: &str,
     config: &Config,
 ) -> Result<Link, Error> {
-    let port_name = crate::fingerprint::hashed("veth", 12, &[name, "gateway"]);
+    let port_name = plugin_support::hash::hashed("veth", 12, &[name, "gateway"]);
     let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
     let peer = Peer { name, mtu: network.mtu, mac: None, queues: network.queues, netns: None };
     let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
@@ -188,7 +189,7 @@ pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force:
     let settled = match removed.and_then(|()| host.add_own_address(link.index, &link.name, wanted)) {
         // It is there already, but for the first container of the network.
         Err(error) if error.kind() == Kind::Exists => return Ok(()),
-        Err(error) => Err(crate::failure::refused(&error)),
+        Err(error) => Err(plugin_support::failure::refused(&error)),
         Ok(()) => settle_address(host, link, wanted, force).inspect_err(|_| {
             // Ours must not stay beside the one in the way.
             let _ = host.delete_address(link.index, &link.name, wanted);

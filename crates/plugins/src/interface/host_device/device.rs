@@ -11,9 +11,9 @@ use std::path::{Component, Path, PathBuf};
 use cni::Error;
 use linux::Rtnl;
 use linux::link::{Link, mac_text};
+use plugin_support::failure::OrRefused;
 
 use super::journey;
-use crate::failure::OrRefused;
 
 /// PCI devices of this machine.
 const PCI: &str = "/sys/bus/pci/devices";
@@ -107,7 +107,7 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
         return Ok(link);
     }
     let absent = || Error::key("device", format!("{name:?}"), "no such interface on the host");
-    journey::formerly(host, name)?.ok_or_else(absent)
+    journey::find_returned(host, name)?.ok_or_else(absent)
 }
 
 /// Interfaces on top of others often have their address: hardware first.

@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 use cni::name::ifname_fault;
 use linux::Netns;
 use linux::link::{Link, mac_text};
+use plugin_support::owner_tag::Mark;
 use serde::{Deserialize, Serialize};
-
-use crate::fingerprint::Mark;
 
 /// No mark is as long as this, in bytes: three names of at most 200.
 const MARK_MAX: usize = 1024;
@@ -46,10 +45,8 @@ pub(super) struct Record {
     kind: String,
     mac: String,
     index: u32,
-    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it. Records of older
-    /// releases do not say.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    end: Option<(Option<u32>, Option<i32>)>,
+    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it.
+    end: (Option<u32>, Option<i32>),
 }
 
 impl Was {
@@ -77,7 +74,7 @@ impl Record {
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
-            end: Some(end(link)),
+            end: end(link),
         }
     }
 
@@ -116,7 +113,7 @@ impl Record {
 
     /// Is this, on the host, a link to where the device led? One that was made in the container leads into it.
     pub(super) fn leads_where_it_led(&self, link: &Link) -> bool {
-        self.end.is_none_or(|known| known == end(link))
+        self.end == end(link)
     }
 
     /// Is this the device, on the host under its name, whoever brought it there?

@@ -13,11 +13,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use cni::Error;
+use plugin_support::failure::refused;
+use plugin_support::file;
+use plugin_support::owner_tag::Mark;
 
 use super::record::Record;
-use crate::failure::refused;
-use crate::file;
-use crate::fingerprint::Mark;
 
 /// Where they are.
 const DIRECTORY: &str = "/run/cni/host-device";

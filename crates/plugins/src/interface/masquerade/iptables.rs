@@ -9,8 +9,8 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use linux::nft;
+use plugin_support::owner_tag::Mark;
 
-use crate::fingerprint::Mark;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";

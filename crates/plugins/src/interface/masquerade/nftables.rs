@@ -30,10 +30,10 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
     Verdict, priority,
 };
+use plugin_support::failure::{OrRefused, refused};
+use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use crate::entries;
-use crate::failure::{OrRefused, refused};
-use crate::fingerprint::{COMMENT_MAX, Mark};
 
 /// The table's name.
 pub(super) const NAME: &str = "weft_masquerade";

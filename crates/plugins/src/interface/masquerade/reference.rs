@@ -8,11 +8,12 @@
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use linux::nft::{Batch, Family, Table};
+use plugin_support::failure::OrRefused;
+use plugin_support::hash::hex;
+use plugin_support::owner_tag::Mark;
 use sha2::{Digest, Sha512};
 
 use crate::entries;
-use crate::failure::OrRefused;
-use crate::fingerprint::{Mark, hex};
 
 /// The table's name.
 pub(super) const NAME: &str = "cni_plugins_masquerade";

@@ -14,21 +14,17 @@
 //! Source: random(4) `boot_id`; machine-id(5), which asks for its id not to be shown: a hash is written.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
-use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
+use linux::boot_id;
+use plugin_support::hash::hashed;
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
-
-use crate::fingerprint::hashed;
 
 /// The name of the note.
 const ATTRIBUTE: &str = "user.weft.boot";
 /// Longest note, in bytes.
 const NOTE_MAX: usize = 128;
 
-/// The boot we are in; anew for each one.
-pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The machine we are on; the same for ever.
 const MACHINE_ID: &str = "/etc/machine-id";
 /// Seconds since boot, sleep included.
@@ -51,7 +47,7 @@ impl Boot {
         let machine = std::fs::read_to_string(MACHINE_ID).ok()?;
         // Not yet set, it is empty or a word.
         let machine = Some(machine.trim()).filter(|id| id.len() == 32)?;
-        Some(Boot { machine: hashed("", 32, &["host-local", machine]), id: id()?.to_owned() })
+        Some(Boot { machine: hashed("", 32, &["host-local", machine]), id: boot_id::current()?.to_owned() })
     }
 
     /// Leaves the note on a file. Best effort: not every file system has room for one.
@@ -75,28 +71,6 @@ impl Boot {
         let local = || fstatfs(file).is_ok_and(|stat| LOCAL.contains(&stat.f_type));
         machine == self.machine && id != self.id && older() == Some(true) && local()
     }
-}
-
-/// The id of the present boot, if it can be read.
-pub fn id() -> Option<&'static str> {
-    read_id().ok().flatten()
-}
-
-/// The id of the present boot, read once; nothing where boots have none.
-///
-/// # Errors
-/// It cannot be read now: whoever takes that for another boot frees what is held.
-pub fn read_id() -> io::Result<Option<&'static str>> {
-    static ID: OnceLock<Option<String>> = OnceLock::new();
-    if ID.get().is_none() {
-        let id = match std::fs::read_to_string(BOOT_ID) {
-            // Or it is masked, for ever.
-            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => None,
-            read => Some(read?.trim().to_owned()).filter(|id| !id.is_empty()),
-        };
-        let _ = ID.set(id);
-    }
-    Ok(ID.get().and_then(Option::as_deref))
 }
 
 /// When the present boot began, by the clock.
@@ -150,6 +124,6 @@ mod tests {
     #[test]
     fn this_boot_began_before_now_and_has_one_id() {
         assert!(began().is_some_and(|began| began < SystemTime::now()));
-        assert_eq!(id().map(str::len), Some(36), "a UUID");
+        assert_eq!(boot_id::current().map(str::len), Some(36), "a UUID");
     }
 }

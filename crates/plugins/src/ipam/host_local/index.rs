@@ -21,9 +21,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use linux::boot_id;
 use sha2::{Digest, Sha512};
 
-use super::boot;
 use super::owner::Owner;
 
 /// How far in the past the time lies that we give a directory: more than the kernel's clock is coarse.
@@ -173,7 +173,7 @@ fn stamp_of(directory: &File) -> Option<SystemTime> {
 /// Magic, boot, time of the directory, number of records.
 fn header_of(stamp: SystemTime, records: usize) -> Option<[u8; HEADER]> {
     let since = stamp.duration_since(UNIX_EPOCH).ok()?;
-    let boot: &[u8; 36] = boot::id()?.as_bytes().try_into().ok()?;
+    let boot: &[u8; 36] = boot_id::current()?.as_bytes().try_into().ok()?;
     let mut header = [0; HEADER];
     header[..8].copy_from_slice(MAGIC);
     header[8..44].copy_from_slice(boot);

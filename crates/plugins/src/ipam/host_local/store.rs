@@ -27,8 +27,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cni::{Error, code};
-use ipam::Held;
+use ipam::UsedAddresses;
 use linux::error::is_lacking;
+use plugin_support::failure::refused;
+use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -36,7 +38,6 @@ use super::boot::Boot;
 use super::index::Index;
 use super::network::Place;
 use super::owner::{CONTENT_MAX, Content, Owner};
-use crate::failure::refused;
 
 const LOCK: &str = "lock";
 const LAST_RESERVED: &str = "last_reserved_ip.";
@@ -120,7 +121,7 @@ impl Store {
 }
 
 /// Takes the lock, waiting in the kernel's queue like everybody, but not for ever.
-pub(in crate::ipam) fn wait(lock: File, name: &str) -> Result<File, Error> {
+pub fn wait(lock: File, name: &str) -> Result<File, Error> {
     when_locked(lock, name, |lock| lock)
 }
 
@@ -129,7 +130,7 @@ pub(in crate::ipam) fn wait(lock: File, name: &str) -> Result<File, Error> {
 /// Who has it often gives it back before another thread would have been started. Who has to wait longer waits in another
 /// thread, because nothing ends a wait for a lock; and that thread does the work: while the lock would be handed from one
 /// to the other, everybody else would wait for the scheduler.
-pub(in crate::ipam) fn when_locked<T: Send + 'static>(
+pub fn when_locked<T: Send + 'static>(
     lock: File,
     name: &str,
     work: impl FnOnce(File) -> T + Send + 'static,
@@ -208,7 +209,7 @@ impl Store {
     }
 
     /// Every address that has a file, whatever is in it.
-    pub fn held(&self) -> Result<Held, Error> {
+    pub fn held(&self) -> Result<UsedAddresses, Error> {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
@@ -277,7 +278,7 @@ impl Store {
         let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
         if let Some((Reservation { name, .. }, _)) = unreadable {
             let directory = self.place.directory.display();
-            crate::told!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
             self.index = None;
             return;
         }

@@ -1,0 +1,28 @@
+//! DHCP for containers: the codec and client of DHCPv4 ([`v4`]) and DHCPv6 ([`v6`]), the lease daemon, and the plugin.
+//!
+//! ```text
+//!   runtime ─► bridge ─► dhcp ─(socket)─► dhcp daemon ─► LeaseManager ─► exchange ─(container's link)─► server
+//! ```
+//!
+//! The plugin lives for one call and a lease for days. So the plugin asks the daemon (`weft-cni dhcp daemon`, or the
+//! program called as `dhcp`), which acquires, extends and releases leases. Leases outlive the daemon: its successor, or
+//! the successor of the Go plugin's daemon, continues them.
+//!
+//! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131; RFC 8415.
+
+#![forbid(unsafe_code)]
+
+pub mod daemon;
+pub mod flags;
+pub mod lease_manager;
+pub mod orphans;
+pub mod owner;
+pub mod plugin;
+pub mod plugin_config;
+pub mod protocol;
+pub mod state;
+pub mod terms;
+pub mod v4;
+pub mod v6;
+
+pub use plugin::{Dhcp, NAME};

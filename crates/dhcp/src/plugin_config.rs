@@ -1,0 +1,156 @@
+//! Configuration of the plugin `dhcp`.
+
+use std::path::PathBuf;
+
+use cni::Error;
+use cni::config::Config;
+use cni::fold::quote;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::owner::Family;
+use crate::protocol::SOCKET;
+use crate::v4::options::{Options, Provide, Request};
+use crate::v6::{self, Wish};
+
+/// The configuration as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    ipam: IpamConf,
+    /// A bridge's: duplicates of addresses are looked for.
+    enabledad: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct IpamConf {
+    #[serde(rename = "daemonSocketPath")]
+    daemon_socket_path: String,
+    provide: Vec<Provide>,
+    request: Vec<Request>,
+    priority: u32,
+    families: Option<Vec<Value>>,
+    #[serde(rename = "provideV6")]
+    provide_v6: Vec<Provide>,
+    #[serde(rename = "requestV6")]
+    request_v6: Vec<Request>,
+    #[serde(rename = "prefixLengthV6")]
+    prefix_length_v6: Option<u8>,
+}
+
+/// The checked configuration.
+#[derive(Debug)]
+pub struct PluginConfig {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// Families in order, each once.
+    pub families: Vec<Family>,
+    /// Options of DHCPv4.
+    pub options: Options,
+    /// Metric of the routes.
+    pub priority: Option<u32>,
+    /// What is requested by DHCPv6.
+    pub wish: Wish,
+}
+
+impl PluginConfig {
+    /// Reads and checks the configuration; `args` is `CNI_ARGS`.
+    ///
+    /// # Errors
+    /// The first value that is not allowed, with its key.
+    pub fn read(config: &Config, args: &str) -> Result<PluginConfig, Error> {
+        let Conf { ipam, enabledad } = config.decode()?;
+        let IpamConf {
+            daemon_socket_path,
+            provide,
+            request,
+            priority,
+            families,
+            provide_v6,
+            request_v6,
+            prefix_length_v6,
+        } = ipam;
+        let families = families.as_deref().map_or_else(|| Ok(Family::default_ones()), read_families)?;
+        let of_v6 = [
+            ("provideV6", !provide_v6.is_empty()),
+            ("requestV6", !request_v6.is_empty()),
+            ("prefixLengthV6", prefix_length_v6.is_some()),
+        ];
+        if let Some((key, _)) = of_v6.iter().find(|(_, is_there)| *is_there)
+            && !families.contains(&Family::Ipv6)
+        {
+            return Err(Error::config(format!(
+                "ipam.{key}: has no meaning without \"ipv6\" in ipam.families"
+            )));
+        }
+        Ok(PluginConfig {
+            socket: socket(&daemon_socket_path)?,
+            families,
+            options: Options::read(&provide, &request, args)?,
+            priority: (priority > 0).then_some(priority),
+            wish: Wish {
+                options: v6::options::Options::read(&provide_v6, &request_v6, args)?,
+                prefix_length: check_prefix_length(prefix_length_v6)?,
+                detect_duplicates: enabledad,
+            },
+        })
+    }
+}
+
+fn read_families(listed: &[Value]) -> Result<Vec<Family>, Error> {
+    let mut families = Vec::new();
+    for (at, value) in listed.iter().enumerate() {
+        let key = format!("ipam.families[{at}]");
+        let family = match value.as_str() {
+            Some("ipv4") => Family::Ipv4,
+            Some("ipv6") => Family::Ipv6,
+            _ => return Err(Error::key(key, quote(value), "neither \"ipv4\" nor \"ipv6\"")),
+        };
+        if families.contains(&family) {
+            return Err(Error::key(key, quote(value), "is there already"));
+        }
+        families.push(family);
+    }
+    families.sort_unstable();
+    match families.is_empty() {
+        true => Err(Error::key("ipam.families", "[]", "one of \"ipv4\", \"ipv6\" at least")),
+        false => Ok(families),
+    }
+}
+
+fn check_prefix_length(length: Option<u8>) -> Result<u8, Error> {
+    match length {
+        None => Ok(v6::PREFIX_LENGTH),
+        Some(length) if (1..=v6::PREFIX_LENGTH).contains(&length) => Ok(length),
+        Some(length) => Err(Error::key("ipam.prefixLengthV6", length, "not within 1..=128")),
+    }
+}
+
+/// Returns the daemon's socket alone: a DEL needs nothing else to be right.
+pub fn socket_of(config: &Config) -> Result<PathBuf, Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Outer {
+        ipam: Inner,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Inner {
+        #[serde(rename = "daemonSocketPath")]
+        daemon_socket_path: String,
+    }
+    let Outer { ipam: Inner { daemon_socket_path } } = config.decode()?;
+    socket(&daemon_socket_path)
+}
+
+fn socket(text: &str) -> Result<PathBuf, Error> {
+    match text {
+        "" => Ok(PathBuf::from(SOCKET)),
+        path if path.starts_with('/') && path.len() < 108 && !path.contains('\0') => Ok(PathBuf::from(path)),
+        path => {
+            let why = "not an absolute path of a socket, which has less than 108 bytes";
+            Err(Error::key("ipam.daemonSocketPath", format!("{path:?}"), why))
+        }
+    }
+}

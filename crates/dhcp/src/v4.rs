@@ -1,0 +1,9 @@
+//! DHCPv4: messages, options and the client.
+//!
+//! Source: RFC 2131, RFC 2132.
+
+pub mod exchange;
+pub mod frame;
+pub mod lease;
+pub mod message;
+pub mod options;

@@ -1,0 +1,262 @@
+//! What the configuration says about options of DHCPv6: which are provided, which are asked for.
+//!
+//! Rules: they are lists of their own (`provideV6`, `requestV6`), because one number means different things in both
+//! protocols; a value is text, put into the form that its option has.
+//!
+//! Source: names: dhcp-options(5), without their `dhcp6.`; forms: RFC 8415 §21.15, §21.16, RFC 4704 §4.
+
+use cni::Error;
+use cni::args::Args;
+use cni::fold::quote;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::message::option;
+use crate::v4::options::{Provide, Request, VALUE_MAX, check_lengths};
+
+/// Shortest and longest DUID, in bytes.
+const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;
+/// Longest part of a name between two dots, in bytes.
+const LABEL_MAX: usize = 63;
+/// Bit of option 39: the server shall enter the name in DNS, which a container cannot.
+const SERVER_ENTERS: u8 = 1;
+/// Names that stand for a number.
+const NAMES: &[(&str, u16)] = &[
+    ("client-id", option::CLIENT),
+    ("domain-search", option::DOMAIN_SEARCH),
+    ("fqdn", option::NAME),
+    ("name-servers", option::NAME_SERVERS),
+    ("user-class", option::USER_CLASS),
+    ("vendor-class", option::VENDOR_CLASS),
+];
+/// What the client itself says, or only servers and relays do.
+const OWN: &[u16] = &[
+    option::SERVER,
+    option::ASSOCIATION,
+    option::TEMPORARY,
+    option::ADDRESS,
+    option::REQUESTED,
+    option::PREFERENCE,
+    option::ELAPSED,
+    option::RELAYED,
+    option::AUTHENTICATION,
+    option::UNICAST,
+    option::STATUS,
+    option::RAPID_COMMIT,
+    option::RELAY_INTERFACE,
+    option::RECONFIGURE,
+    option::RECONFIGURE_ACCEPT,
+    option::DELEGATION,
+    option::DELEGATED,
+    option::SOLICIT_MOST,
+];
+/// What is asked for unless one says `skipDefault`.
+const DEFAULTS: &[u16] = &[option::NAME_SERVERS, option::DOMAIN_SEARCH];
+
+/// What messages to a server say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Number and value, in the option's form.
+    pub provided: Vec<(u16, Vec<u8>)>,
+    /// Numbers that are asked for.
+    pub requested: Vec<u16>,
+}
+
+impl Options {
+    /// Reads both lists; values may come from the pairs of `CNI_ARGS`.
+    pub fn read(provide: &[Provide], request: &[Request], args: &str) -> Result<Options, Error> {
+        let args = Args::scan(args);
+        let mut options = Options::default();
+        check_lengths(&[("ipam.provideV6", provide.len()), ("ipam.requestV6", request.len())])?;
+        for (at, Provide { option, value, from_arg }) in provide.iter().enumerate() {
+            let key = format!("ipam.provideV6[{at}]");
+            let number = number(&format!("{key}.option"), option)?;
+            if OWN.contains(&number) {
+                let why = "no option that a container may say";
+                return Err(Error::key(format!("{key}.option"), quote(option), why));
+            }
+            let from_args = args.get(from_arg).filter(|_| !from_arg.is_empty());
+            for (part, value) in [("value", Some(value.as_str())), ("fromArg", from_args)] {
+                let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
+                let fault =
+                    |why: String| Err(Error::key(format!("{key}.{part}"), quote(&Value::from(value)), why));
+                if value.len() > VALUE_MAX {
+                    return fault(format!("longer than {VALUE_MAX} bytes"));
+                }
+                match form(number, value) {
+                    Ok(bytes) => {
+                        options.provided.retain(|(known, _)| *known != number);
+                        options.provided.push((number, bytes));
+                    }
+                    Err(why) => return fault(why),
+                }
+            }
+        }
+        for (at, Request { option, .. }) in request.iter().enumerate() {
+            if !matches!(option, Value::Null) && option != "" {
+                options.ask(number(&format!("ipam.requestV6[{at}].option"), option)?);
+            }
+        }
+        if !request.iter().any(|request| request.skip_default) {
+            DEFAULTS.iter().for_each(|number| options.ask(*number));
+        }
+        Ok(options)
+    }
+
+    fn ask(&mut self, number: u16) {
+        if !self.requested.contains(&number) {
+            self.requested.push(number);
+        }
+    }
+}
+
+/// A name or a number, which may be written as text.
+fn number(key: &str, option: &Value) -> Result<u16, Error> {
+    let text = option.as_str().unwrap_or_default();
+    let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
+    let counted =
+        || option.as_u64().or_else(|| text.parse().ok()).and_then(|number| u16::try_from(number).ok());
+    named.or_else(counted).filter(|number| *number > 0).ok_or_else(|| {
+        let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+        Error::key(
+            key,
+            quote(option),
+            format!("neither a number up to 65535 nor one of {}", names.join(", ")),
+        )
+    })
+}
+
+/// A text in the form of its option, or what is wrong with it.
+fn form(number: u16, text: &str) -> Result<Vec<u8>, String> {
+    match number {
+        option::CLIENT => {
+            let bytes = digits(text).unwrap_or_else(|| text.as_bytes().to_vec());
+            match CLIENT.contains(&bytes.len()) {
+                true => Ok(bytes),
+                false => Err(format!(
+                    "a DUID of {} bytes; it has {} to {}",
+                    bytes.len(),
+                    CLIENT.start(),
+                    CLIENT.end()
+                )),
+            }
+        }
+        option::USER_CLASS => Ok(counted(text)),
+        option::VENDOR_CLASS => {
+            let parts = text.split_once(':');
+            let enterprise = parts.and_then(|(number, class)| Some((number.parse::<u32>().ok()?, class)));
+            let (enterprise, class) =
+                enterprise.ok_or("not an enterprise number, a colon and a class, as 32473:printers")?;
+            Ok([&enterprise.to_be_bytes()[..], &counted(class)].concat())
+        }
+        option::NAME => name(text),
+        _ => Ok(text.as_bytes().to_vec()),
+    }
+}
+
+/// Bytes as pairs of hexadecimal digits with colons between: `00:04:a1`.
+fn digits(text: &str) -> Option<Vec<u8>> {
+    let byte = |pair: &str| {
+        let is_pair = pair.len() == 2 && pair.chars().all(|c| c.is_ascii_hexdigit());
+        u8::from_str_radix(pair, 16).ok().filter(|_| is_pair)
+    };
+    let is_list = text.contains(':');
+    text.split(':').map(byte).collect::<Option<_>>().filter(|_| is_list)
+}
+
+/// A length and the text.
+fn counted(text: &str) -> Vec<u8> {
+    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    [&length.to_be_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A name as DNS has it; one without a dot is a beginning, which the server completes.
+fn name(text: &str) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![SERVER_ENTERS];
+    let whole = text.strip_suffix('.').unwrap_or(text);
+    for label in whole.split('.') {
+        let is_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        match u8::try_from(label.len()) {
+            Ok(length) if length > 0 && label.len() <= LABEL_MAX && label.chars().all(is_label) => {
+                bytes.push(length);
+                bytes.extend(label.as_bytes());
+            }
+            _ => return Err("not a name of DNS".to_owned()),
+        }
+    }
+    if text.contains('.') {
+        bytes.push(0);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(provide: &Value, request: &Value, args: &str) -> Result<Options, Error> {
+        let provide: Vec<Provide> = cni::fold::from_value(provide, "ipam.provideV6")?;
+        let request: Vec<Request> = cni::fold::from_value(request, "ipam.requestV6")?;
+        Options::read(&provide, &request, args)
+    }
+
+    #[test]
+    fn values_have_the_form_of_their_option() {
+        let provide = json!([
+            { "option": "fqdn", "fromArg": "K8S_POD_NAME" },
+            { "option": "vendor-class", "value": "32473:a:b" },
+            { "option": 15, "value": "lab" },
+            { "option": "client-id", "value": "00:04:Ab" },
+            { "option": "59", "value": "http" },
+        ]);
+        let options = read(&provide, &json!(null), "IgnoreUnknown=1;K8S_POD_NAME=web-0").unwrap();
+        let expected: [(u16, &[u8]); 5] = [
+            (39, b"\x01\x05web-0"),
+            (16, b"\0\0\x7e\xd9\0\x03a:b"),
+            (15, b"\0\x03lab"),
+            (1, &[0, 4, 0xab]),
+            (59, b"http"),
+        ];
+        assert_eq!(options.provided, expected.map(|(number, value)| (number, value.to_vec())));
+        assert_eq!(options.requested, [23, 24]);
+        let whole = read(&json!([{ "option": 39, "value": "a.example." }]), &json!([]), "").unwrap();
+        assert_eq!(whole.provided, [(39, b"\x01\x01a\x07example\0".to_vec())]);
+        let named = read(&json!([{ "option": 1, "value": "web-0" }]), &json!([]), "").unwrap();
+        assert_eq!(named.provided, [(1, b"web-0".to_vec())]);
+        let request = json!([{ "option": "31" }, { "option": "domain-search", "skipDefault": true }]);
+        assert_eq!(read(&json!([]), &request, "").unwrap().requested, [31, 24]);
+    }
+
+    #[test]
+    fn a_wrong_entry_is_named_by_key_and_value() {
+        let long = "x".repeat(256);
+        for (provide, request, start) in [
+            (json!([{ "option": "host-name" }]), json!([]), "ipam.provideV6[0].option: \"host-name\": "),
+            (json!([{ "option": 65536 }]), json!([]), "ipam.provideV6[0].option: 65536: "),
+            (json!([{ "option": 3, "value": "x" }]), json!([]), "ipam.provideV6[0].option: 3: no option"),
+            (json!([{ "option": 59, "value": long }]), json!([]), "ipam.provideV6[0].value: \"xxx"),
+            (
+                json!([{ "option": 1, "value": "ab" }]),
+                json!([]),
+                "ipam.provideV6[0].value: \"ab\": a DUID of 2",
+            ),
+            (
+                json!([{ "option": 16, "value": "x:y" }]),
+                json!([]),
+                "ipam.provideV6[0].value: \"x:y\": not an",
+            ),
+            (
+                json!([{ "option": 39, "value": "a..b" }]),
+                json!([]),
+                "ipam.provideV6[0].value: \"a..b\": not a",
+            ),
+            (json!([]), json!([{}, { "option": "0" }]), "ipam.requestV6[1].option: \"0\": "),
+            (json!([]), json!(vec![json!({}); 65]), "ipam.requestV6: 65 entries: "),
+        ] {
+            let error = read(&provide, &request, "").unwrap_err();
+            assert!(error.code == 7 && error.msg.starts_with(start), "{error}");
+        }
+    }
+}

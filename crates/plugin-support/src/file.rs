@@ -1,0 +1,52 @@
+//! Writing a file that others read at any moment: they see the old one or the new one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
+///
+/// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_after(path, bytes, |_| Ok(())).map(drop)
+}
+
+/// The same; the new file is locked (flock(2)) from before it has its name until the returned value goes.
+pub fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    replace_after(path, bytes, File::lock)
+}
+
+fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<()>) -> io::Result<File> {
+    let temporary = temporary(path)?;
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(bytes).map(|()| file))
+        .and_then(|file| last(&file).map(|()| file))
+        .and_then(|file| fs::rename(&temporary, path).map(|()| file));
+    if written.is_err() {
+        // Half a file helps nobody; on a full disk its room does.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// Removes the file, and what a writer that was killed left beside it; what is gone is gone.
+pub fn remove(path: &Path) -> io::Result<()> {
+    for path in [path, &temporary(path)?] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn temporary(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(path.with_file_name(format!(".{name}.new")))
+}

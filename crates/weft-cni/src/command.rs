@@ -1,0 +1,297 @@
+//! Commands of `weft-cni`: installing itself, and changes to this node that `weft` requests, which changes nothing itself.
+//!
+//! Exit codes: 0 done, 1 failed, 2 not understood; `sandbox ping` also 3 for «no answer», `give-up` 3 for «it is held» and 4
+//! for «there is no such lease».
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
+use std::time::Duration;
+
+use cni::Error;
+use cni::runtime::exec::BUSY_MAX;
+use linux::{Netns, echo, parent_death};
+use plugin_support::failure::OrRefused;
+use plugin_support::log;
+
+use crate::install::{Foreign, Installation};
+use crate::inventory;
+use crate::meta_plugin::{adoption, tasks};
+use crate::weft_ipam::handover::{self, Said};
+
+const USAGE: &str = "\
+weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
+
+  weft-cni install DIR [--names NAME,NAME…|all] [--replace|--keep]
+      put this binary into a plugin directory; by default it answers to `weft` there. Where somebody else's plugin
+      has one of the names, nothing is done, or it is replaced, or kept
+  weft-cni adopt DIR                        put the entry on stdin into the journal below DIR
+  weft-cni sandbox create PATH              make a network namespace mounted at PATH
+  weft-cni sandbox delete PATH              remove it
+  weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
+  weft-cni sandbox marks                    what bears a mark of a container on this host, as JSON
+  weft-cni sandbox run PATH COMMAND…        run a command inside
+  weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
+  weft-cni give-up DIR POOL LEASE ADDRESS   make an address of the pool's ledger below DIR another node's; exit code 3
+      if it is held, by whom is said; 4 if the ledger has no such lease. Without ADDRESS: give nothing new of the
+      lease until the agent was asked whose it is
+  weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
+  weft-cni --version
+
+example: weft-cni install /opt/cni/bin --names weft,bridge,host-local
+";
+
+/// How long a ping waits for its answer.
+const PING_WAIT: Duration = Duration::from_secs(2);
+
+/// A command, its arguments as written.
+#[derive(Debug)]
+pub enum Command<'a> {
+    /// `--help`, or `--help` behind a command.
+    Help,
+    /// `--version`
+    Version,
+    /// `install …`: the words behind it.
+    Install(Vec<&'a str>),
+    /// `adopt DIR`
+    Adopt(&'a Path),
+    /// `obey [--on-host]`
+    RunTasks {
+        /// Whether to enter the host's files first.
+        on_host: bool,
+    },
+    /// `give-up DIR POOL LEASE [ADDRESS]`
+    GiveUp {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
+        /// The lease.
+        lease: &'a str,
+        /// The address; without one all of the lease is unconfirmed.
+        address: Option<&'a str>,
+    },
+    /// `sandbox create PATH`
+    SandboxCreate(&'a Path),
+    /// `sandbox delete PATH`
+    SandboxDelete(&'a Path),
+    /// `sandbox show [PATH]`
+    SandboxShow(Option<&'a Path>),
+    /// `sandbox marks`
+    SandboxMarks,
+    /// `sandbox run PATH COMMAND…`
+    SandboxRun {
+        /// The namespace.
+        path: &'a Path,
+        /// The program.
+        program: &'a str,
+        /// Its arguments.
+        arguments: Vec<&'a str>,
+    },
+    /// `sandbox ping PATH TO [FROM]`
+    SandboxPing {
+        /// The namespace.
+        path: &'a Path,
+        /// The address that is asked.
+        to: &'a str,
+        /// The source address.
+        from: Option<&'a str>,
+    },
+    /// A command's word with arguments that are not understood.
+    Misunderstood(Vec<&'a str>),
+}
+
+impl<'a> Command<'a> {
+    /// Reads the words behind the program's name; `None` if they begin with no command.
+    pub fn parse(words: &[&'a str]) -> Option<Command<'a>> {
+        Some(match words {
+            ["--help" | "-h" | "help"] => Command::Help,
+            ["install" | adoption::COMMAND | "sandbox" | handover::COMMAND, .., "--help" | "-h"] => {
+                Command::Help
+            }
+            ["--version" | "-V"] => Command::Version,
+            ["install", rest @ ..] => Command::Install(rest.to_vec()),
+            [adoption::COMMAND, directory] => Command::Adopt(Path::new(*directory)),
+            [tasks::COMMAND] => Command::RunTasks { on_host: false },
+            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
+            [handover::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
+                Command::GiveUp {
+                    directory: Path::new(*directory),
+                    pool,
+                    lease,
+                    address: address.first().copied(),
+                }
+            }
+            ["sandbox", word, rest @ ..] => {
+                Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
+            }
+            [adoption::COMMAND | "sandbox" | handover::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            _ => return None,
+        })
+    }
+
+    fn parse_sandbox(word: &str, rest: &[&'a str]) -> Option<Command<'a>> {
+        Some(match (word, rest) {
+            ("create", [path]) => Command::SandboxCreate(Path::new(*path)),
+            ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
+            ("marks", []) => Command::SandboxMarks,
+            ("show", []) => Command::SandboxShow(None),
+            ("show", [path]) => Command::SandboxShow(Some(Path::new(*path))),
+            ("run", [path, program, arguments @ ..]) => {
+                Command::SandboxRun { path: Path::new(*path), program, arguments: arguments.to_vec() }
+            }
+            ("ping", [path, to]) => Command::SandboxPing { path: Path::new(*path), to, from: None },
+            ("ping", [path, to, from]) => {
+                Command::SandboxPing { path: Path::new(*path), to, from: Some(from) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Runs the command to its end.
+    pub fn run(self) -> ExitCode {
+        self.execute().unwrap_or_else(|error| {
+            log!("weft-cni: {error}");
+            if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
+        })
+    }
+
+    fn execute(self) -> Result<ExitCode, Error> {
+        let done = |()| ExitCode::SUCCESS;
+        match self {
+            Command::Help => Ok(say(USAGE)),
+            Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
+            Command::Install(words) => install(&words),
+            Command::Adopt(directory) => adoption::adopt(directory).map(done),
+            Command::RunTasks { on_host } => {
+                if on_host {
+                    linux::netns::enter_files_of_host().or_refused()?;
+                }
+                tasks::obey().map(done)
+            }
+            Command::GiveUp { directory, pool, lease, address: None } => {
+                handover::doubt(directory, pool, lease).map(|said| given_up(&said))
+            }
+            Command::GiveUp { directory, pool, lease, address: Some(ip) } => {
+                handover::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+            }
+            Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
+            Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
+            Command::SandboxShow(path) => show(path),
+            Command::SandboxMarks => marks(),
+            Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
+            Command::SandboxPing { path, to, from } => ping(path, to, from),
+            Command::Misunderstood(words) => Err(misunderstood(&words)),
+        }
+    }
+}
+
+/// Runs the lease daemon until it is told to end.
+pub fn run_daemon(flags: &[&str]) -> ExitCode {
+    match dhcp::daemon::run(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log!("weft-cni: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Executes `program` in place of this one; returns only if it cannot, with the error on stdout.
+pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> ExitCode {
+    let cause = parent_death::exec(parent, program, arguments, BUSY_MAX);
+    // The caller may have exited.
+    let _ = serde_json::to_writer(
+        std::io::stdout(),
+        &Error::io(format_args!("run {}", program.display()), cause),
+    );
+    ExitCode::FAILURE
+}
+
+fn misunderstood(words: &[&str]) -> Error {
+    let why = format!("{:?} is not understood; weft-cni --help says what is", words.join(" "));
+    Error::new(cni::code::INVALID_ENVIRONMENT, why)
+}
+
+fn say(text: &str) -> ExitCode {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn install(words: &[&str]) -> Result<ExitCode, Error> {
+    let (mut directory, mut names, mut foreign) = (None, vec!["weft".to_owned()], Foreign::Refuse);
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match *word {
+            "--names" => {
+                let list = rest.next().ok_or_else(|| misunderstood(words))?;
+                names = Installation::names(list)?;
+            }
+            "--replace" => foreign = Foreign::Replace,
+            "--keep" => foreign = Foreign::Keep,
+            path if directory.is_none() && !path.starts_with('-') => directory = Some(PathBuf::from(path)),
+            _ => return Err(misunderstood(words)),
+        }
+    }
+    let Some(directory) = directory else { return Err(misunderstood(&["install"])) };
+    let report = Installation { directory, names, foreign }.carry_out()?;
+    Ok(say(&(report.join("\n") + "\n")))
+}
+
+fn show(path: Option<&Path>) -> Result<ExitCode, Error> {
+    let netns = match path {
+        Some(path) => Netns::open(path),
+        None => Netns::own(),
+    };
+    let inventory = inventory::take(&netns.or_refused()?)?;
+    let mut text = cni::result::pretty(&inventory)?;
+    text.push(b'\n');
+    Ok(say(&String::from_utf8_lossy(&text)))
+}
+
+fn marks() -> Result<ExitCode, Error> {
+    let mut text = cni::result::pretty(&inventory::marks(&Netns::own().or_refused()?)?)?;
+    text.push(b'\n');
+    Ok(say(&String::from_utf8_lossy(&text)))
+}
+
+/// Runs a program inside; its exit code is ours.
+fn execute(path: &Path, program: &str, arguments: &[&str]) -> Result<ExitCode, Error> {
+    let netns = Netns::open(path).or_refused()?;
+    let ended = netns.run(|| process::Command::new(program).args(arguments).status()).or_refused()?;
+    let status = ended.map_err(|cause| Error::io(format_args!("run {program}"), cause))?;
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
+    let to = address(to)?;
+    let from = from.map(address).transpose()?;
+    let netns = Netns::open(path).or_refused()?;
+    match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
+        Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
+        None => {
+            log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
+            Ok(ExitCode::from(3))
+        }
+    }
+}
+
+fn given_up(said: &Said) -> ExitCode {
+    match said {
+        Said::Hole => ExitCode::SUCCESS,
+        Said::Held(owner) => {
+            say(&format!("{owner}\n"));
+            ExitCode::from(3)
+        }
+        Said::Unknown => ExitCode::from(4),
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, Error> {
+    let address: Option<IpAddr> = cni::address::parse_ip(text);
+    address.ok_or_else(|| Error::new(cni::code::INVALID_ENVIRONMENT, format!("{text:?} is not an address")))
+}

@@ -1,0 +1,42 @@
+//! `weft-cni`: every built-in plugin and the meta-plugin, in one short-lived synchronous program.
+//!
+//! ```text
+//!   main ─► builtins (name → plugin) ─► cni::plugin::respond ─► plugins · dhcp · weft_ipam · meta_plugin
+//!                                              │                        │
+//!                                 plugin_invoker (built-in or exec) ◄───┘
+//! ```
+//!
+//! Nothing here runs an async runtime or speaks to a Kubernetes API, and only `dhcp daemon` outlives its call.
+
+#![forbid(unsafe_code)]
+
+pub mod builtins;
+pub mod command;
+pub mod install;
+pub mod inventory;
+pub mod meta_plugin;
+pub mod plugin_invoker;
+pub mod role;
+pub mod weft_ipam;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use cni::plugin::process;
+
+use crate::plugin_invoker::PluginInvoker;
+use crate::role::Role;
+
+/// Does what the program was called for.
+pub fn run() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match Role::of(&arguments) {
+        Role::Plugin(plugin) => process::run(plugin, &PluginInvoker::of_process()),
+        Role::Command(command) => command.run(),
+        Role::DhcpDaemon(flags) => command::run_daemon(&flags),
+        Role::ExecWithParent { parent, program, arguments } => {
+            command::exec_with_parent(parent, program, arguments)
+        }
+        Role::Unknown => process::refuse(builtins::TABLE),
+    }
+}

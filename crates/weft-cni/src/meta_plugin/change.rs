@@ -1,0 +1,156 @@
+//! Changing the networks of a sandbox that runs: what goes is detached, what comes is attached.
+//!
+//! Rules:
+//! - what is to be done stands in the journal before it is done, so a DEL at any moment finds everything, and the
+//!   same order given again goes on where this one was killed;
+//! - what stays is not touched;
+//! - each network is on its own: one that cannot be attached is taken back and holds up none of the others, one that
+//!   cannot be detached stays in the journal for the next order, or the DEL;
+//! - an order begins nothing more once it has taken as long as one delegate may: a pod with many slow networks does not keep
+//!   the others of the node from theirs. What is left is for the next order.
+//!
+//! Source: what is to be done is decided by [`rpc::change`].
+
+use std::time::{Duration, Instant};
+
+use cni::network::Network;
+use cni::result::Success;
+use cni::{Context, Error, code};
+use npwg::plan::{Delegate, Plan};
+use rpc::change::{self, Change};
+use rpc::exchange::Done;
+use rpc::journal::{Attachment, Entry, State};
+
+use super::journal::Journal;
+use super::{attach, detach};
+use crate::plugin_invoker::PluginInvoker;
+
+/// What came of a change.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    /// What was done.
+    pub(super) done: Vec<Done>,
+    /// What failed.
+    pub(super) errors: Vec<Error>,
+}
+
+/// Makes the sandbox of `entry` the one of `plan`, as far as it comes within `patience`; the sandbox is locked.
+///
+/// # Errors
+/// A change that is not made at all. What fails of one that is, is in the answer.
+pub(super) fn change(
+    journal: &Journal,
+    hands: &PluginInvoker,
+    entry: &Entry,
+    plan: &Plan,
+    patience: Duration,
+) -> Result<Changed, Error> {
+    let began = Instant::now();
+    let mut changed = Changed::default();
+    let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
+    let (added, removed) = (change.added(), change.removed());
+    let Change { mut entry, wanted } = change;
+    attach::plugins_are_there(hands, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    journal.begin(&entry)?;
+    for place in removed {
+        let delegate = entry.plan.delegates[place].clone();
+        let in_time = within(began, patience);
+        match in_time.and_then(|()| detach::detach_one(hands, &entry, place, &delegate)) {
+            Ok(()) => {
+                entry.attachments[place].state = State::Detached;
+                let Delegate { network, ifname, .. } = delegate;
+                changed.done.push(Done { network, ifname, added: None });
+            }
+            Err(error) => changed.errors.push(note(&mut entry, place, error, "detach")),
+        }
+        journal.update(&entry)?;
+    }
+    for place in added {
+        add(hands, &mut entry, place, &mut changed, within(began, patience));
+        journal.update(&entry)?;
+    }
+    changed.errors.extend(settle(&mut entry, wanted).err());
+    journal.update(&entry)?;
+    Ok(changed)
+}
+
+/// Is there time to begin one more?
+fn within(began: Instant, patience: Duration) -> Result<(), Error> {
+    match began.elapsed() < patience {
+        true => Ok(()),
+        false => {
+            let why = format!("put off: what came before it took {} s", began.elapsed().as_secs());
+            Err(Error::new(code::TRY_AGAIN_LATER, why))
+        }
+    }
+}
+
+/// Attaches one network, if there is time; what an attempt leaves is taken back.
+fn add(
+    hands: &PluginInvoker,
+    entry: &mut Entry,
+    place: usize,
+    changed: &mut Changed,
+    in_time: Result<(), Error>,
+) {
+    let delegate = entry.plan.delegates[place].clone();
+    let started = Instant::now();
+    let attached = in_time
+        .and_then(|()| attach::names_are_free(entry, [&delegate]))
+        .map_err(|error| (error, false))
+        .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
+    match attached {
+        Ok((_, attached)) => {
+            let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
+            let Delegate { network, ifname, .. } = delegate;
+            changed.done.push(Done { network, ifname, added: Some(ips) });
+            entry.attachments[place] = Attachment {
+                state: State::Attached,
+                result: Some(attached.raw),
+                microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
+                failure: None,
+            };
+        }
+        Err((error, begun)) => {
+            changed.errors.push(note(entry, place, error, "attach"));
+            let left = if begun { detach::detach_one(hands, entry, place, &delegate) } else { Ok(()) };
+            match left {
+                Ok(()) => entry.attachments[place].state = State::Detached,
+                Err(error) => changed.errors.push(note(entry, place, error, "undo")),
+            }
+        }
+    }
+}
+
+fn note(entry: &mut Entry, place: usize, error: Error, what: &str) -> Error {
+    let Delegate { network, ifname, .. } = &entry.plan.delegates[place];
+    let error = error.context(format_args!("{what} {ifname} ({network})"));
+    entry.attachments[place].failure = Some(error.clone());
+    error
+}
+
+/// What the sandbox is now: what is not there goes from the entry, routes and status are of what is.
+fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
+    let all =
+        std::mem::take(&mut entry.plan.delegates).into_iter().zip(std::mem::take(&mut entry.attachments));
+    let (there, left): (Vec<_>, Vec<_>) = all
+        .enumerate()
+        .filter(|(_, (_, attachment))| attachment.state != State::Detached)
+        .partition(|(place, (_, attachment))| *place < wanted && attachment.state == State::Attached);
+    let count = there.len();
+    let kept = there.into_iter().chain(left).map(|(_, pair)| pair);
+    (entry.plan.delegates, entry.attachments) = kept.unzip();
+    // Whole as far as it could be: what is wanted and not there is for the next order.
+    (entry.complete, entry.changing) = (true, false);
+    let delegates = entry.plan.delegates[..count].to_vec();
+    let mut results: Vec<(Network, Success)> = Vec::with_capacity(count);
+    for (place, delegate) in delegates.iter().enumerate() {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+        let result = entry.last_result(place, &network)?;
+        results.push((network, result.map(|attached| attached.success).unwrap_or_default()));
+    }
+    let settled = attach::settle_routes(entry, &delegates, &mut results).context("default route");
+    let of_these = Plan { delegates, ..entry.plan.clone() };
+    entry.network_status = attach::statuses(&of_these, &results);
+    settled.map(|_| ())
+}

@@ -1,0 +1,195 @@
+//! Taking a sandbox down: from the journal alone, last network first.
+//!
+//! Rules:
+//! - a namespace that is another one by now than the sandbox's is not entered: [`namespace`];
+//! - every attachment that may have been begun is taken down, also the one whose ADD failed;
+//! - a failure stops none of the others; it is kept, and what is left is tried again by the next DEL;
+//! - the kernel's grace period for removing interfaces is paid once for the sandbox: links that our
+//!   own plugins made are removed together first, and their DEL finds nothing left to remove.
+//!
+//! Source: the standard 7.2 (NPWG1-7.2-3…5); SPEC 1.1.0 §3 "Delete".
+
+use std::path::Path;
+
+use cni::invocation::Attachment;
+use cni::invoke::Invoke;
+use cni::network::{Network, plugin_type};
+use cni::plugin::Plugin;
+use cni::runtime::chain;
+use cni::{Error, code};
+use linux::{Netns, Rtnl};
+use npwg::plan::Delegate;
+use plugin_support::failure::OrRefused;
+use plugin_support::log;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugins::interface::{REMOVAL_GROUP, is_anothers};
+use rpc::journal::{Entry, State};
+use serde::Deserialize;
+
+use super::journal::Journal;
+use super::{devices, namespace};
+use crate::builtins;
+use crate::plugin_invoker::PluginInvoker;
+
+/// Takes down what the entry says may be there, and removes the entry when nothing is left.
+///
+/// # Errors
+/// All failures in one; the entry then holds what is left.
+pub(super) fn take_down(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    let recorded = entry.netns.clone();
+    namespace::forget_another(entry)?;
+    let delegates = entry.plan.delegates.clone();
+    errors.extend(unregister(hands, entry, &delegates).err());
+    for (index, delegate) in delegates.iter().enumerate().rev() {
+        if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
+            continue;
+        }
+        let outcome = detach_one(hands, entry, index, delegate);
+        let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
+        let attachment = &mut entry.attachments[index];
+        match outcome {
+            Ok(()) => attachment.state = State::Detached,
+            Err(error) => {
+                attachment.failure = Some(error.clone());
+                errors.push(error);
+            }
+        }
+    }
+    (entry.complete, entry.changing) = (false, false);
+    entry.netns = recorded;
+    let recorded = match errors.is_empty() {
+        true => journal.remove(&entry.container_id),
+        false => journal.update(entry),
+    };
+    errors.extend(recorded.err());
+    cni::error::collected(errors)
+}
+
+pub(super) fn detach_one(
+    hands: &PluginInvoker,
+    entry: &Entry,
+    index: usize,
+    delegate: &Delegate,
+) -> Result<(), Error> {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
+    let last = entry.last_result(index, &network).unwrap_or_else(|error| {
+        log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
+        None
+    });
+    let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());
+    if entry.attachments[index].state == State::Planned {
+        // A plugin that refuses the version of a configuration has never done anything for it.
+        errors.retain(|error| error.code != code::INCOMPATIBLE_VERSION);
+    }
+    if let Some(file) = &delegate.device_info {
+        errors.extend(devices::withdraw(file).err());
+    }
+    cni::error::collected(errors)
+}
+
+/// Removes together the links that DEL of the built-in plugins would remove one by one.
+///
+/// A request removes links of one namespace. Where there are links on the host to be removed anyhow (an ifb), the
+/// pairs go by their ends there, too.
+fn unregister(hands: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
+    let pending = delegates.iter().zip(&entry.attachments);
+    let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
+    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(hands, entry, delegate)).collect();
+    let mut host = Rtnl::open().or_refused()?;
+    let mut outside = Vec::new();
+    for one in &own {
+        for plugin in &one.on_host {
+            outside.extend(one.host_link(&mut host, *plugin)?);
+        }
+    }
+    let by_host_end = !outside.is_empty();
+    let mut names = Vec::new();
+    for one in &own {
+        if by_host_end && one.host_link_name(one.creator, 0).is_some() {
+            outside.extend(one.host_link(&mut host, one.creator)?);
+        } else {
+            names.push(one);
+        }
+    }
+    // One link alone is removed by its own plugin, for the same price.
+    if outside.len() > 1 {
+        host.delete_links(&outside, REMOVAL_GROUP).or_refused()?;
+    }
+    if names.len() < 2 {
+        return Ok(());
+    }
+    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
+    let mut net = netns.rtnl().or_refused()?;
+    let mut indexes = Vec::with_capacity(names.len());
+    for one in names {
+        let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
+        let link = link.filter(|link| !is_anothers(&mut host, link, &one.tag(one.creator)));
+        indexes.extend(link.map(|link| link.index));
+    }
+    net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
+}
+
+/// An attachment that consists of links which built-in plugins created and whose DEL removes them.
+struct Own {
+    who: Attachment,
+    network: String,
+    creator: &'static dyn Plugin,
+    /// Plugins of the list that have a link on the host beside it.
+    on_host: Vec<&'static dyn Plugin>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IpamType {
+    r#type: String,
+}
+
+impl Own {
+    /// None where a foreign plugin in the chain may need the interface before it is removed, or where addresses are released
+    /// through it.
+    fn of(hands: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<Own> {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
+        let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
+        let ipam: IpamType = network.plugins.first()?.read("ipam").ok()?.unwrap_or_default();
+        if hands.releases_through_interface(&ipam.r#type) {
+            return None;
+        }
+        let mut plugins = types.iter().filter_map(|name| builtins::find(name.as_str()));
+        let creator = plugins.next().filter(|first| first.creates_interface())?;
+        if !types.iter().all(|plugin| hands.in_process(plugin, &entry.path)) {
+            return None;
+        }
+        let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
+        let mut own = Own { who, network: network.name.to_string(), creator, on_host: Vec::new() };
+        own.on_host = plugins.filter(|plugin| own.host_link_name(*plugin, 0).is_some()).collect();
+        Some(own)
+    }
+
+    fn host_link_name(&self, plugin: &dyn Plugin, attempt: u32) -> Option<String> {
+        plugin.host_link_name(&self.network, &self.who, attempt)
+    }
+
+    /// Returns the index of a plugin's link on the host. One without the tag is left to the plugin's DEL.
+    fn host_link(&self, host: &mut Rtnl, plugin: &dyn Plugin) -> Result<Option<u32>, Error> {
+        let alias = self.tag(plugin).text(ALIAS_MAX);
+        let mut attempt = 0;
+        while let Some(name) = self.host_link_name(plugin, attempt) {
+            match host.find_link(&name).or_refused()? {
+                Some(link) if link.alias == alias => return Ok(Some(link.index)),
+                _ => attempt += 1,
+            }
+        }
+        Ok(None)
+    }
+
+    fn tag(&self, plugin: &dyn Plugin) -> Mark {
+        Mark {
+            plugin: plugin.name().to_owned(),
+            network: self.network.clone(),
+            container: self.who.container.to_string(),
+            ifname: self.who.ifname.to_string(),
+        }
+    }
+}

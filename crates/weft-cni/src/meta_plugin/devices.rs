@@ -1,0 +1,62 @@
+//! The files that carry what is known about an attachment's device.
+//!
+//! Rules: a file is bounded, written by rename, readable by root alone; that there is none is no error,
+//! that it cannot be understood costs the status one key and nothing else.
+//!
+//! Source: Device Information Specification v1.1.0 (DI-1 to DI-5).
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use cni::Error;
+use npwg::device::{DeviceInfo, FILE_MAX};
+use npwg::plan::DeviceInfoFile;
+use plugin_support::log;
+
+/// Puts what the device plugin wrote where CNI plugins look for it (DI-1).
+pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
+    let DeviceInfoFile { copy_from, path } = file;
+    let path = Path::new(path);
+    let failed =
+        |cause: std::io::Error| Error::io(format_args!("device information {}", path.display()), cause);
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(failed)?;
+    }
+    let Some(source) = copy_from else { return Ok(()) };
+    match read(Path::new(source)).map_err(failed)? {
+        None => Ok(()),
+        Some(bytes) => plugin_support::file::replace(path, &bytes).map_err(failed),
+    }
+}
+
+/// What stands in the file after ADD (DI-4); what cannot be understood is said on stderr and left out.
+pub(super) fn collect(file: &DeviceInfoFile) -> Option<DeviceInfo> {
+    let bytes = read(Path::new(&file.path)).ok().flatten()?;
+    match DeviceInfo::read(&bytes) {
+        Ok(info) => Some(info),
+        Err(error) => {
+            log!("weft: device information {}: {error}", file.path);
+            None
+        }
+    }
+}
+
+/// Removes the file (DI-5).
+pub(super) fn withdraw(file: &DeviceInfoFile) -> Result<(), Error> {
+    match fs::remove_file(&file.path) {
+        Err(cause) if cause.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format_args!("device information {}", file.path), cause))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(FILE_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| Some(bytes)),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(cause),
+    }
+}

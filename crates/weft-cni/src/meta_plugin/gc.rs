@@ -1,0 +1,122 @@
+//! GC: what no runtime knows any more is taken down, from the journal; then the delegates are told what is left.
+//!
+//! Rules:
+//! - only sandboxes that this very network (the meta-plugin's configuration by name) attached are looked at;
+//! - without a list nothing is dropped; an empty list means that nothing is valid;
+//! - a delegate's list is what the journal still holds for its network, and what the runtime says is valid:
+//!   a network that others use beside us loses nothing of theirs that the runtime knows;
+//! - failures stop nothing and are returned together; but with an entry that cannot be read no delegate is told
+//!   anything: what is not in its list it would take from a pod that may well run;
+//! - no running pod changes its networks between the reading of the journal and the last delegate's end.
+//!
+//! Source: SPEC 1.1.0 §2 GC, §3 (S32); Multus defect M12.
+
+use std::collections::BTreeMap;
+
+use cni::invocation::{Sweep, ValidAttachment};
+use cni::network::Network;
+use cni::runtime::chain::{self, Keep};
+use cni::{Context, Error};
+use npwg::configuration::Flavour;
+use rpc::journal::Entry;
+
+use super::lock::Lock;
+use super::{Node, detach, join_path, planning};
+
+/// Takes down the stale, then forwards.
+pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
+    let Some(valid) = request.valid()? else { return Ok(()) };
+    let (known, mut errors) = entries(node)?;
+    let all_is_known = errors.is_empty();
+    let is_stale = |entry: &Entry| {
+        entry.network == request.call.config.name.as_str()
+            && !valid
+                .iter()
+                .any(|v| v.container_id == entry.container_id.as_str() && v.ifname == entry.ifname.as_str())
+    };
+    for entry in known.into_iter().filter(is_stale) {
+        let context = format!("sandbox {}", entry.container_id);
+        errors.extend(take_down(node, &entry).context(context).err());
+    }
+    if all_is_known {
+        errors.extend(forward_what_is_left(node, request, flavour, &valid));
+    }
+    cni::error::collected(errors)
+}
+
+/// All that can be read of the journal, and why the rest cannot.
+fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
+    let (mut known, mut errors) = (Vec::new(), Vec::new());
+    for container in node.journal.containers()? {
+        match node.journal.read(&container) {
+            Ok(entry) => known.extend(entry),
+            Err(error) => errors.push(error),
+        }
+    }
+    Ok((known, errors))
+}
+
+/// GC of the networks, with what the journal holds now; what could not be taken down still holds what it holds.
+fn forward_what_is_left(
+    node: &Node,
+    request: &Sweep,
+    flavour: Flavour,
+    valid: &[ValidAttachment],
+) -> Vec<Error> {
+    let changes = match Lock::changes(node.journal.directory()) {
+        Ok(changes) => changes,
+        Err(error) => return vec![error],
+    };
+    let errors = match entries(node) {
+        Ok((kept, unread)) if unread.is_empty() => forward(node, request, flavour, valid, &kept),
+        Ok((_, unread)) => unread,
+        Err(error) => vec![error],
+    };
+    changes.retire();
+    errors
+}
+
+fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
+    let lock = Lock::acquire(node.journal.directory(), &stale.container_id)?;
+    // It may have gone, or changed, while we waited.
+    let Some(mut entry) = node.journal.read(&stale.container_id)? else {
+        lock.retire();
+        return Ok(());
+    };
+    entry.path = join_path(&entry.path, &node.path);
+    detach::take_down(&node.journal, &node.hands, &mut entry)?;
+    lock.retire();
+    Ok(())
+}
+
+/// GC of every network that is configured or still in use.
+fn forward(
+    node: &Node,
+    request: &Sweep,
+    flavour: Flavour,
+    valid: &[ValidAttachment],
+    kept: &[Entry],
+) -> Vec<Error> {
+    let mut networks: BTreeMap<String, (Network, Vec<ValidAttachment>)> = BTreeMap::new();
+    let mut errors = Vec::new();
+    match planning::networks_of_every_pod(&node.configuration, &request.call, flavour) {
+        Ok(all) => networks.extend(all.into_iter().map(|one| (one.name.to_string(), (one, valid.to_vec())))),
+        Err(error) => errors.push(error),
+    }
+    for entry in kept {
+        for delegate in &entry.plan.delegates {
+            let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { continue };
+            let attachment = ValidAttachment {
+                container_id: entry.container_id.to_string(),
+                ifname: delegate.ifname.to_string(),
+            };
+            let (_, list) =
+                networks.entry(network.name.to_string()).or_insert_with(|| (network, valid.to_vec()));
+            list.push(attachment);
+        }
+    }
+    for (network, list) in networks.into_values() {
+        errors.extend(chain::gc(&node.hands, &network, Keep::Only(&list), &node.path).err());
+    }
+    errors
+}

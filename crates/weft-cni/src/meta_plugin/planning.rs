@@ -1,0 +1,189 @@
+//! Where the plan of a sandbox comes from: the agent, a directory of manifests, or `weft plan --once`. Where nobody is there
+//! to be asked, a pod that selects nothing gets what the node gives to every pod, if that takes no definition.
+//!
+//! This file fetches what the pure planner needs; what is decided is in [`npwg::plan`], which pod is meant in
+//! [`Collection::pod`].
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cni::args::Args;
+use cni::invocation::Call;
+use cni::name::{ContainerId, IfName};
+use cni::network::Network;
+use cni::object::DOCUMENT_MAX;
+use cni::runtime::load;
+use cni::{Context, Error, code};
+use manifest::{Collection, Manifest};
+use npwg::configuration::{Flavour, NodeConfiguration, Place};
+use npwg::definition::Disk;
+use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
+use npwg::selection::Annotation;
+use plugin_support::log;
+use rpc::exchange::{self, NetworkFile, Purpose, Question};
+
+use super::agent::{self, Advice};
+use crate::builtins;
+
+/// Annotations that are ours begin with it: what they ask for, somebody has to know.
+const OWN: &str = "weft.dev/";
+/// Most manifest files read from one directory.
+const MANIFESTS_MAX: usize = 10_000;
+
+/// Makes the plan for one sandbox.
+pub(super) fn plan(
+    node: &NodeConfiguration,
+    call: &Call,
+    sandbox: &Sandbox,
+    flavour: Flavour,
+) -> Result<Advice, Error> {
+    plan_for(node, call, sandbox, flavour, named(call.args()))
+}
+
+/// The networks that every pod gets, as one that selects nothing would get them: the default network, then the others.
+pub(super) fn networks_of_every_pod(
+    node: &NodeConfiguration,
+    call: &Call,
+    flavour: Flavour,
+) -> Result<Vec<Network>, Error> {
+    let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
+    let advice = plan_for(node, call, &sandbox, flavour, PodIdentity::default())?;
+    let delegates = advice.plan.delegates.iter();
+    delegates.map(|delegate| Network::parse(delegate.config.as_bytes(), &delegate.network)).collect()
+}
+
+fn plan_for(
+    node: &NodeConfiguration,
+    call: &Call,
+    sandbox: &Sandbox,
+    flavour: Flavour,
+    pod: PodIdentity,
+) -> Result<Advice, Error> {
+    let disk = read_disk(node)?;
+    if let Some(directory) = &node.manifest_dir {
+        return from_manifests(node, &disk, &pod, sandbox, Path::new(directory)).map(Advice::of);
+    }
+    let configuration = serde_json::value::to_raw_value(call.config.value())
+        .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
+    let question = Question {
+        version: exchange::VERSION,
+        pod,
+        container: sandbox.container.clone(),
+        ifname: sandbox.ifname.clone(),
+        configuration,
+        multus: flavour == Flavour::Multus,
+        files: NetworkFile::all(&disk),
+        unreadable: disk.unreadable.clone(),
+        purpose: Purpose::Plan,
+        began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
+    };
+    match agent::plan(node, &question) {
+        Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
+            alone(node, &disk, &question.pod, sandbox).map(Advice::of).ok_or(error)
+        }
+        asked => asked,
+    }
+}
+
+/// The plan of a pod that selects nothing, by what the runtime says of it; nothing where it takes a cluster to know.
+fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &Sandbox) -> Option<Plan> {
+    let all = Collection::default();
+    let pod = all.pod(node, named).ok()?;
+    let asks = |key: &String| {
+        [Annotation::Networks.key(), Annotation::DefaultNetwork.key()].contains(&key.as_str())
+            || key.starts_with(OWN)
+    };
+    if pod.annotations.keys().any(asks) || !plan::wanted(&pod, node).is_empty() {
+        return None;
+    }
+    let plan = all.plan(node, disk, named, sandbox).ok()?;
+    // Its port is somebody else's to make first.
+    let takes_port = |delegate: &Delegate| {
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+        network.and_then(|network| network.needs()).map_or(true, |needs| {
+            needs
+                .iter()
+                .any(|plugin| builtins::find(plugin.as_str()).is_some_and(|plugin| plugin.needs_agent()))
+        })
+    };
+    if plan.delegates.iter().any(takes_port) {
+        return None;
+    }
+    log!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
+    Some(plan)
+}
+
+/// The pod that a runtime's `CNI_ARGS` name (V16).
+fn named(args: &str) -> PodIdentity {
+    let args = Args::scan(args);
+    let value = |key| args.get(key).unwrap_or_default().to_owned();
+    PodIdentity {
+        namespace: value("K8S_POD_NAMESPACE"),
+        name: value("K8S_POD_NAME"),
+        uid: value("K8S_POD_UID"),
+    }
+}
+
+/// The networks on disk that a plan may need.
+fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
+    let mut disk = Disk::default();
+    for place in node.places() {
+        if let Place::Path(path) = place {
+            disk.add(load::Directory::at(Path::new(&path))?);
+        }
+    }
+    Ok(disk)
+}
+
+/// Plans from a directory of YAML and JSON manifests.
+fn from_manifests(
+    node: &NodeConfiguration,
+    disk: &Disk,
+    named: &PodIdentity,
+    sandbox: &Sandbox,
+    directory: &Path,
+) -> Result<Plan, Error> {
+    let mut manifests = Collection::default();
+    for path in manifest_files(directory).context("manifestDir")? {
+        let text = read_text(&path).context("manifestDir")?;
+        manifests.add(&path.display().to_string(), Manifest::parse(&text));
+    }
+    manifests.plan(node, disk, named, sandbox)
+}
+
+/// The manifest files of a directory, by name.
+fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |cause| Error::io(format_args!("read {}", directory.display()), cause);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        // Metadata follows links: a fifo would hang us.
+        if ["yaml", "yml", "json"].contains(&extension)
+            && fs::metadata(&path).is_ok_and(|meta| meta.is_file())
+        {
+            files.push(path);
+        }
+        if files.len() > MANIFESTS_MAX {
+            return Err(Error::config(format!(
+                "{}: more than {MANIFESTS_MAX} manifests",
+                directory.display()
+            )));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_text(path: &Path) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(DOCUMENT_MAX as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|cause| Error::io(format_args!("read {}", path.display()), cause))?;
+    if bytes.len() > DOCUMENT_MAX {
+        return Err(Error::config(format!("{}: larger than {DOCUMENT_MAX} bytes", path.display())));
+    }
+    String::from_utf8(bytes).map_err(|_| Error::config(format!("{}: not UTF-8", path.display())))
+}

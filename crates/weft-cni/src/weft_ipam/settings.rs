@@ -1,0 +1,574 @@
+//! What a configuration says about addresses: the pools, which addresses of them, for whom.
+//!
+//! Three vocabularies, freely mixed: whereabouts' (`range`, `range_start`, `exclude`, `ipRanges`, `network_name`),
+//! host-local's (`subnet`, `rangeStart`, `ranges`, `resolvConf`, `dataDir`), our own (`pool`, `store`, `quarantine`, `sticky`).
+//! Each entry of `ipRanges`, and each list of `ranges`, gives one address.
+//!
+//! The pool of a range is named as whereabouts names it, `[network_name-]10.1.0.0-16`: networks that write the same range
+//! share its addresses; start, end, exclude and gateway are each network's own.
+//!
+//! Source: whereabouts `pkg/types/types.go`, `pkg/config/config.go`; host-local.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cni::Error;
+use cni::args::Args;
+use cni::invocation::{Attachment, Call};
+use cni::result::{Dns, IpConfig, Route};
+use ipam::{AddressFilter, Range, RangePart};
+use ipnet::IpNet;
+use npwg::metadata::definition_name_fault;
+use npwg::plan::PodIdentity;
+use plugins::ipam::host_local::resolv_conf;
+use plugins::ipam::{self as addresses, Request, RequestConf, Requests, RouteConf};
+use serde::Deserialize;
+
+/// Where ledgers are kept.
+const DATA_DIRECTORY: &str = "/var/lib/weft/ipam";
+/// Where the agent answers.
+const AGENT_SOCKET: &str = "/run/weft/agent.sock";
+/// How long a freed address rests, in seconds.
+const QUARANTINE: u64 = 60;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Conf {
+    ipam: Keys,
+    args: ArgsConf,
+    #[serde(rename = "runtimeConfig")]
+    runtime_config: RuntimeConf,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConf {
+    #[serde(rename = "ipRanges")]
+    ip_ranges: Vec<Vec<RangeConf>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ArgsConf {
+    cni: WishConf,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WishConf {
+    #[serde(rename = "ipam-claim-reference")]
+    claim: String,
+    sticky: bool,
+}
+
+/// The `ipam` object, key by key.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Keys {
+    #[serde(rename = "type")]
+    plugin: String,
+    range: String,
+    subnet: String,
+    range_start: String,
+    range_end: String,
+    #[serde(rename = "rangeStart")]
+    start: String,
+    #[serde(rename = "rangeEnd")]
+    end: String,
+    exclude: Vec<String>,
+    gateway: String,
+    #[serde(rename = "ipRanges")]
+    ip_ranges: Vec<RangeConf>,
+    ranges: Vec<Vec<RangeConf>>,
+    routes: Vec<RouteConf>,
+    dns: Dns,
+    addresses: Vec<AddressConf>,
+    network_name: String,
+    #[serde(rename = "resolvConf")]
+    resolv_conf: String,
+    #[serde(rename = "dataDir")]
+    data_dir: String,
+    pool: String,
+    store: String,
+    #[serde(rename = "agentSocket")]
+    agent_socket: String,
+    quarantine: Option<u64>,
+    /// Whether every pod keeps its address; where nothing is said, those that ask for it.
+    sticky: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RangeConf {
+    range: String,
+    subnet: String,
+    range_start: String,
+    range_end: String,
+    #[serde(rename = "rangeStart")]
+    start: String,
+    #[serde(rename = "rangeEnd")]
+    end: String,
+    exclude: Vec<String>,
+    gateway: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AddressConf {
+    address: String,
+    gateway: String,
+}
+
+/// Where addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The cluster, through the agent.
+    Cluster,
+    /// This host alone.
+    File,
+}
+
+/// One pool, and what the network may have of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name, and that of its ledger.
+    pub name: String,
+    /// Was it named by the configuration? Then it is there already.
+    pub given: bool,
+    /// Its addresses.
+    pub range: IpNet,
+    /// The network's.
+    pub filter: AddressFilter,
+    /// The gateway of the result.
+    pub gateway: Option<IpAddr>,
+}
+
+/// What one address is given from: the first of these pools that has one.
+#[derive(Clone, Debug)]
+pub struct Set {
+    /// The pools.
+    pub pools: Vec<Arc<Pool>>,
+    /// The address that is asked for.
+    pub request: Option<Request>,
+}
+
+/// What keeps an address when its pod is gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its name; empty: nothing does.
+    pub name: String,
+    /// Do several pods hold it at a time? A virtual machine that moves has two.
+    pub shared: bool,
+}
+
+/// The whole, checked.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where ledgers are kept.
+    pub directory: PathBuf,
+    /// Where addresses come from.
+    pub source: Source,
+    /// Where the agent answers.
+    pub socket: PathBuf,
+    /// How long a freed address rests, in milliseconds.
+    pub rest: u64,
+    /// The name of the address space.
+    pub network: String,
+    /// One address is given from each.
+    pub sets: Vec<Set>,
+    /// Addresses that are added as they are.
+    pub fixed: Vec<IpConfig>,
+    /// Routes of the result.
+    pub routes: Vec<Route>,
+    /// DNS settings of the result.
+    pub dns: Dns,
+    /// What keeps the addresses.
+    pub claim: Claim,
+    /// The pod, as the runtime names it.
+    pub pod: PodIdentity,
+}
+
+impl Settings {
+    /// Every pool once.
+    pub fn pools(&self) -> Vec<&Arc<Pool>> {
+        let mut pools: Vec<&Arc<Pool>> = Vec::new();
+        for pool in self.sets.iter().flat_map(|set| &set.pools) {
+            if !pools.iter().any(|known| known.name == pool.name) {
+                pools.push(pool);
+            }
+        }
+        pools
+    }
+
+    /// Reads and checks everything.
+    pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
+        let settings = Settings::written(call, who)?;
+        match settings.sets.is_empty() {
+            true => Err(Error::config("ipam.range: missing: there is no range to give addresses from")),
+            false => Ok(settings),
+        }
+    }
+
+    /// The same, for STATUS and GC: without ranges the runtime may name some with ADD (`ipRanges`), and none is right.
+    pub fn written(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
+        let Conf { ipam: mut keys, args: ArgsConf { cni: wish }, runtime_config } = call.config.decode()?;
+        let arguments = Args::parse(call.args())?;
+        arguments.only(&["IP", "GATEWAY"])?;
+        let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
+        let value = |key| arguments.get(key).unwrap_or_default().to_owned();
+        let pod = PodIdentity {
+            namespace: value("K8S_POD_NAMESPACE"),
+            name: value("K8S_POD_NAME"),
+            uid: value("K8S_POD_UID"),
+        };
+        let source = match keys.store.as_str() {
+            "" | "cluster" => Source::Cluster,
+            "file" => Source::File,
+            other => return Err(Error::key("ipam.store", format!("{other:?}"), "neither cluster nor file")),
+        };
+        let mut sets = keys.sets(runtime_config)?;
+        if !sets.is_empty() {
+            assign(&mut sets, requests)?;
+        }
+        let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
+        addresses::one_of_each_family(call.config.version, families, "ipam.ipRanges")?;
+        let claim = claim(&wish, &keys, &pod, call, who)?;
+        if source == Source::File && !claim.name.is_empty() {
+            let why = "addresses that outlive their pod are the cluster's: not with store \"file\"";
+            return Err(Error::key("ipam.store", "\"file\"", why));
+        }
+        let dns = match keys.resolv_conf.as_str() {
+            "" => keys.dns,
+            path if path.contains('\0') => {
+                return Err(Error::key("ipam.resolvConf", format!("{path:?}"), "not a path"));
+            }
+            path => resolv_conf::read(path.as_ref())?,
+        };
+        Ok(Settings {
+            directory: absolute("ipam.dataDir", &keys.data_dir, DATA_DIRECTORY)?,
+            source,
+            socket: absolute("ipam.agentSocket", &keys.agent_socket, AGENT_SOCKET)?,
+            rest: keys.quarantine.unwrap_or(QUARANTINE).saturating_mul(1000),
+            network: keys.network_name,
+            sets,
+            fixed: fixed(keys.addresses)?,
+            routes: addresses::routes(keys.routes)?,
+            dns,
+            claim,
+            pod,
+        })
+    }
+}
+
+impl Keys {
+    /// The sets, in the order in which they are written.
+    fn sets(&mut self, runtime: RuntimeConf) -> Result<Vec<Set>, Error> {
+        name("ipam.network_name", &self.network_name)?;
+        name("ipam.pool", &self.pool)?;
+        let take = |text: &mut String| std::mem::take(text);
+        let flat = RangeConf {
+            range: take(&mut self.range),
+            subnet: take(&mut self.subnet),
+            range_start: take(&mut self.range_start),
+            range_end: take(&mut self.range_end),
+            start: take(&mut self.start),
+            end: take(&mut self.end),
+            exclude: std::mem::take(&mut self.exclude),
+            gateway: self.gateway.clone(),
+        };
+        let mut written: Vec<(String, Vec<RangeConf>)> = Vec::new();
+        let numbered = |key: &'static str| move |(at, list)| (format!("{key}[{at}]"), list);
+        written.extend(runtime.ip_ranges.into_iter().enumerate().map(numbered("runtimeConfig.ipRanges")));
+        if !flat.range.is_empty() || !flat.subnet.is_empty() {
+            written.push(("ipam".to_owned(), vec![flat]));
+        }
+        let each = std::mem::take(&mut self.ip_ranges).into_iter().map(|range| vec![range]).enumerate();
+        written.extend(each.map(numbered("ipam.ipRanges")));
+        written.extend(std::mem::take(&mut self.ranges).into_iter().enumerate().map(numbered("ipam.ranges")));
+        if written.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sets = Vec::with_capacity(written.len());
+        for (key, list) in written {
+            let made = list.iter().map(|range| self.pool(&key, range).map(Arc::new));
+            let pools = made.collect::<Result<Vec<_>, Error>>()?;
+            let Some(first) = pools.first() else { return Err(Error::key(key, "[]", "an empty range set")) };
+            if let Some(other) =
+                pools.iter().find(|pool| pool.range.addr().is_ipv4() != first.range.addr().is_ipv4())
+            {
+                return Err(Error::key(key, other.range, format!("not of the family of {}", first.range)));
+            }
+            sets.push(Set { pools, request: None });
+        }
+        refuse_overlaps(&sets)?;
+        let gateway = addresses::address("ipam.gateway", &self.gateway)?;
+        let is_served =
+            |gateway| sets.iter().flat_map(|set| &set.pools).any(|pool| pool.gateway == Some(gateway));
+        match gateway.filter(|gateway| self.plugin != "whereabouts" && !is_served(*gateway)) {
+            Some(gateway) => Err(Error::key("ipam.gateway", gateway, "in none of the ranges")),
+            None => Ok(sets),
+        }
+    }
+
+    /// The gateway of a range that names none. whereabouts has one for all, wherever it is.
+    fn shared_gateway(&self, net: IpNet) -> Result<Option<IpAddr>, Error> {
+        let gateway = addresses::address("ipam.gateway", &self.gateway)?;
+        let serves = |ip: &IpAddr| match self.plugin == "whereabouts" {
+            true => is_of_family(net, *ip),
+            false => is_reached(net, *ip),
+        };
+        Ok(gateway.filter(serves))
+    }
+
+    /// Refuses a gateway that nobody in this network can reach. What whereabouts takes is taken under its name.
+    fn refuse_astray(&self, key: &str, gateway: Option<IpAddr>, net: IpNet) -> Result<(), Error> {
+        match gateway.filter(|gateway| !is_reached(net, *gateway)) {
+            Some(gateway) if self.plugin != "whereabouts" => {
+                Err(Error::key(key, gateway, format!("not in {} and not link-local", net.trunc())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn pool(&self, key: &str, conf: &RangeConf) -> Result<Pool, Error> {
+        let Bounds { net, key: key_of_range, first, last } = Bounds::read(key, conf)?;
+        let key_of_gateway = format!("{key}.gateway");
+        let own = match conf.gateway.as_str() {
+            "" => self.shared_gateway(net)?,
+            gateway => addresses::address(&key_of_gateway, gateway)?,
+        };
+        self.refuse_astray(&key_of_gateway, own, net)?;
+        // host-local's subnet has a gateway if none is named; whereabouts' range has none.
+        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
+        let made = Range::between(net.trunc(), first.1, last.1).and_then(|made| {
+            match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
+                Some(gateway) => made.with_gateway(gateway),
+                None => Ok(made),
+            }
+        });
+        let range = made.map_err(|ipam::RangeError { part, value, reason }| {
+            let key = match part {
+                RangePart::Subnet => &key_of_range,
+                RangePart::First => &first.0,
+                RangePart::Last => &last.0,
+                RangePart::Gateway => &key_of_gateway,
+            };
+            Error::key(key, value, reason)
+        })?;
+        let exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
+        let gateway = range.gateway();
+        let filter = AddressFilter { range, exclude };
+        if filter.is_empty() {
+            return Err(Error::key(format!("{key}.exclude"), &filter.range, "nothing is left to give"));
+        }
+        let given = !self.pool.is_empty();
+        let name = match given {
+            true => self.pool.clone(),
+            false => pool_name(&self.network_name, net.trunc()),
+        };
+        Ok(Pool { name, given, range: net.trunc(), filter, gateway })
+    }
+
+    fn excluded(&self, key: &str, written: &[String], net: IpNet) -> Result<Vec<IpNet>, Error> {
+        let read = |(at, text): (usize, &String)| {
+            let key = format!("{key}[{at}]");
+            let other = match addresses::prefix(&key, text) {
+                Ok(other) => other.trunc(),
+                Err(error) => addresses::address(&key, text).ok().flatten().map(IpNet::from).ok_or(error)?,
+            };
+            match is_of_family(net, other.addr()) || self.plugin == "whereabouts" {
+                true => Ok(other),
+                false => Err(Error::key(key, other, format!("not of the family of {net}"))),
+            }
+        };
+        written.iter().enumerate().map(read).collect()
+    }
+}
+
+/// A range as it is written: its network, first and last address, each with its key.
+struct Bounds {
+    net: IpNet,
+    key: String,
+    first: (String, Option<IpAddr>),
+    last: (String, Option<IpAddr>),
+}
+
+impl Bounds {
+    fn read(key: &str, conf: &RangeConf) -> Result<Bounds, Error> {
+        let RangeConf { range, subnet, range_start, range_end, start, end, .. } = conf;
+        let either = |one: &'static str, a: &str, other: &'static str, b: &str| match a.is_empty() {
+            true => (format!("{key}.{other}"), b.to_owned()),
+            false => (format!("{key}.{one}"), a.to_owned()),
+        };
+        let (key_of_range, text) = either("range", range, "subnet", subnet);
+        let mut first = either("range_start", range_start, "rangeStart", start);
+        let mut last = either("range_end", range_end, "rangeEnd", end);
+        // whereabouts also writes first-last/length.
+        let text = match text.split_once('-') {
+            Some((from, rest)) => {
+                let to = rest.split('/').next().unwrap_or_default();
+                for (end, own) in [(&mut first, from), (&mut last, to)] {
+                    if end.1.is_empty() {
+                        *end = (key_of_range.clone(), own.to_owned());
+                    }
+                }
+                rest.to_owned()
+            }
+            None => text,
+        };
+        let net = addresses::prefix(&key_of_range, &text)?;
+        refuse_unusable(&key_of_range, net)?;
+        let address = |(key, text): (String, String)| -> Result<(String, Option<IpAddr>), Error> {
+            let ip = addresses::address(&key, &text)?;
+            Ok((key, ip))
+        };
+        Ok(Bounds { net, key: key_of_range, first: address(first)?, last: address(last)? })
+    }
+}
+
+fn is_of_family(net: IpNet, ip: IpAddr) -> bool {
+    net.addr().is_ipv4() == ip.is_ipv4()
+}
+
+/// Does a host of this network reach it without a route?
+fn is_reached(net: IpNet, gateway: IpAddr) -> bool {
+    let is_local = match gateway {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    net.contains(&gateway) || (is_local && is_of_family(net, gateway))
+}
+
+/// Refuses what no host can have as its address: RFC 6890, RFC 4291 2.4.
+fn refuse_unusable(key: &str, net: IpNet) -> Result<(), Error> {
+    for (other, why) in [
+        ("0.0.0.0/8", "of no host"),
+        ("127.0.0.0/8", "loopback"),
+        ("224.0.0.0/4", "multicast"),
+        ("::/127", "unspecified or loopback"),
+        ("ff00::/8", "multicast"),
+    ] {
+        let is_met = |other: IpNet| other.contains(&net) || net.contains(&other);
+        if other.parse().is_ok_and(is_met) {
+            return Err(Error::key(key, net, format!("has addresses of {other}, which are {why}")));
+        }
+    }
+    Ok(())
+}
+
+/// The name of a range's pool: what whereabouts calls it.
+fn pool_name(network: &str, range: IpNet) -> String {
+    let text = range.to_string().replace([':', '/'], "-");
+    let divider = if network.is_empty() { "" } else { "-" };
+    format!("{network}{divider}{text}")
+}
+
+/// It becomes part of an object's name and of a path.
+pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
+    match text.is_empty() || ipam::address_store::is_valid_name(text) {
+        true => Ok(()),
+        false => {
+            Err(Error::key(key, format!("{text:?}"), "not a name: lower-case letters, digits, - and . only"))
+        }
+    }
+}
+
+fn refuse_overlaps(sets: &[Set]) -> Result<(), Error> {
+    let ranges: Vec<&Range> = sets.iter().flat_map(|set| &set.pools).map(|pool| &pool.filter.range).collect();
+    for (at, range) in ranges.iter().enumerate() {
+        let meets = |other: &&&Range| other.contains(range.first()) || range.contains(other.first());
+        if let Some(other) = ranges[..at].iter().find(meets) {
+            return Err(Error::key("ipam.ipRanges", range, format!("overlaps {other}")));
+        }
+    }
+    Ok(())
+}
+
+/// Gives each request to the set it lies in; the same address is usually sent by more than one channel.
+fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
+    let Requests { environment, args, runtime } = requests;
+    for request in environment.into_iter().chain(args).chain(runtime) {
+        let Request { key, ip, .. } = &request;
+        let admits = |set: &&mut Set| set.pools.iter().any(|pool| pool.filter.range.contains(*ip));
+        let Some(set) = sets.iter_mut().find(admits) else {
+            return Err(Error::key(key, ip, "in none of the ranges"));
+        };
+        match &set.request {
+            Some(known) if known.ip == *ip => {}
+            Some(known) => {
+                return Err(Error::key(
+                    key,
+                    ip,
+                    format!("the range gives one address, and {} asks for {}", known.key, known.ip),
+                ));
+            }
+            None if !set.pools.iter().any(|pool| pool.filter.admits(*ip)) => {
+                return Err(Error::key(key, ip, "excluded, or the gateway's address"));
+            }
+            None => set.request = Some(request),
+        }
+    }
+    Ok(())
+}
+
+fn claim(
+    wish: &WishConf,
+    keys: &Keys,
+    pod: &PodIdentity,
+    call: &Call,
+    who: Option<&Attachment>,
+) -> Result<Claim, Error> {
+    let PodIdentity { namespace, name, .. } = pod;
+    if wish.sticky && keys.sticky == Some(false) {
+        return Err(Error::key(
+            "args.cni.sticky",
+            "true",
+            "this network keeps no addresses: ipam.sticky is false",
+        ));
+    }
+    // It comes from a pod and becomes part of a path.
+    if let Some(why) =
+        Some(&wish.claim).filter(|claim| !claim.is_empty()).and_then(|claim| definition_name_fault(claim))
+    {
+        return Err(Error::key("args.cni.ipam-claim-reference", format!("{:?}", wish.claim), why));
+    }
+    let sticky = wish.sticky || keys.sticky == Some(true);
+    if who.is_none() || (wish.claim.is_empty() && !sticky) {
+        return Ok(Claim::default());
+    }
+    if name.is_empty() {
+        return Err(Error::key("ipam.sticky", "true", "CNI_ARGS names no pod whose address could be kept"));
+    }
+    let ifname = who.map(|who| who.ifname.to_string()).unwrap_or_default();
+    Ok(match wish.claim.as_str() {
+        "" => Claim { name: format!("pod/{namespace}/{name}/{}/{ifname}", call.config.name), shared: false },
+        claim => Claim { name: format!("claim/{namespace}/{claim}"), shared: true },
+    })
+}
+
+fn fixed(written: Vec<AddressConf>) -> Result<Vec<IpConfig>, Error> {
+    let read = |(at, conf): (usize, AddressConf)| {
+        let AddressConf { address, gateway } = conf;
+        Ok(IpConfig {
+            interface: None,
+            address: addresses::prefix(&format!("ipam.addresses[{at}].address"), &address)?,
+            gateway: addresses::address(&format!("ipam.addresses[{at}].gateway"), &gateway)?,
+        })
+    };
+    written.into_iter().enumerate().map(read).collect()
+}
+
+/// Where ledgers are kept; nothing else of the configuration is read.
+pub fn directory(call: &Call) -> Result<PathBuf, Error> {
+    let key = call.config.value().get("ipam").and_then(|ipam| ipam.get("dataDir"));
+    absolute("ipam.dataDir", key.and_then(|value| value.as_str()).unwrap_or_default(), DATA_DIRECTORY)
+}
+
+fn absolute(key: &str, text: &str, otherwise: &str) -> Result<PathBuf, Error> {
+    match text {
+        "" => Ok(PathBuf::from(otherwise)),
+        text if text.starts_with('/') && !text.contains('\0') => Ok(PathBuf::from(text)),
+        text => Err(Error::key(key, format!("{text:?}"), "not an absolute path")),
+    }
+}
