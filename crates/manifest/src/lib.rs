@@ -25,6 +25,7 @@ mod weight;
 use npwg::metadata::{Definition, Pod};
 use npwg::policy::Labels;
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 
 pub use collection::Collection;
 pub use document::{DEPTH_MAX, MANIFEST_MAX, NODES_MAX};
@@ -100,7 +101,7 @@ impl Manifest {
             match document {
                 Ok(node) => object::read(&mut manifest, &node),
                 Err(broken) => {
-                    let fault = Fault::new("yaml", "document", broken.reason);
+                    let fault = Fault::new(Rule::MalformedYaml, "document", broken.reason);
                     manifest.problems.push(Problem { at: broken.at, fault });
                 }
             }

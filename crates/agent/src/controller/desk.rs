@@ -44,7 +44,7 @@ use super::subject::{Subject, SubjectObject};
 use super::wish::Wish;
 use crate::agent::cache::{Cache, follow};
 use crate::agent::cluster::DefinitionObject;
-use crate::agent::events::Events;
+use crate::agent::events::{EventReason, Events};
 use crate::agent::health::Told;
 
 /// Pods that are worked for at a time.
@@ -294,7 +294,7 @@ impl Desk {
             Ok(None) => return,
             Err(why) => {
                 // It stays as it is: somebody may need it.
-                self.events.troubled(pod, "VifUnreadable", &why);
+                self.events.troubled(pod, EventReason::VifUnreadable, &why);
                 cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Left));
                 return;
             }

@@ -10,6 +10,7 @@ use neutron::port::{Port, Subnet};
 use neutron::vif::{Kind, Vif};
 
 use super::{Allocator, NODE, POD, SUBPORT, Trouble, marks};
+use crate::agent::events::EventReason;
 use crate::controller::settings::Driver;
 use crate::controller::subject::Subject;
 use crate::controller::wish::Wish;
@@ -37,7 +38,7 @@ impl Allocator {
                     "{name}: port {} is written, and what the pod wishes for has changed since: create the pod anew",
                     vif.id
                 );
-                return Err(Trouble::new("NetworkRefused", why));
+                return Err(Trouble::new(EventReason::NetworkRefused, why));
             }
             self.release(&subject.pod.uid, &vif, subject.host, &[].into()).await?;
             state.remove(&name);
