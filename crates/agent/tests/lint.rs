@@ -238,7 +238,10 @@ fn lint_explain_prints_a_rule_with_its_examples() {
     let output = lint(["--explain", "invalid-mac"]);
     assert!(output.status.success());
     let said = text(&output);
-    assert!(said.starts_with("invalid-mac: error, checked by weft lint\nmac is not an Ethernet address"), "{said}");
+    assert!(
+        said.starts_with("invalid-mac: error, checked by weft lint\nmac is not an Ethernet address"),
+        "{said}"
+    );
     let (wrong, right) = said.split_once("\nRight:\n").unwrap();
     assert!(wrong.contains("\nWrong:\n    [{\"name\": \"net-a\", \"mac\": \"02:00:00:01\"}]\n"), "{said}");
     assert!(right.starts_with("    [{\"name\": \"net-a\", \"mac\": \"02:00:00:00:00:01\"}]\n"), "{said}");

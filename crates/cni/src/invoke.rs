@@ -16,4 +16,10 @@ pub trait Invoke {
     /// # Errors
     /// The plugin's own error, code and details untouched; or a failure to run it at all.
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error>;
+
+    /// Whether the IPAM plugin of this name releases addresses through the container's interface
+    /// ([`crate::plugin::Plugin::releases_through_interface`]).
+    fn releases_through_interface(&self, _plugin: &str) -> bool {
+        false
+    }
 }

@@ -28,13 +28,15 @@ use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
 pub use collection::Collection;
-pub use document::{DEPTH_MAX, MANIFEST_MAX, NODES_MAX};
+pub use document::{DEPTH_MAX, NODES_MAX};
 pub use node::{Key, Node, Value};
 pub use source::{Position, Source, Span};
 
 #[allow(unused_imports, reason = "the documentation speaks of it")]
 use npwg::metadata::SpecConfig;
 
+/// Largest file read, in bytes.
+pub const MANIFEST_MAX: usize = 4 << 20;
 /// The namespace of an object that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 

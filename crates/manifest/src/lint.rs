@@ -11,10 +11,10 @@
 mod annotation;
 mod chain;
 mod definition;
-pub mod keys;
 pub mod kuryr;
 pub mod page;
 mod plugin;
+pub mod plugins;
 mod repair;
 mod values;
 

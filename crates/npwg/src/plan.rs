@@ -23,7 +23,7 @@ use cni::network::Network;
 use cni::object::Object;
 use serde::{Deserialize, Serialize};
 
-use crate::configuration::NodeConfiguration;
+use crate::configuration::{NodeConfiguration, StatusStyle};
 use crate::definition::Disk;
 use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
@@ -31,8 +31,8 @@ use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::Element;
-use crate::status::StatusStyle;
 
+pub use crate::metadata::PodIdentity;
 pub use access::Access;
 pub use networks::wanted;
 pub use route::{Families, Gateway, RouteWish};
@@ -62,17 +62,6 @@ pub struct Plan {
     /// What its planner notes for itself; who carries the plan out only keeps it.
     #[serde(default, skip_serializing_if = "Object::is_empty")]
     pub note: Object,
-}
-
-/// A pod's identity.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodIdentity {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its uid; empty where nobody gave one.
-    pub uid: String,
 }
 
 /// One network a pod is attached to: the unit of ADD, CHECK and DEL.

@@ -1,4 +1,4 @@
-//! Which plugins this binary is.
+//! Plugin table of this program.
 
 use cni::plugin::Plugin;
 use cni::plugin::process::Table;
@@ -26,65 +26,62 @@ use plugins::ipam::static_address::Static;
 use crate::meta_plugin::Weft;
 use crate::weft_ipam::WeftIpam;
 
-/// Every name this binary answers to, and the plugin behind it.
+/// The plugin table: every name this program answers to is the name of one of these.
+///
+/// A plugin says by the methods of [`Plugin`] what the meta-plugin must know of it; there is no other table.
 pub const TABLE: &Table<'static> = &[
-    ("weft", &Weft(Flavour::Weft)),
-    ("multus", &Weft(Flavour::Multus)),
-    ("bandwidth", &Bandwidth),
-    ("bridge", &Bridge),
-    ("dhcp", &Dhcp),
-    ("dummy", &Dummy),
-    ("firewall", &Firewall),
-    ("host-device", &HostDevice),
-    ("host-local", &HostLocal),
-    ("ipvlan", &Ipvlan),
-    ("loopback", &Loopback),
-    ("macvlan", &Macvlan),
-    ("neutron", &Neutron),
-    ("portmap", &Portmap),
-    ("ptp", &Ptp),
-    ("sbr", &Sbr),
-    ("static", &Static),
-    ("tap", &Tap),
-    ("tuning", &Tuning),
-    ("vlan", &Vlan),
-    ("vrf", &Vrf),
-    ("weft-ipam", &WeftIpam("weft-ipam")),
-    ("whereabouts", &WeftIpam("whereabouts")),
+    &Weft(Flavour::Weft),
+    &Weft(Flavour::Multus),
+    &Bandwidth,
+    &Bridge,
+    &Dhcp,
+    &Dummy,
+    &Firewall,
+    &HostDevice,
+    &HostLocal,
+    &Ipvlan,
+    &Loopback,
+    &Macvlan,
+    &Neutron,
+    &Portmap,
+    &Ptp,
+    &Sbr,
+    &Static,
+    &Tap,
+    &Tuning,
+    &Vlan,
+    &Vrf,
+    &WeftIpam("weft-ipam"),
+    &WeftIpam("whereabouts"),
 ];
 
-/// The plugins whose attachment is one link in the container that they made and that DEL removes.
-const MAKE_A_LINK: &[&str] = &["bridge", "dummy", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
-
-/// Does this plugin make the container's link, and would its DEL remove it?
-pub fn makes_link(name: &str) -> bool {
-    MAKE_A_LINK.contains(&name)
+/// Returns the names of all plugins.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|plugin| plugin.name())
 }
 
-/// The plugins among them whose link has another end on the host, found by the attachment's mark.
-const MAKE_A_VETH: &[&str] = &["bridge", "ptp"];
-
-/// Does the link that this plugin makes have an end on the host?
-pub fn makes_veth(name: &str) -> bool {
-    MAKE_A_VETH.contains(&name)
-}
-
-/// The built-in plugin of this name.
+/// Returns the built-in plugin of this name.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
-    TABLE.iter().find(|(known, _)| *known == name).map(|(_, plugin)| *plugin)
+    TABLE.iter().find(|plugin| plugin.name() == name).copied()
 }
 
 #[cfg(test)]
 mod tests {
-    use manifest::lint::keys;
+    use manifest::lint::plugins;
 
     use super::*;
 
     #[test]
-    fn the_linter_knows_the_keys_of_every_plugin_here() {
-        for (name, _) in TABLE.iter().filter(|(name, _)| !matches!(*name, "weft" | "multus")) {
-            let known = keys::PLUGINS.iter().chain(keys::ADDRESS_MANAGERS).any(|(known, _)| known == name);
-            assert!(known, "{name} has no row in manifest::lint::keys");
+    fn linter_knows_the_options_of_every_builtin_plugin() {
+        for name in names().filter(|name| !matches!(*name, "weft" | "multus")) {
+            let mut known = plugins::PLUGINS.iter().chain(plugins::ADDRESS_MANAGERS);
+            assert!(known.any(|plugin| plugin.name == name), "{name} has no row in manifest::lint::plugins");
         }
+    }
+
+    #[test]
+    fn plugin_names_are_unique() {
+        let all: std::collections::BTreeSet<&str> = names().collect();
+        assert_eq!(all.len(), TABLE.len());
     }
 }

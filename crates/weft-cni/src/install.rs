@@ -47,13 +47,13 @@ impl Installation {
     /// Reads the names: a list divided by commas, or `all`.
     pub fn names(text: &str) -> Result<Vec<String>, Error> {
         if text == "all" {
-            return Ok(builtins::TABLE.iter().map(|(name, _)| (*name).to_owned()).collect());
+            return Ok(builtins::names().map(str::to_owned).collect());
         }
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
         match names.iter().find(|name| builtins::find(name).is_none()) {
             None => Ok(names),
             Some(unknown) => {
-                let known: Vec<&str> = builtins::TABLE.iter().map(|(name, _)| *name).collect();
+                let known: Vec<&str> = builtins::names().collect();
                 Err(Error::key("--names", format!("{unknown:?}"), format!("not one of {}", known.join(", "))))
             }
         }

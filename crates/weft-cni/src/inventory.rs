@@ -49,11 +49,9 @@ pub struct Marked {
 pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
     let returned = host_device::returned(&links)?;
-    // In the alias of a device that an earlier version moved more follows, after a blank.
-    let mark = |alias: &str| alias.split(' ').next().unwrap_or_default().to_owned();
     let mut marked: Vec<Marked> = links
         .into_iter()
-        .map(|link| (mark(&link.alias), link.name))
+        .map(|link| (link.alias, link.name))
         .chain(returned.into_iter().map(|(name, mark)| (mark, name)))
         .map(|(mark, name)| Marked { on: format!("link {name}"), mark })
         .chain(netns.run(filter_marks).or_refused()??)

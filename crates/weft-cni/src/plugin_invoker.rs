@@ -117,6 +117,10 @@ impl Invoke for PluginInvoker {
         }
         done
     }
+
+    fn releases_through_interface(&self, plugin: &str) -> bool {
+        builtins::find(plugin).is_some_and(|plugin| plugin.releases_through_interface())
+    }
 }
 
 impl PluginInvoker {

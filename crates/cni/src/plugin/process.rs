@@ -27,27 +27,28 @@ const PANIC_MAX: usize = 500;
 /// How long VERSION waits for its optional stdin.
 const COURTESY: Duration = Duration::from_millis(250);
 
-/// The plugins of a program: a name it answers to, and the plugin behind it.
-pub type Table<'a> = [(&'a str, &'a dyn Plugin)];
+/// The plugins of a program, which answers to the name of each.
+pub type Table<'a> = [&'a dyn Plugin];
 
 /// The plugin a program was called as: by the file name of its first argument, else by the second argument.
-pub fn called_as<'a>(
-    table: &Table<'a>,
-    arguments: impl IntoIterator<Item = OsString>,
-) -> Option<&'a dyn Plugin> {
-    let by_name = |name: &str| table.iter().find(|(known, _)| *known == name).map(|(_, plugin)| *plugin);
-    let mut arguments = arguments.into_iter();
-    let program = arguments.next()?;
-    let file = Path::new(&program).file_name()?.to_str()?;
-    by_name(file).or_else(|| by_name(arguments.next()?.to_str()?))
+pub fn called_as<'a>(table: &Table<'a>, arguments: &[OsString]) -> Option<&'a dyn Plugin> {
+    let by_name = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();
+    let file = Path::new(arguments.first()?).file_name()?.to_str()?;
+    by_name(file).or_else(|| by_name(arguments.get(1)?.to_str()?))
 }
 
 /// The `main` of a program that is nothing but plugins: exit code 0 or 1.
 pub fn main(table: &Table<'_>, delegates: &dyn Invoke) -> ExitCode {
-    if let Some(plugin) = called_as(table, std::env::args_os()) {
-        return run(plugin, delegates);
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match called_as(table, &arguments) {
+        Some(plugin) => run(plugin, delegates),
+        None => refuse(table),
     }
-    let names: Vec<&str> = table.iter().map(|(name, _)| *name).collect();
+}
+
+/// Answers a call that names none of the plugins; exit code 1.
+pub fn refuse(table: &Table<'_>) -> ExitCode {
+    let names: Vec<&str> = table.iter().map(|plugin| plugin.name()).collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
@@ -145,13 +146,14 @@ mod tests {
 
     #[test]
     fn s1_a_program_is_the_plugin_it_is_called_as() {
-        let (bridge, weft) = (Named("bridge"), Named("weft"));
-        let table: &Table<'_> = &[("bridge", &bridge), ("weft", &weft), ("multus", &weft)];
+        let (bridge, weft, multus) = (Named("bridge"), Named("weft"), Named("multus"));
+        let table: &Table<'_> = &[&bridge, &weft, &multus];
         let called = |arguments: &[&str]| {
-            called_as(table, arguments.iter().map(OsString::from)).map(|plugin| plugin.name())
+            called_as(table, &arguments.iter().map(OsString::from).collect::<Vec<_>>())
+                .map(|plugin| plugin.name())
         };
         assert_eq!(called(&["/opt/cni/bin/bridge"]), Some("bridge"));
-        assert_eq!(called(&["multus"]), Some("weft"));
+        assert_eq!(called(&["multus"]), Some("multus"));
         assert_eq!(called(&["/usr/bin/weft-cni", "bridge"]), Some("bridge"));
         assert_eq!(called(&["bridge", "weft"]), Some("bridge"));
         for nobody in [&["weft-cni"][..], &["weft-cni", "ptp"], &["weft-cni", "/x/bridge"], &[]] {

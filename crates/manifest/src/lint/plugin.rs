@@ -5,6 +5,7 @@ use cni::name::PluginType;
 use serde_json::{Map, Value};
 
 use super::chain::{Chain, fault, find, shown};
+use super::plugins;
 use super::values::{self, Form};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::nearest::hint;
@@ -120,8 +121,10 @@ impl Chain<'_, '_> {
         match knowledge.plugin_keys.get(name) {
             Some(own) => {
                 self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
-                self.values(values::of_plugin(name), map, path);
-                self.missing(values::missing(name, map), name, path);
+                if let Some(row) = plugins::plugin(name) {
+                    self.values(row.options, map, path);
+                    self.missing(row.missing(map), name, path);
+                }
             }
             None => self.unknown_type(name, knowledge.plugin_keys.keys(), path),
         }
@@ -131,8 +134,10 @@ impl Chain<'_, '_> {
         match knowledge.ipam_keys.get(name) {
             Some(own) => {
                 self.unknown_keys(name, own, &["type"], ipam, &path);
-                self.values(values::of_address_manager(name), ipam, &path);
-                self.missing(values::missing_range(name, ipam, map), name, &path);
+                if let Some(row) = plugins::address_manager(name) {
+                    self.values(row.options, ipam, &path);
+                }
+                self.missing(plugins::missing_range(name, ipam, map), name, &path);
             }
             None => self.unknown_type(name, knowledge.ipam_keys.keys(), &path),
         }

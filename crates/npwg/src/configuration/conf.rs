@@ -19,13 +19,12 @@ use serde_json::value::RawValue;
 use super::mode::Mode;
 use super::{
     Builtin, DefaultNetwork, Flavour, InvalidAnnotation, IpRequestPolicy, Isolation, LogLevel, Logging,
-    NodeConfiguration, Place, Rotation,
+    NodeConfiguration, Place, Rotation, StatusAddresses, StatusKeys, StatusStyle,
 };
 use crate::metadata::label_fault;
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason, Warning, quote};
 use crate::rule::Rule;
-use crate::status::{StatusAddresses, StatusKeys, StatusStyle};
 
 impl Mode for StatusAddresses {
     const WORDS: &'static [(&'static str, Self)] =

@@ -1,170 +1,110 @@
-//! How a ledger of addresses asks the brain for blocks: `weft-ipam` sends a [`Demand`] over the agent's socket and
-//! gets a [`Delivery`].
+//! Requests of an address store to the node agent: [`AllocateRequest`] and [`AllocateResponse`].
 //!
-//! The brain sees no file of the node: what the ledger has is in the demand, what the registry leased is in the
-//! delivery, and the hands write it down. Blocks and leases are explained in the crate `ipam`.
+//! The agent reads no file of the node: the request contains the blocks in the store, the response the new leases, and
+//! `weft-cni` writes them into the store. The types of blocks and leases are those of the crate `ipam`; reading a message
+//! checks their values. The protocol is in `docs/design/ipam.md#messages`.
 
-use std::net::IpAddr;
-
+use ipam::{AddressFilter, AllocationError, AllocationKind, BlockInfo, LeaseResponse};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use npwg::plan::PodIdentity;
 
-/// The form of demand this release sends.
+/// Version of the request that this release sends.
 pub const VERSION: u32 = 1;
 
-/// What whoever asks says, as one byte, when it is asked whether it is still there ([`Delivery::still`]): it has the ledger locked.
+/// Byte with which the client answers a liveness probe ([`AllocateResponse::probe`]): it still has the store locked.
 pub const STILL: u8 = b'y';
 
-/// What a ledger asks for.
+/// Request of an address store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Demand {
-    /// The form: [`VERSION`]. No other message has this key.
+pub struct AllocateRequest {
+    /// Version of the request: [`VERSION`]. No other message has this field.
     pub addresses: u32,
-    /// The pool.
-    pub pool: PoolName,
-    /// What the network may have of it.
-    pub filter: Addresses,
-    /// The ledger, among those of the node.
-    pub ledger: String,
-    /// Where that node keeps it, as the network says; empty: an older release, which does not tell.
-    #[serde(default)]
+    /// Pool.
+    pub pool: PoolReference,
+    /// Addresses of the pool that the network may allocate.
+    pub filter: AddressFilter,
+    /// Name of the store on its node.
+    pub store: String,
+    /// Directory of the store, as the network's configuration names it.
     pub directory: String,
-    /// What it has.
-    pub known: Vec<Known>,
-    /// What is wanted.
-    pub wish: Want,
-    /// The pod, as the runtime names it.
+    /// Blocks in the store.
+    pub blocks: Vec<BlockInfo>,
+    /// Operation.
+    pub operation: Operation,
+    /// Pod, as the container runtime names it.
     pub pod: PodIdentity,
-    /// Who would hold it: unlike any other attachment's.
+    /// Owner of the address; different for each attachment.
     pub owner: String,
-    /// What keeps the address when the pod is gone; empty: nothing.
+    /// Claim that keeps the address when the pod is deleted; empty if there is none.
     pub claim: String,
-    /// Do several pods hold the claim at a time?
-    pub shared: bool,
-    /// How long a freed address rests, in milliseconds.
-    pub rest: u64,
-    /// Does it say [`STILL`] when it is asked? An older release does not.
-    #[serde(default)]
-    pub answers: bool,
+    /// Whether several pods may hold the claim's address at a time.
+    pub shares_claim: bool,
+    /// Length of the quarantine in milliseconds.
+    pub quarantine: u64,
 }
 
-/// Which pool.
+/// Operation of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Operation {
+    /// Return and confirm blocks, and lease what the address needs. The client has the store locked.
+    Allocate(AllocationKind),
+    /// Return blocks. The client has the store unlocked.
+    Return,
+    /// Lease a block before it is needed. The client does not wait for the response.
+    Prefetch,
+    /// Check whether an address is available.
+    CheckCapacity,
+}
+
+/// Reference to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PoolName {
-    /// The object's name.
+pub struct PoolReference {
+    /// Name of the object.
     pub name: String,
-    /// Must it be there already? If not it is made for `range`.
-    pub given: bool,
-    /// The name of its address space; empty for the one that is everybody's.
+    /// Whether the object must exist. If not, it is created for `range`.
+    pub must_exist: bool,
+    /// Name of the address space; empty for the common one.
     pub network: String,
-    /// Its addresses.
+    /// Addresses of the pool.
     pub range: IpNet,
 }
 
-/// Addresses of a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Addresses {
-    /// The subnet.
-    pub subnet: IpNet,
-    /// The first.
-    pub first: IpAddr,
-    /// The last.
-    pub last: IpAddr,
-    /// Never this one.
-    pub gateway: Option<IpAddr>,
-    /// Never these.
-    pub exclude: Vec<IpNet>,
-}
-
-/// A block that a ledger has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Known {
-    /// Its addresses.
-    pub net: IpNet,
-    /// Which lease of it.
-    pub lease: String,
-    /// What it is to the node.
-    pub state: KnownState,
-    /// What in it is held, though it is unconfirmed; nothing after a boot.
-    #[serde(default)]
-    pub held: Vec<IpAddr>,
-}
-
-/// What a block is to its node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum KnownState {
-    /// In use.
-    Active,
-    /// To be given back.
-    Returning,
-    /// Perhaps not the node's any more.
-    Unconfirmed,
-}
-
-/// What is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Want {
-    /// To give back and to confirm.
-    Nothing,
-    /// To give back; nobody has the ledger locked.
-    Return,
-    /// Addresses.
-    Any,
-    /// An address that a claim may keep; this one, free in the ledger, if every block is leased.
-    Kept(Option<IpAddr>),
-    /// This very address.
-    Address(IpAddr),
-    /// This very address, for a claim to keep.
-    KeptAddress(IpAddr),
-    /// Addresses, soon: nobody waits for the answer.
-    Ahead,
-    /// To know whether addresses could be had.
-    Room,
-}
-
-/// What the registry said.
+/// Response of the node agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Delivery {
-    /// Leased now.
-    pub leases: Vec<Leased>,
-    /// Leases to forget.
-    pub gone: Vec<String>,
-    /// Still the node's: the old lease and the new one.
-    pub confirmed: Vec<(String, String)>,
-    /// Not the node's any more.
-    pub lost: Vec<String>,
-    /// Why what was wanted is not there: one sentence.
-    pub refusal: Option<String>,
-    /// It is because this address lies in a block of the ledger itself: had soon, if nobody has the ledger locked meanwhile.
-    pub own: Option<IpAddr>,
-    /// It is because this address, which the demand named as free in the ledger, is somebody else's by now.
-    pub taken: Option<IpAddr>,
-    /// No answer yet: is whoever asked still there?
+pub struct AllocateResponse {
+    /// Changes of the store, and the error if there is one.
+    pub lease: LeaseResponse,
+    /// Addition to the text of the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Liveness probe instead of a response: the client answers with [`STILL`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub still: bool,
+    pub probe: bool,
 }
 
-/// A block that is leased.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Leased {
-    /// Its addresses.
-    pub net: IpNet,
-    /// Which lease of it.
-    pub lease: String,
-    /// Is it for one owner?
-    #[serde(default)]
-    pub bound: bool,
-    /// Addresses in it that are somebody else's.
-    #[serde(default)]
-    pub holes: Vec<IpAddr>,
+impl Operation {
+    /// Whether the client waits for an address.
+    pub fn needs_address(self) -> bool {
+        matches!(self, Operation::Allocate(kind) if kind != AllocationKind::Nothing)
+    }
+}
+
+impl AllocateResponse {
+    /// Response of an agent that cannot serve the request.
+    pub fn unavailable(why: impl Into<String>) -> AllocateResponse {
+        let error = Some(AllocationError::Unavailable(why.into()));
+        AllocateResponse { lease: LeaseResponse { error, ..LeaseResponse::default() }, ..Self::default() }
+    }
+
+    /// Text of the error, with the addition.
+    pub fn error(&self) -> Option<String> {
+        let error = self.lease.error.as_ref()?;
+        Some(self.hint.as_ref().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}")))
+    }
 }

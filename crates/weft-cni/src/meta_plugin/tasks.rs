@@ -18,6 +18,7 @@ use cni::invocation::Call;
 use cni::name::{ContainerId, IfName};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Plan, PodIdentity};
+use plugin_support::log;
 use rpc::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
 use rpc::journal::{DIRECTORY, Entry};
 use rustix::io::Errno;
@@ -38,7 +39,7 @@ pub const ON_HOST: &str = "--on-host";
 /// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
 pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
     if let Err(error) = hand_over(call.config.value(), flavour, orders) {
-        plugin_support::log!("weft: orders: {error}");
+        log!("weft: orders: {error}");
     }
 }
 

@@ -1,19 +1,15 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
 use std::io::{ErrorKind, Write};
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use cni::{Error, code};
-use ipam::Grid;
-use ipam::grid::BITS_MAX;
-use ipam::ledger::{Lease, Ledger, State};
-use ipam::turn::{self, Supply, Wish};
+use ipam::pool_layout::BITS_MAX;
+use ipam::{AddressStore, AllocationKind, BlockLease, BlockState, LeaseResponse, PoolLayout};
+use ipnet::IpNet;
 use linux::unix::{Bounded, connect_within};
-use rpc::exchange::addresses::{
-    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, STILL, VERSION, Want,
-};
+use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation, PoolReference, STILL, VERSION};
 use rpc::exchange::{receive, send};
 
 use super::settings::{Pool, Settings};
@@ -23,60 +19,39 @@ const ADD_MAX: Duration = Duration::from_secs(20);
 /// How long where nothing waits for it.
 const COURTESY: Duration = Duration::from_secs(2);
 
-/// The demand of a ledger.
-pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Want, owner: &str) -> Demand {
-    let known = turn::ask(ledger, Wish::Nothing).known.into_iter().map(|known| Known {
-        net: known.net,
-        lease: known.lease,
-        held: known.held,
-        state: match known.state {
-            State::Active => KnownState::Active,
-            State::Returning => KnownState::Returning,
-            State::Unconfirmed => KnownState::Unconfirmed,
-        },
-    });
-    let range = &pool.filter.range;
-    Demand {
+/// Request of a store.
+pub(super) fn demand(
+    settings: &Settings,
+    pool: &Pool,
+    ledger: &AddressStore,
+    operation: Operation,
+    owner: &str,
+) -> AllocateRequest {
+    AllocateRequest {
         addresses: VERSION,
-        pool: PoolName {
+        pool: PoolReference {
             name: pool.name.clone(),
-            given: pool.given,
+            must_exist: pool.given,
             network: settings.network.clone(),
             range: pool.range,
         },
-        filter: Addresses {
-            subnet: range.subnet(),
-            first: range.first(),
-            last: range.last(),
-            gateway: range.gateway(),
-            exclude: pool.filter.exclude.clone(),
-        },
-        ledger: pool.name.clone(),
+        filter: pool.filter.clone(),
+        store: pool.name.clone(),
         directory: settings.directory.display().to_string(),
-        known: known.collect(),
-        wish: want,
+        blocks: ledger.lease_request(AllocationKind::Nothing).blocks,
+        operation,
         pod: settings.pod.clone(),
         owner: owner.to_owned(),
         claim: settings.claim.name.clone(),
-        shared: settings.claim.shared,
-        rest: settings.rest,
-        answers: true,
+        shares_claim: settings.claim.shared,
+        quarantine: settings.rest,
     }
 }
 
-/// Why there is not what was asked for.
-pub(super) struct Lack {
-    /// One sentence.
-    pub(super) why: String,
-    /// This address lies in a block of the ledger that was asked for: it is given up when nobody has that locked.
-    pub(super) own: Option<IpAddr>,
-    /// This address, which was named as free in the ledger, is somebody else's.
-    pub(super) taken: Option<IpAddr>,
-}
-
 /// Asks the agent and waits for its answer.
-pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack>), Error> {
-    let patience = if matches!(demand.wish, Want::Nothing | Want::Return) { COURTESY } else { ADD_MAX };
+pub(super) fn ask(socket: &Path, demand: &AllocateRequest) -> Result<AllocateResponse, Error> {
+    let waits = demand.operation.needs_address() || demand.operation == Operation::CheckCapacity;
+    let patience = if waits { ADD_MAX } else { COURTESY };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let why = format!(
@@ -94,43 +69,35 @@ pub(super) fn ask(socket: &Path, demand: &Demand) -> Result<(Supply, Option<Lack
     send(&mut stream, demand)?;
     // The ledger is locked meanwhile.
     let mut stream = Bounded::within(&mut stream, patience);
-    let mut delivery: Delivery = receive(&mut stream)?;
-    while delivery.still {
+    let mut delivery: AllocateResponse = receive(&mut stream)?;
+    while delivery.probe {
         stream.write_all(&[STILL]).map_err(failed)?;
         delivery = receive(&mut stream)?;
     }
-    let Delivery { leases, gone, confirmed, lost, refusal, own, taken, still: _ } = delivery;
-    let leases =
-        leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
-    let lack = refusal.map(|why| Lack { why, own, taken });
-    Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, lack))
+    Ok(delivery)
 }
 
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
-pub(super) fn hint(socket: &Path, demand: &Demand) {
+pub(super) fn hint(socket: &Path, demand: &AllocateRequest) {
     if let Ok(mut stream) = connect_within(socket, COURTESY) {
         let _ = send(&mut stream, demand);
     }
 }
 
 /// Without a cluster every block is ours.
-pub(super) fn supply_alone(pool: &Pool, ledger: &Ledger, wish: Wish) -> Supply {
-    let grid = Grid::new(pool.range, BITS_MAX);
+pub(super) fn supply_alone(pool: &Pool, ledger: &AddressStore, kind: AllocationKind) -> LeaseResponse {
+    let grid = PoolLayout::new(pool.range, BITS_MAX);
     let has = |net| ledger.blocks().any(|block| block.net == net);
-    let wanted = match wish {
-        Wish::Address(ip) => grid.block_of(ip),
+    let wanted = match kind {
+        AllocationKind::Address(ip) => grid.block_of(ip),
         _ => pool.filter.blocks(&grid, 0).find(|net| !has(*net)),
     };
-    let confirmed = ledger.blocks().filter(|block| block.state == State::Unconfirmed);
-    let confirmed: Vec<_> = confirmed.map(|block| (block.uid.clone(), block.uid)).collect();
+    let confirmed = ledger.blocks().filter(|block| block.state == BlockState::Unconfirmed);
+    let confirmed: Vec<_> = confirmed.map(|block| (block.lease.clone(), block.lease)).collect();
     let leases = wanted.filter(|net| confirmed.is_empty() && !has(*net)).into_iter();
-    Supply {
-        leases: leases
-            .map(|net| Lease { net, uid: net.to_string(), bound: false, holes: Vec::new() })
-            .collect(),
-        confirmed,
-        ..Supply::default()
-    }
+    let lease =
+        |net: IpNet| BlockLease { net, id: net.to_string(), single_owner: false, reserved: Vec::new() };
+    LeaseResponse { leases: leases.map(lease).collect(), confirmed, ..LeaseResponse::default() }
 }
 
 #[cfg(test)]
@@ -139,6 +106,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
+    use ipam::{AddressFilter, Range};
     use npwg::plan::PodIdentity;
 
     use super::*;
@@ -149,9 +117,9 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let agent = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let _: Demand = receive(&mut stream).unwrap();
+            let _: AllocateRequest = receive(&mut stream).unwrap();
             let began = Instant::now();
-            let still = Delivery { still: true, ..Delivery::default() };
+            let still = AllocateResponse { probe: true, ..AllocateResponse::default() };
             while began.elapsed() < 5 * COURTESY && send(&mut stream, &still).is_ok() {
                 if stream.read_exact(&mut [0]).is_err() {
                     return;
@@ -160,27 +128,19 @@ mod tests {
             }
         });
         let range = "10.0.0.0/24".parse().unwrap();
-        let ip = |last| IpAddr::from([10, 0, 0, last]);
-        let demand = Demand {
+        let demand = AllocateRequest {
             addresses: VERSION,
-            pool: PoolName { name: "p".into(), given: false, network: String::new(), range },
-            filter: Addresses {
-                subnet: range,
-                first: ip(1),
-                last: ip(254),
-                gateway: None,
-                exclude: Vec::new(),
-            },
-            ledger: "p".into(),
+            pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
+            filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
+            store: "p".into(),
             directory: "/".into(),
-            known: Vec::new(),
-            wish: Want::Return,
+            blocks: Vec::new(),
+            operation: Operation::Return,
             pod: PodIdentity::default(),
             owner: String::new(),
             claim: String::new(),
-            shared: false,
-            rest: 0,
-            answers: true,
+            shares_claim: false,
+            quarantine: 0,
         };
         let began = Instant::now();
         assert!(ask(&path, &demand).is_err());
