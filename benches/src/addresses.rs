@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use cni::environment::Environment;
 use cni::plugin::respond;
-use ipam::Grid;
-use ipam::ledger::{Choice, Clock, Lease, Ledger};
+use ipam::address_store::Choice;
+use ipam::{AddressStore, BlockLease, Clock, PoolLayout};
 use ipnet::IpNet;
 use serde_json::json;
 use weft_cni::plugin_invoker::PluginInvoker;
@@ -149,13 +149,16 @@ fn holding(setting: &Setting, pool: &str, held: u64) -> Result<PathBuf, Failure>
     let own = directory.join(pool);
     DirBuilder::new().recursive(true).mode(0o700).create(&own)?;
     let boot = std::fs::read_to_string(BOOT_ID)?;
-    let mut ledger = Ledger::new(boot.trim());
+    let mut ledger = AddressStore::new(boot.trim());
     let range: IpNet = RANGE.parse()?;
-    let grid = Grid::new(range, BITS);
-    let clock = Clock { now: 1, rest: 0 };
+    let grid = PoolLayout::new(range, BITS);
+    let clock = Clock { now: 1, quarantine: 0 };
     for index in 0..=held >> BITS {
         let net = grid.block(index.into()).ok_or("the range is too small")?;
-        let _ = ledger.add(&Lease { net, uid: net.to_string(), bound: false, holes: Vec::new() }, clock.now);
+        let _ = ledger.add_block(
+            &BlockLease { net, id: net.to_string(), single_owner: false, reserved: Vec::new() },
+            clock.now,
+        );
     }
     for mark in 0..held {
         let Choice::Free(place, _) = ledger.choose(clock, |_| true) else {
@@ -163,7 +166,7 @@ fn holding(setting: &Setting, pool: &str, held: u64) -> Result<PathBuf, Failure>
         };
         let _ = ledger.hold(place, clock.now, mark);
     }
-    std::fs::write(own.join("ledger"), ledger.image())?;
+    std::fs::write(own.join("ledger"), ledger.to_bytes())?;
     let ipam =
         json!({ "type": "weft-ipam", "store": "file", "range": RANGE, "pool": pool, "dataDir": directory });
     let config = json!({ "cniVersion": "1.0.0", "name": "bench", "type": "bridge", "ipam": ipam });

@@ -9,7 +9,6 @@ use linux::link::create::NewKind;
 use serde_json::{Value, json};
 
 use crate::call::{Container, Plugin, SETTLING, call, start as start_process};
-use crate::interfaces::can_make;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting, floor};
 
@@ -206,7 +205,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
 
 /// The chained plugin that needs a kind of link which few kernels here have.
 pub(crate) fn vrf(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
-    match can_make("vrf", NewKind::Vrf { table: 4000 })? {
+    match floor::can_make("vrf", NewKind::Vrf { table: 4000 })? {
         true => behind_bridge(setting, table, "vrf", &json!({ "vrfname": "blue" })),
         false => Ok(()),
     }

@@ -65,3 +65,15 @@ pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration,
     inside.move_link(link.index, "eth0", &Netns::own()?, &back)?;
     Ok((added, started.elapsed()))
 }
+
+/// Whether this kernel makes that kind of link; a missing kind is named on stderr.
+pub(crate) fn can_make(plugin: &str, kind: NewKind<'_>) -> Result<bool, Failure> {
+    let mut host = Rtnl::open()?;
+    if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {
+        eprintln!("weft-bench: {plugin} is left out: {error}");
+        return Ok(false);
+    }
+    let trial = host.link("trial0")?.index;
+    host.delete_link(trial, "trial0")?;
+    Ok(true)
+}

@@ -36,7 +36,7 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
     ];
     for (plugin, kind) in kinds {
         if let Some(kind) = kind
-            && !can_make(plugin, kind)?
+            && !floor::can_make(plugin, kind)?
         {
             continue;
         }
@@ -58,18 +58,6 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
         }
     }
     Ok(())
-}
-
-/// Whether this kernel makes that kind of link; what is left out for want of it is told.
-pub(crate) fn can_make(plugin: &str, kind: NewKind<'_>) -> Result<bool, Failure> {
-    let mut host = Rtnl::open()?;
-    if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {
-        eprintln!("weft-bench: {plugin} is left out: {error}");
-        return Ok(false);
-    }
-    let trial = host.link("trial0")?.index;
-    host.delete_link(trial, "trial0")?;
-    Ok(true)
 }
 
 fn config(setting: &Setting, plugin: &str, tag: &str) -> Value {

@@ -103,5 +103,5 @@ fn note(call: &Call, verb: &str, who: Option<&Attachment>) -> Result<(), Error> 
 }
 
 fn main() -> ExitCode {
-    process::main(&[("ledger", &Ledger)], &Exec::new(Duration::from_secs(30)))
+    process::main(&[&Ledger], &Exec::new(Duration::from_secs(30)))
 }

@@ -13,7 +13,7 @@ mod respond;
 pub use respond::{Answer, respond};
 
 use crate::error::Error;
-use crate::invocation::{Attach, Detach, Probe, Sweep};
+use crate::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use crate::invoke::Invoke;
 use crate::result::Success;
 use crate::version::Version;
@@ -28,6 +28,31 @@ pub trait Plugin: Sync {
     /// The protocol versions it speaks.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
+    }
+
+    /// Whether ADD creates the container's interface and DEL does nothing but remove it and release its addresses.
+    ///
+    /// A meta-plugin may then remove the interfaces of several plugins in one request, before it calls their DEL.
+    fn creates_interface(&self) -> bool {
+        false
+    }
+
+    /// The name that the link on the host has which ADD creates for an attachment, at the `attempt`th try (0 first); `None`
+    /// behind the last one, and of a plugin that creates none.
+    ///
+    /// The link bears the attachment's owner tag, and DEL removes it.
+    fn host_link_name(&self, _network: &str, _who: &Attachment, _attempt: u32) -> Option<String> {
+        None
+    }
+
+    /// Whether an IPAM plugin releases addresses through the container's interface, which must exist during its DEL.
+    fn releases_through_interface(&self) -> bool {
+        false
+    }
+
+    /// Whether the configuration lacks something that only the node agent can add.
+    fn needs_agent(&self) -> bool {
+        false
     }
 
     /// Attaches, or fails having changed nothing.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use cni::version::Version;
 use cni::{Context, Error, code};
+use plugin_support::log;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
@@ -81,8 +82,8 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         manager.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
     }
     match own {
-        true => plugin_support::log!("dhcp: listening on {}", socket.display()),
-        false => plugin_support::log!("dhcp: listening on the socket that was handed over"),
+        true => log!("dhcp: listening on {}", socket.display()),
+        false => log!("dhcp: listening on the socket that was handed over"),
     }
     serve(&listener, &manager, &ended)?;
     if own {
@@ -157,7 +158,7 @@ fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBoo
         let (manager, count) = (Arc::clone(manager), Arc::clone(&connections));
         let answer = std::thread::Builder::new().spawn(move || {
             if let Err(error) = converse(stream, &manager) {
-                plugin_support::log!("dhcp: {error}");
+                log!("dhcp: {error}");
             }
             count.fetch_sub(1, Ordering::Relaxed);
         });

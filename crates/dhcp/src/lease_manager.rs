@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::result::Success;
 use cni::{Error, code};
+use plugin_support::log;
 
 use self::acquisition::Asker;
 use self::extension::Origin;
@@ -99,7 +100,7 @@ impl LeaseManager {
             writing: Mutex::default(),
         });
         for record in records {
-            plugin_support::log!("dhcp: {}: taken over", describe(&record.owner));
+            log!("dhcp: {}: taken over", describe(&record.owner));
             manager.keep(HeldLease::new(record), Origin::Restored)?;
         }
         Ok(manager)
@@ -243,7 +244,7 @@ impl LeaseManager {
             }
         };
         if let Err(error) = given {
-            plugin_support::log!("dhcp: {}: {error}", describe(owner));
+            log!("dhcp: {}: {error}", describe(owner));
         }
     }
 }

@@ -22,6 +22,7 @@ use cni::runtime::chain;
 use cni::version::Version;
 use ipnet::IpNet;
 use linux::link::mac_text;
+use plugin_support::log;
 use serde::Deserialize;
 
 use crate::owner::{Family, Owner};
@@ -61,7 +62,7 @@ pub fn find(
     for directory in directories {
         let cache = Cache::new(Path::new(&format!("{prefix}{}", directory.display())));
         let entries = cache.attachments(None).unwrap_or_else(|error| {
-            plugin_support::log!("dhcp: nothing is taken over: {error}");
+            log!("dhcp: nothing is taken over: {error}");
             Vec::new()
         });
         for entry in entries {
@@ -75,18 +76,13 @@ pub fn find(
                 Ok(None) => {}
                 Err(error) => {
                     let who = &entry.parameters.who;
-                    plugin_support::log!(
-                        "dhcp: {}/{}/{}: not taken over: {error}",
-                        who.container,
-                        entry.network,
-                        who.ifname
-                    );
+                    log!("dhcp: {}/{}/{}: not taken over: {error}", who.container, entry.network, who.ifname);
                 }
             }
         }
     }
     if found.len() > ATTACHMENTS_MAX {
-        plugin_support::log!("dhcp: of {} attachments {ATTACHMENTS_MAX} are taken over", found.len());
+        log!("dhcp: of {} attachments {ATTACHMENTS_MAX} are taken over", found.len());
         found.truncate(ATTACHMENTS_MAX);
     }
     found

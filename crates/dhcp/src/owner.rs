@@ -24,7 +24,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// What a configuration without `families` means, and a question of a plugin that did not know of them.
+    /// Families of a configuration without `families`.
     pub fn default_ones() -> Vec<Family> {
         vec![Family::Ipv4]
     }

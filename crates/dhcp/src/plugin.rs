@@ -18,7 +18,7 @@ use cni::version::Version;
 use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
 
-use crate::owner::{Family, Owner};
+use crate::owner::Owner;
 use crate::plugin_config::{PluginConfig, socket_of};
 use crate::protocol::{self, Answer, Question};
 
@@ -39,25 +39,18 @@ impl Plugin for Dhcp {
         NAME
     }
 
+    fn releases_through_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let PluginConfig { socket, families, options, priority, wish } =
             PluginConfig::read(&call.config, call.args())?;
         let owner = owner(&call.config, who);
         let netns = netns.clone();
-        let has = |success: &Success, family: &Family| {
-            success.ips.iter().any(|ip| ip.address.addr().is_ipv6() == (*family == Family::Ipv6))
-        };
-        let release = Question::Release { owner: owner.clone() };
-        let wanted = families.clone();
         let question = Question::Allocate { owner, netns, options, priority, families, wish };
-        let success = ask(&socket, &question, ACQUIRE)?;
-        if wanted.iter().all(|family| has(&success, family)) {
-            return Ok(success);
-        }
-        let undone = tell(&socket, &release).map_err(visible).err();
-        let why = "the daemon is of before ipam.families: start it again, with this program";
-        Err(Error::internal(why).also(undone))
+        ask(&socket, &question, ACQUIRE)
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {

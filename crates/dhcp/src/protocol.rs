@@ -40,10 +40,8 @@ pub enum Question {
         /// Metric of the routes.
         priority: Option<u32>,
         /// What addresses are wanted; all of them, or none is given.
-        #[serde(default = "Family::default_ones")]
         families: Vec<Family>,
         /// What is wished for of DHCPv6.
-        #[serde(default)]
         wish: Wish,
     },
     /// The leases as they are.
@@ -51,7 +49,6 @@ pub enum Question {
         /// Whose.
         owner: Owner,
         /// Which must be there.
-        #[serde(default = "Family::default_ones")]
         families: Vec<Family>,
     },
     /// No lease any more.
@@ -129,21 +126,5 @@ mod tests {
             assert!(receive::<Question>(&mut &*hostile).is_err(), "{hostile:?}");
         }
         assert!(send(&mut bytes, &"x".repeat(MESSAGE_MAX)).is_err());
-    }
-
-    #[test]
-    fn a_plugin_that_does_not_know_of_families_asks_for_ipv4() {
-        let owner = r#"{"container":"c","network":"n","ifname":"eth0"}"#;
-        let options = r#"{"provided":[],"requested":[3,1]}"#;
-        let text = format!(
-            r#"{{"allocate":{{"owner":{owner},"netns":"/run/netns/a","options":{options},"priority":null}}}}"#
-        );
-        let Ok(Question::Allocate { families, wish, .. }) = serde_json::from_str(&text) else {
-            panic!("{text}");
-        };
-        assert_eq!((families, wish), (vec![Family::Ipv4], Wish::default()));
-        let text = format!(r#"{{"inspect":{{"owner":{owner}}}}}"#);
-        let Ok(Question::Inspect { families, .. }) = serde_json::from_str(&text) else { panic!("{text}") };
-        assert_eq!(families, [Family::Ipv4]);
     }
 }

@@ -8,7 +8,7 @@
 //!  "leasesV6":[{"owner":{…},"…":0,"address":"2001:db8::5","reply":"07a1…"}]}
 //! ```
 //!
-//! Those of DHCPv6 are a list of their own, which a daemon of before them does not look at, as ours finds none in its file.
+//! Leases of DHCPv6 are a list of their own, which is absent when it is empty.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,8 +1,8 @@
-//! What addresses cost a large cluster: `cargo run --release -p ipam --example scale`.
+//! Cost of allocation in a large cluster: `cargo run --release -p ipam --example scale`.
 //!
-//! Nodes come up one after the other and give all their pods addresses, with the real leasing and the real ledgers, from a
-//! registry in memory that counts requests; then a tenth of them dies, and what they had is taken back. The last lines
-//! are the allocator alone: a ledger that holds many addresses gives and takes one.
+//! First the address store alone: the time of one ADD and one DEL in a store that holds many addresses. Then clusters:
+//! nodes start one after the other and allocate addresses to all their pods, from a registry in memory that counts
+//! requests. At the end a tenth of the nodes dies, and their blocks are reclaimed.
 
 #![allow(
     clippy::print_stdout,
@@ -18,131 +18,132 @@ use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use ipam::lease::{Counter, reclaim};
-use ipam::ledger::{Clock, Lease, Ledger};
-use ipam::registry::{Fault, Holder, Object, Registry, Standing};
-use ipam::turn::{self, Turn, Wish};
-use ipam::{Filter, Grid, Range};
+use ipam::registry::PoolState;
+use ipam::{
+    AddressFilter, AddressStore, Allocation, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
+    IpBlock, PoolLayout, Range, Registry, RegistryError, reclaim,
+};
 use ipnet::IpNet;
 
 #[derive(Default)]
 struct Memory {
-    objects: Mutex<BTreeMap<IpNet, Object>>,
+    objects: Mutex<BTreeMap<IpNet, IpBlock>>,
     requests: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Memory {
-    fn request<T>(&self, what: &'static str, work: impl FnOnce(&mut BTreeMap<IpNet, Object>) -> T) -> T {
+    fn request<T>(&self, what: &'static str, work: impl FnOnce(&mut BTreeMap<IpNet, IpBlock>) -> T) -> T {
         *self.requests.lock().expect("no panic before").entry(what).or_default() += 1;
         work(&mut self.objects.lock().expect("no panic before"))
     }
 }
 
 impl Registry for Memory {
-    async fn create(&self, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
+    async fn create(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
         self.request("create", |objects| {
             if objects.contains_key(&net) {
-                return Err(Fault::Conflict);
+                return Err(RegistryError::Conflict);
             }
             let (uid, version) = (net.to_string(), "1".to_owned());
-            let object = Object { net, uid, version, holder: holder.clone(), holes: Vec::new() };
+            let object = IpBlock { net, uid, version, holder: holder.clone(), reserved: Vec::new() };
             objects.insert(net, object.clone());
             Ok(object)
         })
     }
 
-    async fn read(&self, net: IpNet) -> Result<Option<Object>, Fault> {
+    async fn read(&self, net: IpNet) -> Result<Option<IpBlock>, RegistryError> {
         self.request("get", |objects| Ok(objects.get(&net).cloned()))
     }
 
-    async fn inside(&self, block: IpNet) -> Result<Vec<Object>, Fault> {
+    async fn single_addresses_in(&self, block: IpNet) -> Result<Vec<IpBlock>, RegistryError> {
         self.request("list of a block", |objects| {
             let inside = objects.range(block..).take_while(|(net, _)| block.contains(*net));
             Ok(inside.filter(|(net, _)| **net != block).map(|(_, object)| object.clone()).collect())
         })
     }
 
-    async fn all(&self) -> Result<Vec<Object>, Fault> {
+    async fn list(&self) -> Result<Vec<IpBlock>, RegistryError> {
         self.request("list of the pool", |objects| Ok(objects.values().cloned().collect()))
     }
 
-    async fn of(&self, node: &str, _: &str) -> Result<Vec<Object>, Fault> {
+    async fn list_of_store(&self, node: &str, _: &str) -> Result<Vec<IpBlock>, RegistryError> {
         self.request("list of a node", |objects| {
             Ok(objects.values().filter(|object| object.holder.node == node).cloned().collect())
         })
     }
 
-    async fn claimed(&self, _: &str) -> Result<Vec<Object>, Fault> {
+    async fn list_of_claim(&self, _: &str) -> Result<Vec<IpBlock>, RegistryError> {
         Ok(Vec::new())
     }
 
-    async fn replace(&self, object: &Object) -> Result<Object, Fault> {
+    async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
         self.request("update", |objects| {
             objects.insert(object.net, object.clone());
             Ok(object.clone())
         })
     }
 
-    async fn delete(&self, object: &Object) -> Result<(), Fault> {
+    async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         self.request("delete", |objects| objects.remove(&object.net));
         Ok(())
     }
 
-    async fn standing(&self, _: IpNet) -> Result<Standing, Fault> {
-        Ok(self.request("get of the pool", |_| Standing::Whole))
+    async fn pool_state(&self, _: IpNet) -> Result<PoolState, RegistryError> {
+        Ok(self.request("get of the pool", |_| PoolState::NoSingleAddresses))
     }
 
-    async fn tell(&self, _: IpNet) -> Result<(), Fault> {
+    async fn record_single_address(&self, _: IpNet) -> Result<(), RegistryError> {
         Ok(())
     }
 
-    async fn is_gone(&self, _: &str) -> Result<bool, Fault> {
+    async fn is_pod_deleted(&self, _: &str) -> Result<bool, RegistryError> {
         Ok(false)
     }
 
-    async fn pause(&self, _: u32) {}
+    async fn wait_for_transfer(&self, _: u32) {}
 }
 
-/// Nothing here ever waits.
-fn now<T>(work: impl Future<Output = T>) -> T {
+/// Runs a task that never waits.
+fn run<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => panic!("it waits"),
+        Poll::Pending => panic!("the task waits"),
     }
 }
 
 fn cluster(nodes: u64, pods: u64, range: &str) {
     let subnet: IpNet = range.parse().expect("a network");
-    let grid = Grid::for_nodes(subnet, nodes);
-    let filter = Filter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
-    let clock = Clock { now: 1_000_000, rest: 60_000 };
+    let layout = PoolLayout::for_nodes(subnet, nodes);
+    let filter =
+        AddressFilter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
+    let clock = Clock { now: 1_000_000, quarantine: 60_000 };
     let registry = Memory::default();
     let started = Instant::now();
     for node in 0..nodes {
-        let mut ledger = Ledger::new("boot");
-        let holder = Holder { node: format!("node-{node}"), ledger: "pool".into(), ..Holder::default() };
+        let mut store = AddressStore::new("boot");
+        let holder = Holder { node: format!("node-{node}"), store: "pool".into(), ..Holder::default() };
         for pod in 0..pods {
             loop {
-                match turn::give(&mut ledger, clock, &filter, pod + 1, Wish::Any) {
-                    Turn::Given(..) => break,
-                    Turn::Refused(why) => panic!("{why}"),
-                    Turn::Ask(wish, _) => {
+                match store.allocate(clock, &filter, pod + 1, AllocationKind::Any) {
+                    Allocation::Allocated(..) => break,
+                    Allocation::Refused(why) => panic!("{why}"),
+                    Allocation::NeedsLease(kind, _) => {
                         let seed =
-                            (node << 16 | ledger.blocks().count() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                            (node << 16 | store.blocks().count() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                         let holder = holder.clone();
-                        let counter = Counter {
+                        let allocator = BlockAllocator {
                             registry: &registry,
-                            grid,
+                            layout,
                             filter: &filter,
                             holder,
                             shares_claim: false,
                             clock,
                             seed,
-                            looks: 0,
+                            transfer_checks: 0,
                         };
-                        let supply = now(turn::serve(&counter, &turn::ask(&ledger, wish), &[]));
-                        assert!(supply.refusal.is_none(), "{:?}", supply.refusal);
-                        let _ = turn::receive(&mut ledger, clock, pod + 1, &supply);
+                        let response = run(allocator.serve(&store.lease_request(kind), &[]));
+                        assert!(response.error.is_none(), "{:?}", response.error);
+                        let _ = store.apply_response(clock, pod + 1, &response);
                     }
                 }
             }
@@ -152,7 +153,10 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
     let requests = registry.requests.lock().expect("no panic before").clone();
     let all: u64 = requests.values().sum();
     let addresses = nodes * pods;
-    println!("{nodes} nodes x {pods} pods from {range}: blocks of {}, {addresses} addresses", grid.size());
+    println!(
+        "{nodes} nodes x {pods} pods from {range}: blocks of {}, {addresses} addresses",
+        layout.block_size()
+    );
     println!("  requests {all}: one for {:.1} addresses; {requests:?}", addresses as f64 / all as f64);
     println!("  if all nodes start within a minute: {:.0} requests/s", all as f64 / 60.0);
     println!(
@@ -160,47 +164,57 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
         registry.objects.lock().expect("no panic before").len(),
         took.as_secs_f64()
     );
-    let dead: Vec<Object> = registry.objects.lock().expect("no panic before").values().cloned().collect();
-    let is_dead = |object: &Object| object.holder.node.ends_with('7');
+    reclaim_tenth(&registry, clock.now);
+}
+
+/// Reclaims the objects of a tenth of the nodes.
+fn reclaim_tenth(registry: &Memory, now: u64) {
+    let dead: Vec<IpBlock> = registry.objects.lock().expect("no panic before").values().cloned().collect();
+    let is_dead = |object: &IpBlock| object.holder.node.ends_with('7');
     let (mut taken, before) =
         (0_u64, registry.requests.lock().expect("no panic before").values().sum::<u64>());
     for object in dead.into_iter().filter(is_dead) {
-        now(reclaim(&registry, object, clock.now)).expect("it is as it was");
+        run(reclaim(registry, object, now)).expect("the object is unchanged");
         taken += 1;
     }
     let after: u64 = registry.requests.lock().expect("no panic before").values().sum();
-    println!("  a tenth of the nodes dies: {taken} blocks taken back with {} requests", after - before);
+    println!("  a tenth of the nodes dies: {taken} blocks reclaimed with {} requests", after - before);
 }
 
 fn allocator(held: u64) {
-    let mut ledger = Ledger::new("boot");
+    let mut store = AddressStore::new("boot");
     let subnet: IpNet = "10.0.0.0/8".parse().expect("a network");
-    let grid = Grid::new(subnet, 8);
-    let filter = Filter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
+    let layout = PoolLayout::new(subnet, 8);
+    let filter =
+        AddressFilter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
     let rounds = 2_000;
     let blocks = (held + rounds) / 256 + 1;
     for index in 0..blocks {
-        let net = grid.block(u128::from(index)).expect("a block");
-        let _ = ledger.add(&Lease { net, uid: index.to_string(), bound: false, holes: Vec::new() }, 1);
+        let net = layout.block(u128::from(index)).expect("a block");
+        let _ = store.add_block(
+            &BlockLease { net, id: index.to_string(), single_owner: false, reserved: Vec::new() },
+            1,
+        );
     }
-    let clock = Clock { now: 1_000_000, rest: 0 };
-    for mark in 0..held {
-        let Turn::Given(..) = turn::give(&mut ledger, clock, &filter, mark + 1, Wish::Any) else {
+    let clock = Clock { now: 1_000_000, quarantine: 0 };
+    for owner in 0..held {
+        let Allocation::Allocated(..) = store.allocate(clock, &filter, owner + 1, AllocationKind::Any) else {
             panic!("full")
         };
     }
-    let marks = || (0..rounds).map(|round| u64::MAX - round);
+    let owners = || (0..rounds).map(|round| u64::MAX - round);
     let started = Instant::now();
-    for mark in marks() {
-        let Turn::Given(..) = turn::give(&mut ledger, clock, &filter, mark, Wish::Any) else {
+    for owner in owners() {
+        let Allocation::Allocated(..) = store.allocate(clock, &filter, owner, AllocationKind::Any) else {
             panic!("full")
         };
     }
-    let given = started.elapsed();
-    for mark in marks() {
-        let _ = turn::take_back(&mut ledger, clock.now, &[mark]);
+    let allocated = started.elapsed();
+    for owner in owners() {
+        let _ = store.release_owners(clock.now, &[owner]);
     }
-    let [add, del] = [given, started.elapsed() - given].map(|took| took.as_secs_f64() / rounds as f64);
+    let [add, del] =
+        [allocated, started.elapsed() - allocated].map(|took| took.as_secs_f64() / rounds as f64);
     println!(
         "allocator, {held} held: {:.1} us for one ADD, {:.0} a second; {:.1} us for one DEL",
         add * 1e6,

@@ -1,182 +1,137 @@
-//! Whether what a ledger has is still its node's: after a boot, and when the registry says otherwise although there was none.
+//! Confirmation of unconfirmed blocks with the registry, in the node agent.
 //!
-//! ```text
-//!   active ──boot; [`doubt`]──► unconfirmed ──asked──► its object is the node's ──► active, under a new lease
-//!                                              ├──► nobody's, and something in it is held ──► taken again
-//!                                              └──► else: lost; its page stays as long as something in it is held
-//! ```
-//!
-//! A node may be taken for dead and live: its blocks are given to others, or to nobody, while its ledger goes on. So its agent
-//! compares, and has the ledger doubt what is not its node's any more.
-//!
-//! Rules: nobody new comes into a block in doubt; what is held in one that is nobody's must not become another's, so it is leased
-//! anew, and what is held in the page before is a hole in the new one: nothing is held twice.
-
-use std::net::IpAddr;
+//! A block whose object is still the node's becomes active under a new lease. A block whose object is gone, but in
+//! which something is held, is leased again. See `docs/design/ipam.md#loss-of-a-lease`.
 
 use ipnet::IpNet;
 
-use crate::Grid;
-use crate::lease::{Counter, Refusal, block_around, give_back, of_block, was_seen};
-use crate::ledger::{Block, Edit, Lease, Ledger, Slot, State};
-use crate::registry::{Fault, Holder, Object, Registry, Standing, make};
-use crate::turn::{Ask, Known, Supply};
+use crate::allocation_error::AllocationError;
+use crate::allocator::BlockAllocator;
+use crate::block_lease::{BlockInfo, BlockState};
+use crate::ip_block::{Holder, IpBlock};
+use crate::lease_message::{LeaseRequest, LeaseResponse};
+use crate::pool_layout::{PoolLayout, is_single_address};
+use crate::reclaim::release_lease;
+use crate::registry::{PoolState, Registry, RegistryError, block_around, create_object};
 
-/// Lets nobody new into a lease until it was asked whose it is; no edit where there is nothing to doubt.
-pub fn doubt(ledger: &mut Ledger, lease: &str) -> Option<Edit> {
-    let block = ledger.blocks().find(|block| block.uid == lease && block.state == State::Active)?;
-    Some(ledger.set(block.page, State::Unconfirmed))
-}
-
-/// Is this lease in doubt, and nothing in its block held? It may be given back then, unless it is confirmed before.
-pub fn is_over(ledger: &Ledger, lease: &str) -> bool {
-    let in_doubt = |block: &Block| block.uid == lease && block.state == State::Unconfirmed;
-    let Some(own) = ledger.blocks().find(in_doubt) else { return false };
-    !is_held_inside(ledger, own.net)
-}
-
-/// Is something of a block held, in whichever page?
-pub fn is_held_inside(ledger: &Ledger, net: IpNet) -> bool {
-    let mut inside = ledger.blocks().filter(|block| net.contains(&block.net));
-    inside.any(|block| ledger.is_held(&block))
-}
-
-/// What of a block is held in pages of other leases: of it, or of single addresses in it.
-pub(crate) fn held_otherwise(ledger: &Ledger, lease: &Lease) -> Vec<IpAddr> {
-    let meets = |block: &Block| lease.net.contains(&block.net) && block.uid != lease.uid && !lease.bound;
-    ledger.blocks().filter(meets).flat_map(|block| held_in(ledger, &block)).collect()
-}
-
-/// What of a block is held, or cannot be told not to be.
-pub(crate) fn held_in(ledger: &Ledger, block: &Block) -> Vec<IpAddr> {
-    let slots = ledger.slots_of(block).enumerate();
-    let held = slots.filter(|(_, what)| matches!(what, Slot::Held(..) | Slot::Unknown));
-    held.map(|(slot, _)| crate::grid::nth(block.net, slot as u128)).collect()
-}
-
-/// Asks which of the blocks are still this node's.
-pub(crate) async fn confirm<R: Registry>(
-    counter: &Counter<'_, R>,
-    ask: &Ask,
-    seen: &[Object],
-    supply: &mut Supply,
-) -> Result<(), Refusal> {
-    let own = counter.registry.of(&counter.holder.node, &counter.holder.ledger).await?;
-    for known in ask.known.iter().filter(|known| known.state == State::Unconfirmed) {
-        let Known { net, lease, .. } = known;
-        let is_it = |object: &Object| object.net == *net && object.lease_id() == *lease;
-        let found = match own.iter().find(|object| is_it(object)) {
+/// Confirms the unconfirmed blocks of a request.
+pub(crate) async fn confirm_blocks<R: Registry>(
+    allocator: &BlockAllocator<'_, R>,
+    request: &LeaseRequest,
+    seen: &[IpBlock],
+    response: &mut LeaseResponse,
+) -> Result<(), AllocationError> {
+    let Holder { node, store, .. } = &allocator.holder;
+    let own = allocator.registry.list_of_store(node, store).await?;
+    for block in request.blocks.iter().filter(|block| block.state == BlockState::Unconfirmed) {
+        let BlockInfo { net, lease, .. } = block;
+        let is_block = |object: &IpBlock| object.net == *net && object.lease_id() == *lease;
+        let found = match own.iter().find(|object| is_block(object)) {
             Some(object) => Some(object.clone()),
-            // The ledger may have had another name when it was leased.
+            // The store may have had another name when the block was leased.
             None => {
-                let object = counter.registry.read(*net).await?;
-                object.filter(|object| is_it(object) && object.holder.node == counter.holder.node)
+                let object = allocator.registry.read(*net).await?;
+                object.filter(|object| is_block(object) && object.holder.node == *node)
             }
         };
         let Some(object) = found else {
-            supply.lost.push(lease.clone());
-            let is_elsewhere = |other: &Known| other.net == *net && other.lease != *lease;
-            if !known.held.is_empty() && !ask.known.iter().any(is_elsewhere) {
-                take_again(counter, (ask, seen), known, supply).await?;
+            response.lost.push(lease.clone());
+            let is_other_lease = |other: &BlockInfo| other.net == *net && other.lease != *lease;
+            if !block.held.is_empty() && !request.blocks.iter().any(is_other_lease) {
+                lease_held_block(allocator, (request, seen), block, response).await?;
             }
             continue;
         };
-        // If somebody has changed it since, the next question shows who.
-        if let Some(new) = counter.confirm(&object).await? {
-            supply.confirmed.push((lease.clone(), new));
+        // If the object was changed concurrently, the next request finds out by whom.
+        if let Some(confirmed) = allocator.confirm(&object).await? {
+            response.confirmed.push((lease.clone(), confirmed));
         }
     }
     Ok(())
 }
 
-/// Leases what is nobody's although something in it is held here.
-async fn take_again<R: Registry>(
-    counter: &Counter<'_, R>,
-    (ask, seen): (&Ask, &[Object]),
-    known: &Known,
-    supply: &mut Supply,
-) -> Result<(), Refusal> {
-    let is_single = known.net.prefix_len() == known.net.max_prefix_len();
-    // The pool may have been cut otherwise since.
-    if !is_single && counter.grid.block_of(known.net.addr()) != Some(known.net) {
+/// Leases a block or single address whose object is gone although this node holds something in it.
+async fn lease_held_block<R: Registry>(
+    allocator: &BlockAllocator<'_, R>,
+    (request, seen): (&LeaseRequest, &[IpBlock]),
+    block: &BlockInfo,
+    response: &mut LeaseResponse,
+) -> Result<(), AllocationError> {
+    // The pool may have been split into other blocks since.
+    if !is_single_address(block.net) && allocator.layout.block_of(block.net.addr()) != Some(block.net) {
         return Ok(());
     }
-    let Holder { node, ledger, .. } = counter.holder.clone();
-    let holder = Holder { node, ledger, ..Holder::default() };
-    let Some(made) = take(counter.registry, known.net, &holder, seen).await? else {
+    let Holder { node, store, .. } = allocator.holder.clone();
+    let holder = Holder { node, store, ..Holder::default() };
+    let Some(object) = create_or_take(allocator.registry, block.net, &holder, seen).await? else {
         return Ok(());
     };
-    if !made.is_single() {
-        supply.leases.push(of_block(&counter.with_holes(made, &ask.known).await?));
-    } else if counter.block_around(made.net.addr()).await?.is_some() {
-        // It stays ours, and in doubt: whoever is leasing the block finds it, and it is a hole there by the next question.
-    } else if counter.registry.standing(made.net).await? != Standing::Mixed {
-        give_back(counter.registry, made.net, &made.lease_id(), counter.clock.now).await?;
+    if !object.is_single_address() {
+        response.leases.push(allocator.with_reserved(object, &request.blocks).await?.block_lease());
+    } else if allocator.block_around(object.net.addr()).await?.is_some() {
+        // The object remains and the block stays unconfirmed. The node that leases the block around it finds the object
+        // and reserves the address, before this store asks again.
+    } else if allocator.registry.pool_state(object.net).await? != PoolState::SingleAddressesPossible {
+        release_lease(allocator.registry, object.net, &object.lease_id(), allocator.clock.now).await?;
     } else {
-        supply.lost.retain(|lease| *lease != known.lease);
-        supply.confirmed.push((known.lease.clone(), made.lease_id()));
+        response.lost.retain(|lease| *lease != block.lease);
+        response.confirmed.push((block.lease.clone(), object.lease_id()));
     }
     Ok(())
 }
 
-/// What is nobody's, or was leased again already by this holder before it asked (`seen`), and was told to nobody; what keeps a
-/// single address goes on keeping it.
-async fn take<R: Registry>(
+/// Creates an object, or takes a free single address, or one that this holder leased again before the request (`seen`).
+/// A claim continues to keep a single address. `None` if the object belongs to another holder.
+async fn create_or_take<R: Registry>(
     registry: &R,
     net: IpNet,
     holder: &Holder,
-    seen: &[Object],
-) -> Result<Option<Object>, Fault> {
-    match make(registry, net, holder).await {
-        Err(Fault::Conflict) => {}
+    seen: &[IpBlock],
+) -> Result<Option<IpBlock>, RegistryError> {
+    match create_object(registry, net, holder).await {
+        Err(RegistryError::Conflict) => {}
         other => return other.map(Some),
     }
-    // The object of a single address outlives its lease.
-    let is_again = |object: &Object| {
-        (&object.holder.node, &object.holder.ledger) == (&holder.node, &holder.ledger)
-            && was_seen(object, seen)
+    let is_own = |object: &IpBlock| {
+        (&object.holder.node, &object.holder.store) == (&holder.node, &holder.store) && object.is_among(seen)
     };
-    let may_be_had =
-        |object: &Object| object.is_single() && (object.holder.node.is_empty() || is_again(object));
-    let Some(object) = registry.read(net).await?.filter(may_be_had) else { return Ok(None) };
-    let Holder { owner, claim, turn, .. } = object.holder.clone();
+    // The object of a single address outlives its lease.
+    let is_available =
+        |object: &IpBlock| object.is_single_address() && (object.holder.node.is_empty() || is_own(object));
+    let Some(object) = registry.read(net).await?.filter(is_available) else { return Ok(None) };
+    let Holder { owner, claim, generation, .. } = object.holder.clone();
     let owner = if owner.is_empty() { holder.owner.clone() } else { owner };
-    let holder = Holder { owner, claim, turn: turn + 1, ..holder.clone() };
-    match registry.replace(&Object { holder, ..object }).await {
-        Err(Fault::Conflict) => Ok(None),
+    let holder = Holder { owner, claim, generation: generation + 1, ..holder.clone() };
+    match registry.replace(&IpBlock { holder, ..object }).await {
+        Err(RegistryError::Conflict) => Ok(None),
         other => other.map(Some),
     }
 }
 
-/// Leases what is in doubt and held before anybody asks, if it is nobody's; whether it was. The next question of its ledger finds
-/// it.
+/// Leases an unconfirmed block again in which something is held, without a request of its store; returns whether it was
+/// available. The next request of the store finds the new lease.
 ///
 /// # Errors
-/// The registry's.
-pub async fn lease_again<R: Registry>(
+/// Error of the registry.
+pub async fn recreate_lease<R: Registry>(
     registry: &R,
-    grid: Grid,
+    layout: PoolLayout,
     net: IpNet,
     holder: &Holder,
     now: u64,
-) -> Result<bool, Fault> {
-    let Some(made) = take(registry, net, holder, &[]).await? else { return Ok(false) };
-    let is_had = match registry.standing(net).await? {
-        Standing::Anew => false,
-        Standing::Mixed => true,
-        // Of a single address it would say so.
-        Standing::Whole => !made.is_single(),
+) -> Result<bool, RegistryError> {
+    let Some(object) = create_or_take(registry, net, holder, &[]).await? else { return Ok(false) };
+    let is_valid = match registry.pool_state(net).await? {
+        PoolState::Changed => false,
+        PoolState::SingleAddressesPossible => true,
+        // The pool would have a record of a single address.
+        PoolState::NoSingleAddresses => !object.is_single_address(),
     };
-    if !is_had {
-        give_back(registry, net, &made.lease_id(), now).await?;
+    if !is_valid {
+        release_lease(registry, net, &object.lease_id(), now).await?;
         return Ok(false);
     }
-    // Inside of somebody's block it stays in doubt, and is not given back: it may be seen by who is leasing that.
-    Ok(!made.is_single() || block_around(registry, grid, net.addr()).await?.is_none())
-}
-
-/// The networks in which something is held though the lease is in doubt.
-pub(crate) fn held_in_doubt(ask: &Ask) -> impl Iterator<Item = IpNet> {
-    let in_doubt = |known: &&Known| !known.held.is_empty() && known.state == State::Unconfirmed;
-    ask.known.iter().filter(in_doubt).map(|known| known.net)
+    // A single address inside a leased block stays unconfirmed. Its object remains, because the node that leases the
+    // block may have read it.
+    Ok(!object.is_single_address() || block_around(registry, layout, net.addr()).await?.is_none())
 }

@@ -1,44 +1,51 @@
-//! Which address is next: ranges, sets of ranges, what is held, and the choice.
+//! Cluster IPAM: address ranges, pools, blocks, leases, and the choice of the next address. Pure: no files, no clock.
 //!
-//! ```text
-//!   subnet, first, last, gateway ──► Range ──► RangeSet ──► after(last given) ──► candidates, in order
-//!                                                  │
-//!                    addresses in use ──► Held ────┴──► choose ──► Assignment
-//! ```
+//! - [`Range`], [`RangeSet`], [`UsedAddresses`]: choice of an address in a range, for `host-local`.
+//! - [`PoolLayout`], [`AddressFilter`]: blocks of a pool, and the addresses of it that a network may allocate.
+//! - [`AddressStore`]: the leased blocks of a node, and the owners of their addresses. Used by `weft-cni`.
+//! - [`BlockAllocator`], [`Registry`]: leases of blocks and single addresses. Used by the node agent.
 //!
-//! And, for a pool of many nodes, whose a block of it is:
-//!
-//! ```text
-//!   Grid (blocks of a pool) ──► Counter ──create, once──► Registry      Filter (what a network may have)
-//!                                  │                                       │
-//!                                Lease ──► Ledger (a file of the node) ──► choose ──► hold, free
-//!                                             └── handover: an address that another node asks for
-//! ```
-//!
-//! Rules of this crate:
-//! - it is pure: no files, no clock, no configuration; who holds what is the caller's knowledge;
-//! - nothing here takes time in proportion to a range, only to what is held in it: a /64 is as quick as a /24;
-//! - an address that is given lies in a range and is no gateway of its set; every free one is given at last;
-//! - a refusal says which part is wrong, its value and why; the caller knows the key it was written under.
+//! No operation takes time in proportion to a range, so a /64 is as fast as a /24. The design is in
+//! `docs/design/ipam.md`.
 
 #![forbid(unsafe_code)]
 
-pub mod confirm;
-mod filter;
-pub mod grid;
-pub mod handover;
-mod held;
-pub mod lease;
-pub mod ledger;
+mod address_filter;
+pub mod address_store;
+mod allocate;
+mod allocation_error;
+mod allocator;
+mod apply;
+mod block_lease;
+mod clock;
+mod confirm;
+mod ip_block;
+mod lease_message;
 mod number;
+pub mod pool_layout;
 mod range;
+mod range_set;
+mod reclaim;
 pub mod registry;
-mod set;
-pub mod turn;
+mod release;
+mod serve;
+pub mod transfer;
+mod unconfirmed;
+mod used_addresses;
 
-pub use filter::Filter;
-pub use grid::Grid;
-pub use held::Held;
-pub use ledger::Ledger;
-pub use range::{Part, Range, Refusal};
-pub use set::{Assignment, Candidates, RangeSet, SetRefusal};
+pub use address_filter::AddressFilter;
+pub use address_store::AddressStore;
+pub use allocate::Allocation;
+pub use allocation_error::AllocationError;
+pub use allocator::{BlockAllocator, RequestContext};
+pub use block_lease::{BlockInfo, BlockLease, BlockState};
+pub use clock::Clock;
+pub use confirm::recreate_lease;
+pub use ip_block::{Holder, IpBlock};
+pub use lease_message::{AllocationKind, LeaseRequest, LeaseResponse};
+pub use pool_layout::PoolLayout;
+pub use range::{Range, RangeError, RangePart};
+pub use range_set::{Assignment, Candidates, RangeSet, RangeSetError};
+pub use reclaim::{end_claim, reclaim, release_lease};
+pub use registry::{Registry, RegistryError};
+pub use used_addresses::UsedAddresses;

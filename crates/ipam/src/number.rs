@@ -1,10 +1,10 @@
-//! Addresses as numbers, so that «next» is an addition in both families.
+//! IP addresses as numbers, so that the next address is an addition in both families.
 //!
-//! An IPv4 address is its 32 bits; which family a number belongs to, its owner knows.
+//! An IPv4 address is its 32 bits. A number alone does not tell its family; the caller keeps that beside it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The two families; IPv4 sorts first.
+/// Address family; IPv4 sorts first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Family {
     V4,
@@ -19,7 +19,7 @@ impl Family {
         }
     }
 
-    /// Bits of an address.
+    /// Number of bits in an address.
     pub(crate) fn bits(self) -> u8 {
         match self {
             Family::V4 => 32,
@@ -27,7 +27,7 @@ impl Family {
         }
     }
 
-    /// The address of this number, of which an IPv4 address has the low 32 bits.
+    /// Address with this number; for IPv4 the low 32 bits count.
     pub(crate) fn address(self, number: u128) -> IpAddr {
         match self {
             Family::V4 => Ipv4Addr::from_bits(number as u32).into(),
@@ -36,7 +36,7 @@ impl Family {
     }
 }
 
-/// The number of an address.
+/// Number of an address.
 pub(crate) fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),

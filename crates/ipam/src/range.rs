@@ -1,9 +1,9 @@
-//! A range: the addresses of one subnet that may be given, from a first to a last one.
+//! Address range: the addresses of one subnet that may be allocated, from a first to a last one.
 //!
-//! Rules: the subnet is a network address with room for hosts; both ends are inside it and in order; a
-//! gateway is of the same family and never given, but need not be inside.
+//! - The subnet is a network address with at least two hosts; both ends lie inside it, in order.
+//! - The gateway has the same family and is never allocated; it need not lie inside the subnet.
 //!
-//! Source: containernetworking/plugins `plugins/ipam/host-local` README, whose defaults these are.
+//! Source of the defaults: containernetworking/plugins `plugins/ipam/host-local` README.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use crate::number::{Family, number};
 
-/// Addresses that may be given.
+/// Addresses of one subnet that may be allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     subnet: IpNet,
@@ -21,57 +21,57 @@ pub struct Range {
     gateway: Option<IpAddr>,
 }
 
-/// Which part of a range is meant.
+/// Part of a range that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum RangePart {
     /// The subnet.
     Subnet,
-    /// The first address to give.
+    /// The first address to allocate.
     First,
-    /// The last address to give.
+    /// The last address to allocate.
     Last,
     /// The gateway.
     Gateway,
 }
 
-/// Why a range cannot be.
+/// Error in the definition of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RangeError {
     /// The part that is wrong.
-    pub part: Part,
+    pub part: RangePart,
     /// Its value.
     pub value: String,
-    /// What is wrong with it.
-    pub why: String,
+    /// Problem with the value.
+    pub reason: String,
 }
 
 impl Range {
-    /// The addresses of `subnet` from `first` to `last`, both included, without a gateway.
+    /// Returns the addresses of `subnet` from `first` to `last`, both included, without a gateway.
     ///
-    /// By default they are all hosts: from the address after the network's own to the one before the
-    /// broadcast address, or to the very last of an IPv6 subnet.
+    /// By default the range covers all hosts: from the address after the network address to the one before the
+    /// broadcast address, or to the last address of an IPv6 subnet.
     ///
     /// # Errors
-    /// A subnet without room for two hosts or with host bits set; an end outside; the ends in the wrong order.
-    pub fn between(subnet: IpNet, first: Option<IpAddr>, last: Option<IpAddr>) -> Result<Range, Refusal> {
+    /// The subnet has fewer than two hosts or host bits set, an end lies outside, or the ends are out of order.
+    pub fn between(subnet: IpNet, first: Option<IpAddr>, last: Option<IpAddr>) -> Result<Range, RangeError> {
         let family = Family::of(subnet.addr());
-        let refuse = |part, value: &dyn fmt::Display, why: String| {
-            Err(Refusal { part, value: value.to_string(), why })
+        let refuse = |part, value: &dyn fmt::Display, reason: String| {
+            Err(RangeError { part, value: value.to_string(), reason })
         };
         if subnet.prefix_len() > family.bits() - 2 {
-            let why = format!("too small to give addresses from: at most /{}", family.bits() - 2);
-            return refuse(Part::Subnet, &subnet, why);
+            let reason = format!("too small to allocate addresses from: at most /{}", family.bits() - 2);
+            return refuse(RangePart::Subnet, &subnet, reason);
         }
         if subnet.addr() != subnet.network() {
             return refuse(
-                Part::Subnet,
+                RangePart::Subnet,
                 &subnet,
                 format!("has host bits set: the network is {}", subnet.trunc()),
             );
         }
-        let ends = [(Part::First, first), (Part::Last, last)];
-        let mut given = ends.into_iter().filter_map(|(part, end)| Some((part, end?)));
-        if let Some((part, end)) = given.clone().find(|(_, end)| !subnet.contains(end)) {
+        let ends = [(RangePart::First, first), (RangePart::Last, last)];
+        let mut explicit = ends.into_iter().filter_map(|(part, end)| Some((part, end?)));
+        if let Some((part, end)) = explicit.clone().find(|(_, end)| !subnet.contains(end)) {
             return refuse(part, &end, format!("not in subnet {subnet}"));
         }
         let broadcast = number(subnet.broadcast());
@@ -81,56 +81,56 @@ impl Range {
             last: last.map_or(if family == Family::V4 { broadcast - 1 } else { broadcast }, number),
             gateway: None,
         };
-        match given.next_back() {
+        match explicit.next_back() {
             Some((part, end)) if range.first > range.last => {
-                let why = match part {
-                    Part::Last => format!("before the first address {}", range.first()),
+                let reason = match part {
+                    RangePart::Last => format!("before the first address {}", range.first()),
                     _ => format!("after the last address {}", range.last()),
                 };
-                refuse(part, &end, why)
+                refuse(part, &end, reason)
             }
             _ => Ok(range),
         }
     }
 
-    /// The same range with a gateway, which is never given.
+    /// Returns the same range with a gateway, which is never allocated.
     ///
     /// # Errors
-    /// A gateway of the other family.
-    pub fn with_gateway(self, gateway: IpAddr) -> Result<Range, Refusal> {
+    /// The gateway belongs to the other address family.
+    pub fn with_gateway(self, gateway: IpAddr) -> Result<Range, RangeError> {
         if gateway.is_ipv4() != self.subnet.addr().is_ipv4() {
-            let why = format!("not of the family of subnet {}", self.subnet);
-            return Err(Refusal { part: Part::Gateway, value: gateway.to_string(), why });
+            let reason = format!("not of the address family of subnet {}", self.subnet);
+            return Err(RangeError { part: RangePart::Gateway, value: gateway.to_string(), reason });
         }
         Ok(Range { gateway: Some(gateway), ..self })
     }
 
-    /// The subnet; its prefix length is that of every address given.
+    /// Subnet; every allocated address has its prefix length.
     pub fn subnet(&self) -> IpNet {
         self.subnet
     }
 
-    /// The address after the network's own: the usual gateway.
+    /// Address after the network address: the usual gateway.
     pub fn first_host(&self) -> IpAddr {
         self.family().address(number(self.subnet.network()) + 1)
     }
 
-    /// The first address.
+    /// First address.
     pub fn first(&self) -> IpAddr {
         self.family().address(self.first)
     }
 
-    /// The last address.
+    /// Last address.
     pub fn last(&self) -> IpAddr {
         self.family().address(self.last)
     }
 
-    /// The gateway, if there is one.
+    /// Gateway, if one is set.
     pub fn gateway(&self) -> Option<IpAddr> {
         self.gateway
     }
 
-    /// Is it between first and last? A gateway may be.
+    /// Whether an address lies between first and last; this includes a gateway inside the range.
     pub fn contains(&self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family() && (self.first..=self.last).contains(&number(ip))
     }
@@ -144,6 +144,14 @@ impl Range {
     }
 }
 
+impl fmt::Display for RangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.value, self.reason)
+    }
+}
+
+impl std::error::Error for RangeError {}
+
 impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first(), self.last())
@@ -154,13 +162,13 @@ impl fmt::Display for Range {
 mod tests {
     use super::*;
 
-    fn range(subnet: &str, first: &str, last: &str) -> Result<Range, Refusal> {
+    fn range(subnet: &str, first: &str, last: &str) -> Result<Range, RangeError> {
         let end = |text: &str| (!text.is_empty()).then(|| text.parse().unwrap());
         Range::between(subnet.parse().unwrap(), end(first), end(last))
     }
 
     #[test]
-    fn the_defaults_are_all_hosts() {
+    fn range_defaults_cover_all_hosts() {
         let cases = [
             ("10.1.2.0/24", "10.1.2.1-10.1.2.254"),
             ("10.0.0.0/30", "10.0.0.1-10.0.0.2"),
@@ -171,41 +179,46 @@ mod tests {
         for (subnet, expected) in cases {
             assert_eq!(range(subnet, "", "").unwrap().to_string(), expected);
         }
-        let given = range("10.1.2.0/24", "10.1.2.0", "10.1.2.255").unwrap();
-        assert_eq!(given.first_host().to_string(), "10.1.2.1");
-        assert_eq!(given.to_string(), "10.1.2.0-10.1.2.255", "what is asked for is taken");
+        let all = range("10.1.2.0/24", "10.1.2.0", "10.1.2.255").unwrap();
+        assert_eq!(all.first_host().to_string(), "10.1.2.1");
+        assert_eq!(all.to_string(), "10.1.2.0-10.1.2.255", "explicit ends are used as given");
     }
 
     #[test]
-    fn a_refusal_names_the_part_its_value_and_the_reason() {
+    fn range_error_names_part_value_and_reason() {
         let cases = [
-            (("10.1.2.0/31", "", ""), Part::Subnet, "10.1.2.0/31", "too small"),
-            (("fd00::/127", "", ""), Part::Subnet, "fd00::/127", "at most /126"),
-            (("10.1.2.3/24", "", ""), Part::Subnet, "10.1.2.3/24", "the network is 10.1.2.0/24"),
-            (("10.1.2.0/24", "10.1.3.1", ""), Part::First, "10.1.3.1", "not in subnet 10.1.2.0/24"),
-            (("10.1.2.0/24", "fd00::1", ""), Part::First, "fd00::1", "not in subnet"),
-            (("10.1.2.0/24", "", "10.1.1.255"), Part::Last, "10.1.1.255", "not in subnet"),
+            (("10.1.2.0/31", "", ""), RangePart::Subnet, "10.1.2.0/31", "too small"),
+            (("fd00::/127", "", ""), RangePart::Subnet, "fd00::/127", "at most /126"),
+            (("10.1.2.3/24", "", ""), RangePart::Subnet, "10.1.2.3/24", "the network is 10.1.2.0/24"),
+            (("10.1.2.0/24", "10.1.3.1", ""), RangePart::First, "10.1.3.1", "not in subnet 10.1.2.0/24"),
+            (("10.1.2.0/24", "fd00::1", ""), RangePart::First, "fd00::1", "not in subnet"),
+            (("10.1.2.0/24", "", "10.1.1.255"), RangePart::Last, "10.1.1.255", "not in subnet"),
             (
                 ("10.1.2.0/24", "10.1.2.9", "10.1.2.8"),
-                Part::Last,
+                RangePart::Last,
                 "10.1.2.8",
                 "before the first address 10.1.2.9",
             ),
             (
                 ("10.1.2.0/24", "10.1.2.255", ""),
-                Part::First,
+                RangePart::First,
                 "10.1.2.255",
                 "after the last address 10.1.2.254",
             ),
-            (("10.1.2.0/24", "", "10.1.2.0"), Part::Last, "10.1.2.0", "before the first address 10.1.2.1"),
+            (
+                ("10.1.2.0/24", "", "10.1.2.0"),
+                RangePart::Last,
+                "10.1.2.0",
+                "before the first address 10.1.2.1",
+            ),
         ];
-        for ((subnet, first, last), part, value, why) in cases {
-            let refusal = range(subnet, first, last).unwrap_err();
-            assert_eq!((refusal.part, refusal.value.as_str()), (part, value));
-            assert!(refusal.why.contains(why), "{}", refusal.why);
+        for ((subnet, first, last), part, value, reason) in cases {
+            let error = range(subnet, first, last).unwrap_err();
+            assert_eq!((error.part, error.value.as_str()), (part, value));
+            assert!(error.reason.contains(reason), "{}", error.reason);
         }
-        let refusal =
+        let error =
             range("10.1.2.0/24", "", "").unwrap().with_gateway("fd00::1".parse().unwrap()).unwrap_err();
-        assert_eq!((refusal.part, refusal.value.as_str()), (Part::Gateway, "fd00::1"));
+        assert_eq!((error.part, error.value.as_str()), (RangePart::Gateway, "fd00::1"));
     }
 }

@@ -1,165 +1,128 @@
-//! Where a cluster writes down whose blocks are: objects that are made by name, once, and changed one at a time.
+//! Registry: the cluster-wide list of leased blocks and single addresses of one pool.
 //!
-//! The Kubernetes API is one; a simulation is another. What is asked of it: a name is given once; a change is made
-//! only if nobody else made one since; a read sees every change that was answered before it began; what a hand deletes
-//! stays, by its name, as long as it is somebody's ([`Object::is_in_use`]): whoever has it goes on giving it, and may be away, or one of
-//! those who share it that the object does not name. A pool is cut anew only where none of its objects is of another cut,
-//! after its predecessor has gone. A single address is made by [`make`], which tells the pool before.
+//! The Kubernetes API is one implementation, the simulation another. The allocator relies on these guarantees:
+//!
+//! - A name can be created once. A change succeeds only if the object was not changed since it was read.
+//! - A read sees every change that was acknowledged before the read began.
+//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues to
+//!   allocate.
+//! - A deleted pool is split again only if none of its remaining objects has another block size.
+//!
+//! See `docs/design/ipam.md#objects`.
 
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::ledger::Clock;
 use ipnet::IpNet;
 
-/// A block, or a single address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
-    /// Its addresses: its name within the pool.
-    pub net: IpNet,
-    /// Anew whenever it is made.
-    pub uid: String,
-    /// Anew whenever it is changed.
-    pub version: String,
-    /// Whose it is.
-    pub holder: Holder,
-    /// Addresses in it that are not its holder's.
-    pub holes: Vec<IpAddr>,
-}
+use crate::ip_block::{Holder, IpBlock};
+use crate::pool_layout::{PoolLayout, is_single_address};
 
-/// Whose an object is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holder {
-    /// The node; empty: nobody's.
-    pub node: String,
-    /// The node's ledger that has it.
-    pub ledger: String,
-    /// The uid of the pod, of a single address.
-    pub owner: String,
-    /// What keeps the address when the pod is gone; empty: nothing.
-    pub claim: String,
-    /// When it became nobody's, in milliseconds since 1970.
-    pub freed: u64,
-    /// How often it was taken over.
-    pub turn: u64,
-    /// Of a single address: the node that has the block around it and is asked to give it up; empty: none is.
-    pub asks: String,
-    /// Who holds it there, as that node says; empty: nobody, or it has not said.
-    pub refused: String,
-}
-
-/// Why a request was not done.
+/// Error of a registry request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// There is one of that name, or it was changed since it was read.
+pub enum RegistryError {
+    /// The name exists already, or the object was changed since it was read.
     Conflict,
-    /// No answer that can be trusted: it may have been done or not.
+    /// The request failed or was not answered; the change may have been made.
     Unknown(String),
 }
 
-/// What a pool says of something that was made of it.
+/// State of the pool, read after an object of it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It is not the one any more of which this was begun, or not cut as it was: one that is deleted may be made anew.
-    Anew,
-    /// It is, and single addresses may have been made in the block, or in the one around the address.
-    Mixed,
-    /// It is, and no single address was ever made there.
-    Whole,
+pub enum PoolState {
+    /// The pool was deleted, recreated or split into other blocks since it was read.
+    Changed,
+    /// The pool is unchanged; the block may contain single-address objects.
+    SingleAddressesPossible,
+    /// The pool is unchanged; no single-address object was ever created in the block.
+    NoSingleAddresses,
 }
 
-/// Whose blocks are, of one pool.
+/// Objects of one pool.
 pub trait Registry: Sync {
-    /// Makes an object, if there is none of that name.
-    fn create(&self, net: IpNet, holder: &Holder) -> impl Future<Output = Result<Object, Fault>> + Send;
+    /// Creates an object, if its name is free.
+    fn create(
+        &self,
+        net: IpNet,
+        holder: &Holder,
+    ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
-    /// The object of this name.
-    fn read(&self, net: IpNet) -> impl Future<Output = Result<Option<Object>, Fault>> + Send;
+    /// Returns the object of this name.
+    fn read(&self, net: IpNet) -> impl Future<Output = Result<Option<IpBlock>, RegistryError>> + Send;
 
-    /// The single addresses inside a block.
-    fn inside(&self, block: IpNet) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+    /// Returns the single-address objects inside a block.
+    fn single_addresses_in(
+        &self,
+        block: IpNet,
+    ) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
-    /// Every object of the pool.
-    fn all(&self) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+    /// Returns every object of the pool.
+    fn list(&self) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
-    /// The objects of a node's ledger.
-    fn of(&self, node: &str, ledger: &str) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+    /// Returns the objects that a node's address store leases.
+    fn list_of_store(
+        &self,
+        node: &str,
+        store: &str,
+    ) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
-    /// The single addresses that a claim keeps.
-    fn claimed(&self, claim: &str) -> impl Future<Output = Result<Vec<Object>, Fault>> + Send;
+    /// Returns the single addresses that a claim keeps.
+    fn list_of_claim(&self, claim: &str) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
-    /// Changes an object, if nobody has since `object` was read. One that a hand has deleted and that is nobody's after that is gone.
-    fn replace(&self, object: &Object) -> impl Future<Output = Result<Object, Fault>> + Send;
+    /// Replaces an object, if it was not changed since `object` was read. A manually deleted object that is free after
+    /// the change is removed.
+    fn replace(&self, object: &IpBlock) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
-    /// Removes an object, whosever it is, if it is still that one unchanged; what is gone is gone.
-    fn delete(&self, object: &Object) -> impl Future<Output = Result<(), Fault>> + Send;
+    /// Deletes an object, if it was not changed since `object` was read. Deleting a missing object succeeds.
+    fn delete(&self, object: &IpBlock) -> impl Future<Output = Result<(), RegistryError>> + Send;
 
-    /// What the pool says of a block, or of a single address, that was made of it.
-    fn standing(&self, net: IpNet) -> impl Future<Output = Result<Standing, Fault>> + Send;
+    /// Returns the state of the pool with respect to a block or single address that was just created.
+    fn pool_state(&self, net: IpNet) -> impl Future<Output = Result<PoolState, RegistryError>> + Send;
 
-    /// Has the pool say of a single address, from now on and for ever, that the block around it is [`Standing::Mixed`].
-    fn tell(&self, net: IpNet) -> impl Future<Output = Result<(), Fault>> + Send;
+    /// Records in the pool, permanently, that the block around a single address may contain single-address objects.
+    fn record_single_address(&self, net: IpNet) -> impl Future<Output = Result<(), RegistryError>> + Send;
 
-    /// Is the pod with this uid known to be gone?
-    fn is_gone(&self, owner: &str) -> impl Future<Output = Result<bool, Fault>> + Send;
+    /// Whether the pod of an owner is known to be deleted.
+    fn is_pod_deleted(&self, owner: &str) -> impl Future<Output = Result<bool, RegistryError>> + Send;
 
-    /// Waits a while before it is looked again, for the `look`-th time; longer each time.
-    fn pause(&self, look: u32) -> impl Future<Output = ()> + Send;
+    /// Waits before the check number `check` of a transfer; later checks wait longer.
+    fn wait_for_transfer(&self, check: u32) -> impl Future<Output = ()> + Send;
 }
 
-/// Makes an object, if there is none of that name. Of a single address the pool is told before: who leases the block around it
-/// looks into that only where the pool says so.
+/// Creates an object, if its name is free. For a single address the pool records it first, because a node that leases
+/// the block around it reads the single addresses of the block only if the pool has such a record.
 ///
-/// # Errors
-/// The registry's.
-pub async fn make<R: Registry>(registry: &R, net: IpNet, holder: &Holder) -> Result<Object, Fault> {
-    if is_single(net) {
-        registry.tell(net).await?;
+/// # Errors Error of the registry.
+pub async fn create_object<R: Registry>(
+    registry: &R,
+    net: IpNet,
+    holder: &Holder,
+) -> Result<IpBlock, RegistryError> {
+    if is_single_address(net) {
+        registry.record_single_address(net).await?;
     }
     registry.create(net, holder).await
 }
 
-fn is_single(net: IpNet) -> bool {
-    net.prefix_len() == net.max_prefix_len()
-}
-
-// === impl Object ===
-
-impl Object {
-    /// Which lease of it this is.
-    pub fn lease_id(&self) -> String {
-        format!("{}.{}", self.uid, self.holder.turn)
-    }
-
-    /// Is it no node's, and kept for nobody?
-    pub fn is_nobodys(&self) -> bool {
-        self.holder.node.is_empty() && self.holder.claim.is_empty()
-    }
-
-    /// Is it a node's, or kept for somebody?
-    pub fn is_in_use(&self) -> bool {
-        !self.is_nobodys()
-    }
-
-    /// When it has rested since it was given back, by the clocks of two nodes; nothing if it has. A clock that was ahead once
-    /// makes nobody wait for its time to come.
-    pub fn rests_until(&self, clock: Clock) -> Option<u64> {
-        clock.rests_until(self.holder.freed)
-    }
-
-    /// Is it one address?
-    pub fn is_single(&self) -> bool {
-        is_single(self.net)
+/// Returns the leased block around an address, unless the address is reserved in it.
+pub(crate) async fn block_around<R: Registry>(
+    registry: &R,
+    layout: PoolLayout,
+    ip: IpAddr,
+) -> Result<Option<IpBlock>, RegistryError> {
+    match layout.block_of(ip).filter(|_| !layout.has_single_addresses_only()) {
+        Some(net) => Ok(registry.read(net).await?.filter(|block| !block.reserved.contains(&ip))),
+        None => Ok(None),
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for RegistryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Conflict => f.write_str("somebody else changed it"),
-            Fault::Unknown(why) => f.write_str(why),
+            RegistryError::Conflict => f.write_str("the object was changed concurrently"),
+            RegistryError::Unknown(why) => f.write_str(why),
         }
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for RegistryError {}

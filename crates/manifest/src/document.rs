@@ -19,9 +19,8 @@ use super::indentation::Copy;
 use super::node::{Key, Node, Value, plain};
 use super::source::{Source, Span};
 use super::weight::Weight;
+use crate::MANIFEST_MAX;
 
-/// Largest file read, in bytes.
-pub const MANIFEST_MAX: usize = 4 << 20;
 /// Deepest nesting of a document.
 pub const DEPTH_MAX: usize = 64;
 /// Most nodes of a file, aliases counted at each use.

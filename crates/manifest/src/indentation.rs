@@ -4,7 +4,7 @@
 //! brackets; YAML does not, and the standard's own examples end at the margin: `config: '{` … `}'`. These blanks belong to no
 //! value, so they can be put in or changed; where they were put in is remembered, and places are reckoned back.
 
-use super::document::MANIFEST_MAX;
+use crate::MANIFEST_MAX;
 
 /// A piece whose quoted lines may have been indented.
 pub(super) struct Copy {

@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use tracing::debug;
 
 use crate::error::{Error, Why};
-use crate::http::{Answer, Http};
+use crate::http::Http;
 use crate::port::{Network, NewPort, Port, Subnet};
 use crate::session::Session;
 use crate::settings::Settings;
@@ -108,7 +108,7 @@ impl Client {
             }
             return match answer.status.is_success() {
                 true => Ok(answer.body),
-                false => Err(refusal(&what, &answer)),
+                false => Err(answer.refusal(&what)),
             };
         }
     }
@@ -233,32 +233,6 @@ fn word(text: &str) -> String {
 fn read<T: DeserializeOwned>(what: &str, mut answer: Value, key: &str) -> Result<T, Error> {
     let part = answer.get_mut(key).map(Value::take).unwrap_or_default();
     serde_json::from_value(part).map_err(|cause| Error::new(what, Why::Unreadable(format!("{key}: {cause}"))))
-}
-
-/// What a server that says no says.
-pub(crate) fn refusal(what: &str, answer: &Answer) -> Error {
-    let Answer { status, headers, body } = answer;
-    let fault = &body["NeutronError"];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let message = [&fault["message"], &body["error"]["message"], &body["message"], fault, body]
-        .into_iter()
-        .find_map(Value::as_str)
-        .unwrap_or_default()
-        .to_owned();
-    let why = match status.as_u16() {
-        401 => Why::Unauthorized(message),
-        status => Why::Refused {
-            status,
-            kind: text(&fault["type"]),
-            message,
-            request: headers
-                .get("x-openstack-request-id")
-                .and_then(|id| id.to_str().ok())
-                .unwrap_or_default()
-                .to_owned(),
-        },
-    };
-    Error::new(what, why)
 }
 
 #[cfg(test)]

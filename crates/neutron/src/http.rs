@@ -111,6 +111,36 @@ impl Http {
     }
 }
 
+// === impl Answer ===
+
+impl Answer {
+    /// The error that an answer without success stands for.
+    pub(crate) fn refusal(&self, what: &str) -> Error {
+        let Answer { status, headers, body } = self;
+        let fault = &body["NeutronError"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let message = [&fault["message"], &body["error"]["message"], &body["message"], fault, body]
+            .into_iter()
+            .find_map(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
+        let why = match status.as_u16() {
+            401 => Why::Unauthorized(message),
+            status => Why::Refused {
+                status,
+                kind: text(&fault["type"]),
+                message,
+                request: headers
+                    .get("x-openstack-request-id")
+                    .and_then(|id| id.to_str().ok())
+                    .unwrap_or_default()
+                    .to_owned(),
+            },
+        };
+        Error::new(what, why)
+    }
+}
+
 /// An error and what is behind it: the first alone says «client error (Connect)».
 fn chain(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();

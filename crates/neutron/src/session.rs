@@ -38,7 +38,7 @@ impl Session {
         let what = format!("POST {address}");
         let answer = http.call(&Method::POST, &address, &[], Some(&body), Duration::ZERO).await?;
         if !answer.status.is_success() {
-            return Err(crate::client::refusal(&what, &answer));
+            return Err(answer.refusal(&what));
         }
         let token = answer.headers.get("x-subject-token").and_then(|token| token.to_str().ok());
         let unreadable = |why: &str| Error::new(what.clone(), Why::Unreadable(why.to_owned()));

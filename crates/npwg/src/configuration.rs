@@ -14,11 +14,10 @@ use cni::error::Error;
 use cni::network::Network;
 use cni::object::Object;
 use cni::version::Version;
+use serde::{Deserialize, Serialize};
 
-use crate::metadata::Pod;
-use crate::plan::PodIdentity;
+use crate::metadata::{Pod, PodIdentity};
 use crate::refusal::Warning;
-use crate::status::StatusStyle;
 
 /// The capability under which container runtimes pass a pod's annotations (V11).
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
@@ -165,6 +164,35 @@ pub struct Rotation {
     pub max_backups: u32,
     /// Compress old files.
     pub compress: bool,
+}
+
+/// Form of the network-status annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusStyle {
+    /// Form of the addresses.
+    pub addresses: StatusAddresses,
+    /// Fields of an entry.
+    pub keys: StatusKeys,
+}
+
+/// Form of the addresses in a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StatusAddresses {
+    /// `10.0.0.1`: what Multus writes and every consumer reads.
+    Bare,
+    /// `10.0.0.1/24`: as in the standard's example.
+    Cidr,
+}
+
+/// Fields of a status entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StatusKeys {
+    /// The standard's, and ours with a dot in them.
+    Standard,
+    /// And Multus's `gateway`, `mtu` and `dns.options`.
+    Multus,
 }
 
 impl NodeConfiguration {

@@ -12,6 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::refusal::quote;
 
+/// Identity of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodIdentity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid; empty if unknown.
+    pub uid: String,
+}
+
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

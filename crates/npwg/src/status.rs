@@ -18,6 +18,7 @@ use cni::result::{Dns, Interface, IpConfig, Success};
 use cni::version::Version;
 use serde::{Deserialize, Serialize};
 
+pub use crate::configuration::{StatusAddresses, StatusKeys, StatusStyle};
 use crate::device::DeviceInfo;
 use crate::outcome::{Outcome, addresses_of, in_sandbox, unattributed};
 use crate::plan::{Delegate, Families, Plan, Role, RouteWish};
@@ -25,35 +26,6 @@ use crate::refusal::Reason;
 
 /// The annotation's key.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-
-/// How the status is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StatusStyle {
-    /// Form of the addresses.
-    pub addresses: StatusAddresses,
-    /// Which keys.
-    pub keys: StatusKeys,
-}
-
-/// Form of the addresses in a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StatusAddresses {
-    /// `10.0.0.1`: what Multus writes and every consumer reads.
-    Bare,
-    /// `10.0.0.1/24`: as in the standard's example.
-    Cidr,
-}
-
-/// Keys of a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StatusKeys {
-    /// The standard's, and ours with a dot in them.
-    Standard,
-    /// And Multus's `gateway`, `mtu` and `dns.options`.
-    Multus,
-}
 
 /// One entry of the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

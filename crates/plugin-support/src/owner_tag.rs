@@ -173,9 +173,6 @@ mod tests {
         for other in ["other", &"n".repeat(199), &"n".repeat(201), &"n".repeat(100), ""] {
             assert!(!read.is_of("bridge", other), "{other}");
         }
-        // As it was cut once, whose it is cannot be known.
-        let former = Mark { network: "n".repeat(157), ..read };
-        assert!(!former.is_of("bridge", &"n".repeat(200)));
 
         let long = mark(&"c".repeat(200)).text(COMMENT_MAX);
         assert!(long.len() <= COMMENT_MAX);

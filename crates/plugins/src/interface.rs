@@ -23,7 +23,6 @@ pub mod vlan;
 
 use cni::address::parse_mac;
 use cni::args::Args;
-use cni::config::Config;
 use cni::error::collected;
 use cni::invocation::{Call, Detach, Sweep};
 use cni::invoke::Invoke;
@@ -218,7 +217,7 @@ pub fn release_after(
         errors.push(error);
         None
     });
-    let by_interface = needs_interface(&request.call.config);
+    let by_interface = ipam.is_some_and(|ipam| ipam.needs_interface());
     if let Some(ipam) = ipam.filter(|_| by_interface) {
         errors.extend(ipam.del().err());
     }
@@ -227,11 +226,6 @@ pub fn release_after(
         errors.extend(ipam.del().err());
     }
     collected(errors)
-}
-
-/// Does address management speak through the interface when addresses are given back?
-fn needs_interface(config: &Config) -> bool {
-    config.ipam_type().is_ok_and(|ipam| ipam == dhcp::NAME)
 }
 
 /// Removes the interface of an attachment, wherever an end of it still is.

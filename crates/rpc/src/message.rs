@@ -18,7 +18,7 @@
 use cni::error::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::exchange::addresses::{Delivery, Demand};
+use crate::allocate::{AllocateRequest, AllocateResponse};
 use crate::frame::{MESSAGE_MAX, Message, REPORT_MAX, SIGNAL_MAX};
 use crate::plan::{PlanReport, PlanRequest, PlanResponse};
 use crate::task::{self, PollTasks, Task, TaskResult};
@@ -36,7 +36,7 @@ pub enum Request {
     /// Reports what came of a task.
     TaskResult(TaskResult),
     /// Requests blocks for an address store of this node.
-    AllocateBlocks(Box<Demand>),
+    AllocateBlocks(Box<AllocateRequest>),
     /// Confirms that the client is still connected, and holds the lock of its address store.
     ClientAlive,
 }
@@ -54,8 +54,8 @@ pub enum Response {
     Tasks(Vec<Task>),
     /// The result of the task is noted.
     Accepted,
-    /// The blocks that were allocated, released and confirmed.
-    Blocks(Box<Delivery>),
+    /// The blocks that were leased, returned and confirmed, or why there are none.
+    Blocks(Box<AllocateResponse>),
     /// Asks the client to confirm that it is still connected.
     ProbeClient,
 }

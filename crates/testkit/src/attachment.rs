@@ -7,10 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::command::Finished;
-use crate::host::{Host, Pod};
-
-/// Where a host's runtime looks for plugins.
-pub(crate) const PLUGINS: &str = "/opt/cni/bin";
+use crate::host::{Host, PLUGINS, Pod};
 
 /// One interface of one container, and the plugin that is asked about it.
 ///

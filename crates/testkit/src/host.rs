@@ -15,7 +15,6 @@
 //! When a test fails it prints what it had changed; with `WEFT_TEST_KEEP=1` its world stays until the
 //! test is interrupted, and the `nsenter` line that shows it is printed.
 
-use std::ffi::OsStr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,21 +22,15 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
-use crate::command::{Command, Finished};
+use crate::netns::Netns;
 use crate::snapshot::Snapshot;
 use crate::world::World;
 
+/// Where a host's runtime looks for plugins.
+pub(crate) const PLUGINS: &str = "/opt/cni/bin";
 /// How long a failed test's world is kept with `WEFT_TEST_KEEP=1`.
 const KEEP: Duration = Duration::from_secs(3600);
-
-/// A namespace in which a test runs programs: a host's or a pod's.
-#[derive(Debug)]
-pub struct Netns {
-    world: World,
-    name: String,
-}
 
 /// A pretend host. Dropping the last of it and its pods removes everything.
 #[derive(Debug)]
@@ -59,71 +52,6 @@ pub struct Pod {
 struct Life {
     world: World,
     test: String,
-}
-
-// === impl Netns ===
-
-impl Netns {
-    /// Its name: the pod's, or `host`.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// A program to run inside, found in `PATH`.
-    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        Command::new(&self.world, program.as_ref())
-    }
-
-    /// Runs a program that must succeed; what it prints.
-    ///
-    /// # Panics
-    /// If it fails, with its output.
-    #[track_caller]
-    pub fn run<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> String {
-        self.attempt(line).success().stdout
-    }
-
-    /// Runs a program that may fail.
-    #[track_caller]
-    pub fn attempt<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Finished {
-        let mut words = line.into_iter();
-        let program = words.next().expect("a program to run");
-        self.command(program).args(words).finish()
-    }
-
-    /// Runs a program that must succeed and print JSON; no output at all counts as `[]`, as `ip -j` means it.
-    #[track_caller]
-    pub fn json<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Value {
-        let finished = self.attempt(line).success();
-        if finished.stdout.trim().is_empty() { Value::Array(Vec::new()) } else { finished.json() }
-    }
-
-    /// Runs `work` inside, on a thread of its own: sockets opened there stay there.
-    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.world.run(work)
-    }
-
-    /// Whether `address` answers an echo request, of which there is one every fifth of a second for two
-    /// seconds: a link that just came up may lose the first.
-    #[track_caller]
-    pub fn pings(&self, address: &str) -> bool {
-        self.attempt(["ping", "-n", "-q", "-i", "0.2", "-c", "1", "-w", "2", address]).code == Some(0)
-    }
-
-    /// A path to the network namespace that this process can open, whatever namespace it is in itself.
-    #[must_use]
-    pub fn handle(&self) -> PathBuf {
-        use std::os::fd::AsRawFd;
-        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.world.network().as_raw_fd()))
-    }
-
-    /// Links, addresses, routes, rules, filters, queueing disciplines and sysctls, as they are now.
-    #[must_use]
-    #[track_caller]
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot::of_network(self)
-    }
 }
 
 // === impl Host ===
@@ -212,9 +140,9 @@ impl Host {
         let program =
             program.canonicalize().unwrap_or_else(|error| panic!("find {}: {error}", program.display()));
         self.within(|| {
-            std::fs::create_dir_all(crate::attachment::PLUGINS).expect("make the plugin directory");
+            std::fs::create_dir_all(PLUGINS).expect("make the plugin directory");
             for name in names {
-                let link = Path::new(crate::attachment::PLUGINS).join(name);
+                let link = Path::new(PLUGINS).join(name);
                 std::os::unix::fs::symlink(&program, &link)
                     .unwrap_or_else(|error| panic!("install {}: {error}", link.display()));
             }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::host::Netns;
+use crate::netns::Netns;
 
 /// The directories of a host whose files belong to its snapshot.
 pub const DIRECTORIES: [&str; 7] =
@@ -25,6 +25,15 @@ pub const DIRECTORIES: [&str; 7] =
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     entries: BTreeMap<String, Value>,
+}
+
+impl Netns {
+    /// Links, addresses, routes, rules, filters, queueing disciplines and sysctls, as they are now.
+    #[must_use]
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of_network(self)
+    }
 }
 
 impl Snapshot {

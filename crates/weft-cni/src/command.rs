@@ -1,5 +1,4 @@
-//! What `weft-cni` does when nobody calls it as a plugin: installs itself, and handles sandboxes for those
-//! who may not (the command `weft` has no hands of its own).
+//! Commands of `weft-cni`: installing itself, and changes to this node that `weft` requests, which changes nothing itself.
 //!
 //! Exit codes: 0 done, 1 failed, 2 not understood; `sandbox ping` also 3 for «no answer», `give-up` 3 for «it is held» and 4
 //! for «there is no such lease».
@@ -8,13 +7,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use cni::Error;
 use cni::runtime::exec::BUSY_MAX;
 use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 
 use crate::install::{Foreign, Installation};
 use crate::inventory;
@@ -46,86 +46,177 @@ example: weft-cni install /opt/cni/bin --names weft,bridge,host-local
 /// How long a ping waits for its answer.
 const PING_WAIT: Duration = Duration::from_secs(2);
 
-/// Is this a call of ours? Then it is done, and this is its exit code.
-pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
-    let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
-    let outcome = match words.as_slice() {
-        ["install" | "adopt" | "sandbox" | "give-up", .., "--help" | "-h"] => Ok(say(USAGE)),
-        ["install", rest @ ..] => install(rest),
-        ["sandbox", "create", path] => Netns::create(Path::new(path)).or_refused().map(|_| ExitCode::SUCCESS),
-        ["sandbox", "delete", path] => {
-            Netns::destroy(Path::new(path)).or_refused().map(|()| ExitCode::SUCCESS)
-        }
-        ["sandbox", "marks"] => marks(),
-        ["sandbox", "show"] => show(None),
-        ["sandbox", "show", path] => show(Some(path)),
-        ["sandbox", "run", path, program, rest @ ..] => execute(path, program, rest),
-        ["sandbox", "ping", path, to] => ping(path, to, None),
-        ["sandbox", "ping", path, to, from] => ping(path, to, Some(from)),
-        [adoption::COMMAND, directory] => adoption::adopt(Path::new(directory)).map(|()| ExitCode::SUCCESS),
-        [tasks::COMMAND, options @ ..] => run_tasks(&words, options),
-        [handover::COMMAND, directory, ledger, lease] => {
-            handover::doubt(Path::new(directory), ledger, lease).map(|said| given_up(&said))
-        }
-        [handover::COMMAND, directory, ledger, lease, ip] => give_up(directory, ledger, lease, ip),
-        ["--help" | "-h" | "help"] => Ok(say(USAGE)),
-        ["--version" | "-V"] => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
-        ["adopt" | "sandbox" | "give-up", ..] => Err(misunderstood(&words)),
-        _ => return None,
-    };
-    Some(outcome.unwrap_or_else(|error| {
-        plugin_support::log!("weft-cni: {error}");
-        if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
-    }))
+/// A command, its arguments as written.
+#[derive(Debug)]
+pub enum Command<'a> {
+    /// `--help`, or `--help` behind a command.
+    Help,
+    /// `--version`
+    Version,
+    /// `install …`: the words behind it.
+    Install(Vec<&'a str>),
+    /// `adopt DIR`
+    Adopt(&'a Path),
+    /// `obey [--on-host | --after PID]`
+    RunTasks {
+        /// Whether to enter the host's files first.
+        on_host: bool,
+        /// The parent process, whose exit is waited for.
+        after: Option<&'a str>,
+    },
+    /// `give-up DIR POOL LEASE [ADDRESS]`
+    GiveUp {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
+        /// The lease.
+        lease: &'a str,
+        /// The address; without one all of the lease is unconfirmed.
+        address: Option<&'a str>,
+    },
+    /// `sandbox create PATH`
+    SandboxCreate(&'a Path),
+    /// `sandbox delete PATH`
+    SandboxDelete(&'a Path),
+    /// `sandbox show [PATH]`
+    SandboxShow(Option<&'a Path>),
+    /// `sandbox marks`
+    SandboxMarks,
+    /// `sandbox run PATH COMMAND…`
+    SandboxRun {
+        /// The namespace.
+        path: &'a Path,
+        /// The program.
+        program: &'a str,
+        /// Its arguments.
+        arguments: Vec<&'a str>,
+    },
+    /// `sandbox ping PATH TO [FROM]`
+    SandboxPing {
+        /// The namespace.
+        path: &'a Path,
+        /// The address that is asked.
+        to: &'a str,
+        /// The source address.
+        from: Option<&'a str>,
+    },
+    /// A command's word with arguments that are not understood.
+    Misunderstood(Vec<&'a str>),
 }
 
-/// Is this `weft-cni dhcp daemon …`, or the program called as `dhcp` with `daemon …`? Then it runs until it is told to
-/// end, and this is its exit code.
-pub fn run_daemon(arguments: &[OsString]) -> Option<ExitCode> {
-    let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or("\u{fffd}")).collect();
-    let is_dhcp = |program: &&str| Path::new(program).file_name().is_some_and(|file| file == "dhcp");
-    let flags = match words.as_slice() {
-        [program, "daemon", flags @ ..] if is_dhcp(program) => flags,
-        [_, "dhcp", "daemon", flags @ ..] => flags,
-        _ => return None,
-    };
-    Some(match dhcp::daemon::run(flags) {
+impl<'a> Command<'a> {
+    /// Reads the words behind the program's name; `None` if they begin with no command.
+    pub fn parse(words: &[&'a str]) -> Option<Command<'a>> {
+        Some(match words {
+            ["--help" | "-h" | "help"] => Command::Help,
+            ["install" | adoption::COMMAND | "sandbox" | handover::COMMAND, .., "--help" | "-h"] => {
+                Command::Help
+            }
+            ["--version" | "-V"] => Command::Version,
+            ["install", rest @ ..] => Command::Install(rest.to_vec()),
+            [adoption::COMMAND, directory] => Command::Adopt(Path::new(*directory)),
+            [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
+            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
+            [tasks::COMMAND, tasks::AFTER, parent] => {
+                Command::RunTasks { on_host: false, after: Some(parent) }
+            }
+            [handover::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
+                Command::GiveUp {
+                    directory: Path::new(*directory),
+                    pool,
+                    lease,
+                    address: address.first().copied(),
+                }
+            }
+            ["sandbox", word, rest @ ..] => {
+                Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
+            }
+            [adoption::COMMAND | tasks::COMMAND | "sandbox" | handover::COMMAND, ..] => {
+                Command::Misunderstood(words.to_vec())
+            }
+            _ => return None,
+        })
+    }
+
+    fn parse_sandbox(word: &str, rest: &[&'a str]) -> Option<Command<'a>> {
+        Some(match (word, rest) {
+            ("create", [path]) => Command::SandboxCreate(Path::new(*path)),
+            ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
+            ("marks", []) => Command::SandboxMarks,
+            ("show", []) => Command::SandboxShow(None),
+            ("show", [path]) => Command::SandboxShow(Some(Path::new(*path))),
+            ("run", [path, program, arguments @ ..]) => {
+                Command::SandboxRun { path: Path::new(*path), program, arguments: arguments.to_vec() }
+            }
+            ("ping", [path, to]) => Command::SandboxPing { path: Path::new(*path), to, from: None },
+            ("ping", [path, to, from]) => {
+                Command::SandboxPing { path: Path::new(*path), to, from: Some(from) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Runs the command to its end.
+    pub fn run(self) -> ExitCode {
+        self.execute().unwrap_or_else(|error| {
+            log!("weft-cni: {error}");
+            if error.code == cni::code::INVALID_ENVIRONMENT { ExitCode::from(2) } else { ExitCode::FAILURE }
+        })
+    }
+
+    fn execute(self) -> Result<ExitCode, Error> {
+        let done = |()| ExitCode::SUCCESS;
+        match self {
+            Command::Help => Ok(say(USAGE)),
+            Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
+            Command::Install(words) => install(&words),
+            Command::Adopt(directory) => adoption::adopt(directory).map(done),
+            Command::RunTasks { on_host, after } => {
+                let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
+                let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
+                if on_host {
+                    linux::netns::enter_files_of_host().or_refused()?;
+                }
+                tasks::run(after).map(done)
+            }
+            Command::GiveUp { directory, pool, lease, address: None } => {
+                handover::doubt(directory, pool, lease).map(|said| given_up(&said))
+            }
+            Command::GiveUp { directory, pool, lease, address: Some(ip) } => {
+                handover::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+            }
+            Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
+            Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
+            Command::SandboxShow(path) => show(path),
+            Command::SandboxMarks => marks(),
+            Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
+            Command::SandboxPing { path, to, from } => ping(path, to, from),
+            Command::Misunderstood(words) => Err(misunderstood(&words)),
+        }
+    }
+}
+
+/// Runs the lease daemon until it is told to end.
+pub fn run_daemon(flags: &[&str]) -> ExitCode {
+    match dhcp::daemon::run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            plugin_support::log!("weft-cni: {error}");
+            log!("weft-cni: {error}");
             ExitCode::FAILURE
         }
-    })
+    }
 }
 
-/// `weft-cni exec-with-parent PARENT PROGRAM [ARGUMENT…]`: executes the program in place of this one; `None` for any other call.
-pub fn exec_with_parent(arguments: &[OsString]) -> Option<ExitCode> {
-    let [_, word, parent, program, arguments @ ..] = arguments else { return None };
-    if word != parent_death::COMMAND {
-        return None;
-    }
-    let program = Path::new(program);
-    let cause = parent_death::exec(parent.to_str()?.parse().ok()?, program, arguments, BUSY_MAX);
+/// Executes `program` in place of this one; returns only if it cannot, with the error on stdout.
+pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> ExitCode {
+    let cause = parent_death::exec(parent, program, arguments, BUSY_MAX);
     // The caller may have exited.
     let _ = serde_json::to_writer(
         std::io::stdout(),
         &Error::io(format_args!("run {}", program.display()), cause),
     );
-    Some(ExitCode::FAILURE)
-}
-
-/// Executes the task batch on standard input.
-fn run_tasks(words: &[&str], options: &[&str]) -> Result<ExitCode, Error> {
-    let after = match options {
-        [] => None,
-        [tasks::ON_HOST] => {
-            linux::netns::enter_files_of_host().or_refused()?;
-            None
-        }
-        [tasks::AFTER, parent] => Some(parent.parse().map_err(|_| misunderstood(words))?),
-        _ => return Err(misunderstood(words)),
-    };
-    tasks::run(after).map(|()| ExitCode::SUCCESS)
+    ExitCode::FAILURE
 }
 
 fn misunderstood(words: &[&str]) -> Error {
@@ -160,9 +251,9 @@ fn install(words: &[&str]) -> Result<ExitCode, Error> {
     Ok(say(&(report.join("\n") + "\n")))
 }
 
-fn show(path: Option<&str>) -> Result<ExitCode, Error> {
+fn show(path: Option<&Path>) -> Result<ExitCode, Error> {
     let netns = match path {
-        Some(path) => Netns::open(Path::new(path)),
+        Some(path) => Netns::open(path),
         None => Netns::own(),
     };
     let inventory = inventory::take(&netns.or_refused()?)?;
@@ -178,29 +269,24 @@ fn marks() -> Result<ExitCode, Error> {
 }
 
 /// Runs a program inside; its exit code is ours.
-fn execute(path: &str, program: &str, arguments: &[&str]) -> Result<ExitCode, Error> {
-    let netns = Netns::open(Path::new(path)).or_refused()?;
-    let ended = netns.run(|| Command::new(program).args(arguments).status()).or_refused()?;
+fn execute(path: &Path, program: &str, arguments: &[&str]) -> Result<ExitCode, Error> {
+    let netns = Netns::open(path).or_refused()?;
+    let ended = netns.run(|| process::Command::new(program).args(arguments).status()).or_refused()?;
     let status = ended.map_err(|cause| Error::io(format_args!("run {program}"), cause))?;
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
-fn ping(path: &str, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
+fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     let to = address(to)?;
     let from = from.map(address).transpose()?;
-    let netns = Netns::open(Path::new(path)).or_refused()?;
+    let netns = Netns::open(path).or_refused()?;
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
         Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
         None => {
-            plugin_support::log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
+            log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
             Ok(ExitCode::from(3))
         }
     }
-}
-
-/// For an address of a block that another node asks for.
-fn give_up(directory: &str, ledger: &str, lease: &str, ip: &str) -> Result<ExitCode, Error> {
-    handover::give_up(Path::new(directory), ledger, lease, address(ip)?).map(|said| given_up(&said))
 }
 
 fn given_up(said: &Said) -> ExitCode {

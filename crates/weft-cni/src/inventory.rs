@@ -12,7 +12,7 @@ use linux::route::Family;
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::Mark;
-use plugins::chained::firewall::iptables as firewall;
+use plugins::chained::firewall::{self, iptables::comment_of};
 use plugins::chained::portmap::iptables as portmap;
 use plugins::interface::host_device;
 use plugins::iptables;
@@ -49,11 +49,9 @@ pub struct Marked {
 pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
     let returned = host_device::returned(&links)?;
-    // In the alias of a device that an earlier version moved more follows, after a blank.
-    let mark = |alias: &str| alias.split(' ').next().unwrap_or_default().to_owned();
     let mut marked: Vec<Marked> = links
         .into_iter()
-        .map(|link| (mark(&link.alias), link.name))
+        .map(|link| (link.alias, link.name))
         .chain(returned.into_iter().map(|(name, mark)| (mark, name)))
         .map(|(mark, name)| Marked { on: format!("link {name}"), mark })
         .chain(netns.run(filter_marks).or_refused()??)
@@ -105,7 +103,7 @@ fn rule_marks() -> Result<Vec<Marked>, Error> {
 
 /// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.
 fn mark_of(rule: &str) -> Option<String> {
-    if let Some(mark) = firewall::comment_of(rule) {
+    if let Some(mark) = comment_of(rule) {
         return Some(mark.to_owned());
     }
     let kinds = [("portmap", portmap::COMMENT), ("ipMasq", "")];

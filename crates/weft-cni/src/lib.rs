@@ -1,7 +1,7 @@
 //! `weft-cni`: every built-in plugin and the meta-plugin, in one short-lived synchronous program.
 //!
 //! ```text
-//!   main ─► builtins (name → plugin) ─► cni::plugin::respond ─► plugins · dhcp · weft_ipam · meta_plugin
+//!   main ─► role ─► dispatch (name → plugin) ─► cni::plugin::respond ─► plugins · dhcp · weft_ipam · meta_plugin
 //!                                              │                        │
 //!                                 plugin_invoker (built-in or exec) ◄───┘
 //! ```
@@ -12,10 +12,12 @@
 
 pub mod builtins;
 pub mod command;
+pub mod dispatch;
 pub mod install;
 pub mod inventory;
 pub mod meta_plugin;
 pub mod plugin_invoker;
+pub mod role;
 pub mod weft_ipam;
 
 use std::ffi::OsString;
@@ -23,17 +25,19 @@ use std::process::ExitCode;
 
 use cni::plugin::process;
 
-/// Answers one call: of a plugin, by the name the program was called as, or of a person.
+use crate::plugin_invoker::PluginInvoker;
+use crate::role::Role;
+
+/// Does what the program was called for.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = command::run_daemon(&arguments).or_else(|| command::exec_with_parent(&arguments)) {
-        return code;
+    match Role::of(&arguments) {
+        Role::Plugin(plugin) => process::run(plugin, &PluginInvoker::of_process()),
+        Role::Command(command) => command.run(),
+        Role::DhcpDaemon(flags) => command::run_daemon(&flags),
+        Role::ExecWithParent { parent, program, arguments } => {
+            command::exec_with_parent(parent, program, arguments)
+        }
+        Role::Unknown => process::refuse(dispatch::names()),
     }
-    let delegates = plugin_invoker::PluginInvoker::of_process();
-    if process::called_as(builtins::TABLE, arguments.iter().cloned()).is_none()
-        && let Some(code) = command::run(&arguments)
-    {
-        return code;
-    }
-    process::main(builtins::TABLE, &delegates)
 }

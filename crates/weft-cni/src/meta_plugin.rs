@@ -41,6 +41,7 @@ use cni::runtime::chain;
 use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Delegate, Sandbox};
+use plugin_support::log;
 use rpc::journal::{self as record, Entry};
 use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
@@ -75,7 +76,7 @@ impl Weft {
         }
         let Advice { plan, tasks, .. } = advice;
         for warning in &plan.warnings {
-            plugin_support::log!("weft: {}", warning.fault);
+            log!("weft: {}", warning.fault);
         }
         let mut entry = Entry {
             version: record::VERSION,
@@ -110,7 +111,7 @@ impl Weft {
     /// from ending.
     fn node_of_journal(&self, call: &Call) -> Result<Node, Error> {
         let configuration = NodeConfiguration::read(call.config.bytes(), self.0).or_else(|error| {
-            plugin_support::log!("weft: {error}: what the journal says counts");
+            log!("weft: {error}: what the journal says counts");
             NodeConfiguration::of_journal(call.config.bytes(), self.0).map_err(|_| error)
         })?;
         self.node_of(configuration, call)
@@ -119,7 +120,7 @@ impl Weft {
     fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
         plugin_invoker::refuse_delegate()?;
         for warning in &configuration.warnings {
-            plugin_support::log!("weft: {}", warning.fault);
+            log!("weft: {}", warning.fault);
         }
         let directory = configuration.cni_dir.as_deref().unwrap_or(record::DIRECTORY);
         let journal = Journal::open(Path::new(directory))?;

@@ -15,6 +15,7 @@
 
 mod agent;
 pub mod handover;
+mod owners;
 mod released;
 mod rounds;
 pub mod settings;
@@ -33,15 +34,14 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{IpConfig, Success};
 use cni::{Error, code};
-use ipam::grid::addresses_of;
-use ipam::lease::Refusal;
-use ipam::ledger::{Clock, Count, Place, Slot, State};
-use ipam::turn::{self, Turn, Wish};
+use ipam::address_store::{SlotId, Usage};
+use ipam::pool_layout::address_count;
+use ipam::{Allocation, AllocationError, AllocationKind, BlockState, Clock, LeaseResponse};
 use ipnet::IpNet;
 use plugin_support::directory;
-use rpc::exchange::addresses::{Demand, Want};
+use plugin_support::log;
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 
-use self::agent::Lack;
 use self::settings::{Pool, Set, Settings, Source};
 use self::store::{Owner, Refused, SETS_MAX, Store, mark, now};
 
@@ -95,7 +95,7 @@ impl Plugin for WeftIpam {
             && let Err(error) = take_back_anywhere(&request.call, &request.who)
         {
             // The network's own ledgers have been read: another network's must not keep this pod from ending.
-            plugin_support::log!("{}: {error}", self.0);
+            log!("{}: {error}", self.0);
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Plugin for WeftIpam {
             let swept = Store::find(&settings.directory, &pool.name).map_err(Error::from).and_then(|found| {
                 let Some(store) = found else { return Ok(()) };
                 let held = store.ledger.held().map(|(place, ..)| place);
-                let stale: Vec<Place> = held.filter(|place| is_stale(&store.owner(*place))).collect();
+                let stale: Vec<SlotId> = held.filter(|place| is_stale(&store.owner(*place))).collect();
                 release(&settings, store, pool, Demanded::Always, &stale).map(drop)
             });
             errors.extend(swept.err());
@@ -218,13 +218,13 @@ fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig,
             continue;
         }
         let wish = match (&set.request, settings.claim.name.is_empty()) {
-            (Some(request), true) => Wish::Address(request.ip),
-            (Some(request), false) => Wish::KeptAddress(request.ip),
-            (None, true) => Wish::Any,
-            (None, false) => Wish::Kept(None),
+            (Some(request), true) => AllocationKind::Address(request.ip),
+            (Some(request), false) => AllocationKind::AddressForClaim(request.ip),
+            (None, true) => AllocationKind::Any,
+            (None, false) => AllocationKind::ForClaim(None),
         };
         let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
-        let turn = move |wish: Wish| {
+        let turn = move |wish: AllocationKind| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
             Store::create(&settings.directory, &pool.name, move |store| {
                 give_from(&own, &from, wish, &whom, store)
@@ -256,14 +256,17 @@ enum Ended {
 }
 
 /// As many turns as it takes until the agent has given up what is wanted, within a few seconds.
-fn in_turns(mut wish: Wish, turn: impl Fn(Wish) -> Result<Ended, Error>) -> Result<IpAddr, Error> {
+fn in_turns(
+    mut wish: AllocationKind,
+    turn: impl Fn(AllocationKind) -> Result<Ended, Error>,
+) -> Result<IpAddr, Error> {
     let mut pauses = PAUSES.iter();
     loop {
         match (turn(wish)?, pauses.next()) {
             (Ended::Given(ip), _) => return Ok(ip),
             (Ended::LetGo(ip, _), Some(pause)) => {
-                if matches!(wish, Wish::Kept(_)) {
-                    wish = Wish::Kept(Some(ip));
+                if matches!(wish, AllocationKind::ForClaim(_)) {
+                    wish = AllocationKind::ForClaim(Some(ip));
                 }
                 std::thread::sleep(Duration::from_millis(*pause));
             }
@@ -275,34 +278,35 @@ fn in_turns(mut wish: Wish, turn: impl Fn(Wish) -> Result<Ended, Error>) -> Resu
 fn give_from(
     settings: &Settings,
     pool: &Pool,
-    wish: Wish,
+    wish: AllocationKind,
     who: &Who,
     mut store: Store,
 ) -> Result<Ended, Error> {
     let refused = |why: &dyn fmt::Display| refusal(pool, wish, why);
     let (mut refusal, mut tried) = (None, Vec::new());
     for _ in 0..=QUESTIONS {
-        let clock = Clock { now: now(), rest: settings.rest };
-        let turn = turn::give(&mut store.ledger, clock, &pool.filter, who.mark, wish);
+        let clock = Clock { now: now(), quarantine: settings.rest };
+        let turn = store.ledger.allocate(clock, &pool.filter, who.mark, wish);
         store.trusted()?;
         let wanted = match turn {
             // Written before: by a call that perhaps did not live until it was on the disk, or just now, for this owner alone.
-            Turn::Given(_, ip, edits) if edits.is_empty() => {
+            Allocation::Allocated(_, ip, edits) if edits.is_empty() => {
                 return store.settle().map(|()| Ended::Given(ip));
             }
-            Turn::Given(place, ip, edits) => {
+            Allocation::Allocated(place, ip, edits) => {
                 who.given.store(true, Relaxed);
                 store.sign(place, &who.owner)?;
                 store.write(&edits)?;
                 return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
             }
-            Turn::Refused(why) => {
-                let owner = if let Refusal::Here(ip) = why { holder(&store, ip) } else { None };
+            Allocation::Refused(why) => {
+                let owner =
+                    if let AllocationError::HeldOnThisNode(ip) = why { holder(&store, ip) } else { None };
                 return Err(
                     owner.map_or_else(|| refused(&why), |owner| refused(&format!("{owner} holds it")))
                 );
             }
-            Turn::Ask(wanted, why) => {
+            Allocation::NeedsLease(wanted, why) => {
                 if let Some(why) = refusal {
                     return Err(refused(&why));
                 }
@@ -310,49 +314,51 @@ fn give_from(
                 wanted
             }
         };
-        let wanted = match wanted {
-            Wish::Kept(named) => {
-                let ledger = &mut store.ledger;
-                Wish::Kept(turn::spare(ledger, clock, &pool.filter, who.mark, named, &tried))
-            }
-            wanted => wanted,
+        let wanted = if let AllocationKind::ForClaim(named) = wanted {
+            let offer = store.ledger.offer_for_claim(clock, &pool.filter, who.mark, named, &tried);
+            AllocationKind::ForClaim(offer)
+        } else {
+            wanted
         };
-        let (supply, lack) = ask(settings, pool, &store, wanted, who)?;
+        let answer = ask(settings, pool, &store, wanted, who)?;
+        let (why, supply) = (answer.error(), answer.lease);
         receive(&mut store, clock, who, &supply)?;
-        let said = match lack {
-            Some(Lack { why, own: Some(ip), .. }) => {
+        match supply.error {
+            Some(why @ AllocationError::InOwnBlock { ip, .. }) => {
                 return match holder(&store, ip) {
                     Some(owner) => Err(refused(&format!("{owner} holds {ip}"))),
                     None => Ok(Ended::LetGo(ip, refused(&format!("{ip}: {why}")))),
                 };
             }
-            Some(Lack { taken: Some(ip), .. }) if tried.len() < QUESTIONS => {
+            Some(AllocationError::OfferTaken(ip)) if tried.len() < QUESTIONS => {
                 tried.push(ip);
                 continue;
             }
-            lack => lack.map(|lack| lack.why),
-        };
-        let got = !supply.leases.is_empty() || !supply.confirmed.is_empty();
-        refusal = match got {
-            true => None,
-            false => Some(said.or(refusal).unwrap_or_else(|| "no address is free".to_owned())),
+            _ => {}
+        }
+        refusal = if supply.leases.is_empty() && supply.confirmed.is_empty() {
+            Some(why.or(refusal).unwrap_or_else(|| "no address is free".to_owned()))
+        } else {
+            None
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
 }
 
 /// Says of what it is that there is no address.
-fn refusal(pool: &Pool, wish: Wish, why: &dyn fmt::Display) -> Error {
+fn refusal(pool: &Pool, wish: AllocationKind, why: &dyn fmt::Display) -> Error {
     let why = match wish {
-        Wish::Address(ip) | Wish::KeptAddress(ip) => format!("pool {}: {ip}: {why}", pool.name),
+        AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip) => {
+            format!("pool {}: {ip}: {why}", pool.name)
+        }
         _ => format!("pool {}: {}: {why}", pool.name, pool.filter.range),
     };
     Error::new(code::TRY_AGAIN_LATER, why)
 }
 
 /// Writes an answer down. An address of our own is held as soon as it is written.
-fn receive(store: &mut Store, clock: Clock, who: &Who, supply: &turn::Supply) -> Result<(), Error> {
-    let edits = turn::receive(&mut store.ledger, clock, who.mark, supply);
+fn receive(store: &mut Store, clock: Clock, who: &Who, supply: &LeaseResponse) -> Result<(), Error> {
+    let edits = store.ledger.apply_response(clock, who.mark, supply);
     if let Some(place) = store.ledger.held_by(who.mark).next() {
         who.given.store(true, Relaxed);
         store.sign(place, &who.owner)?;
@@ -362,7 +368,8 @@ fn receive(store: &mut Store, clock: Clock, who: &Who, supply: &turn::Supply) ->
 
 /// How many free addresses are few.
 fn low(store: &Store) -> usize {
-    let size = store.ledger.blocks().find(|block| !block.bound).map_or(0, |block| addresses_of(block.net));
+    let size =
+        store.ledger.blocks().find(|block| !block.single_owner).map_or(0, |block| address_count(block.net));
     usize::try_from(size / 4).unwrap_or(LOW).clamp(1, LOW)
 }
 
@@ -370,7 +377,7 @@ fn low(store: &Store) -> usize {
 fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Store) -> Result<(), Error> {
     let low = settings.source == Source::Cluster
         && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), low(&store));
-    let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Want::Ahead, &who.name));
+    let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Operation::Prefetch, &who.name));
     store.settle()?;
     if let Some(demand) = demand {
         agent::hint(&settings.socket, demand);
@@ -383,31 +390,21 @@ fn ask(
     settings: &Settings,
     pool: &Pool,
     store: &Store,
-    wanted: Wish,
+    wanted: AllocationKind,
     who: &Who,
-) -> Result<(turn::Supply, Option<Lack>), Error> {
+) -> Result<AllocateResponse, Error> {
     if settings.source == Source::File {
-        return Ok((agent::supply_alone(pool, &store.ledger, wanted), None));
+        let lease = agent::supply_alone(pool, &store.ledger, wanted);
+        return Ok(AllocateResponse { lease, ..AllocateResponse::default() });
     }
-    let demand = agent::demand(settings, pool, &store.ledger, want(wanted), &who.name);
+    let demand = agent::demand(settings, pool, &store.ledger, Operation::Allocate(wanted), &who.name);
     agent::ask(&settings.socket, demand)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }
 
 /// Who holds an address of the ledger.
 fn holder(store: &Store, ip: IpAddr) -> Option<Owner> {
-    let place = store.ledger.find(ip)?;
-    matches!(store.ledger.slot(place), Slot::Held(..) | Slot::Unknown).then(|| store.owner(place))
-}
-
-fn want(wish: Wish) -> Want {
-    match wish {
-        Wish::Nothing => Want::Nothing,
-        Wish::Any => Want::Any,
-        Wish::Kept(spare) => Want::Kept(spare),
-        Wish::Address(ip) => Want::Address(ip),
-        Wish::KeptAddress(ip) => Want::KeptAddress(ip),
-    }
+    store.ledger.find_held(ip).map(|place| store.owner(place))
 }
 
 // === DEL, GC ===
@@ -460,7 +457,7 @@ fn take_back_anywhere(call: &Call, who: &Attachment) -> Result<(), Error> {
         let found = Store::find(&directory, &name);
         match found.and_then(|found| found.map(|store| store.held_by(&gone.marks)).transpose()) {
             Ok(Some((mut store, held))) => {
-                let edits = turn::free(&mut store.ledger, now(), &held);
+                let edits = store.ledger.release_slots(now(), &held);
                 errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
@@ -501,10 +498,7 @@ impl Gone {
         }
         match released::remember(directory, &self.network, &self.who) {
             Ok(()) => {
-                plugin_support::log!(
-                    "{}: given back when the ledger can be read again: {error}",
-                    directory.display()
-                );
+                log!("{}: given back when the ledger can be read again: {error}", directory.display());
                 Ok(())
             }
             Err(cause) => Err(error.also([Error::io(directory.display(), cause)])),
@@ -513,13 +507,13 @@ impl Gone {
 }
 
 /// Has the cluster told what is given back, while nobody waits for the ledger: an agent that is silent delays this call alone.
-fn give_back(settings: &Settings, pool: &Pool, demand: Demand) -> Result<(), Error> {
+fn give_back(settings: &Settings, pool: &Pool, demand: AllocateRequest) -> Result<(), Error> {
     // Without an agent it goes with a later call: this one has done what concerns its pod.
-    let Ok((supply, _)) = agent::ask(&settings.socket, demand) else { return Ok(()) };
-    let clock = Clock { now: now(), rest: settings.rest };
+    let Ok(answer) = agent::ask(&settings.socket, demand) else { return Ok(()) };
+    let clock = Clock { now: now(), quarantine: settings.rest };
     let turn = move |opened: Result<Store, Refused>| {
         let Ok(mut store) = opened else { return Ok(()) };
-        let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
+        let edits = store.ledger.apply_response(clock, 0, &answer.lease);
         store.write(&edits)?;
         store.settle()
     };
@@ -532,27 +526,28 @@ fn release(
     mut store: Store,
     pool: &Pool,
     demanded: Demanded,
-    stale: &[Place],
-) -> Result<Option<Demand>, Error> {
-    let clock = Clock { now: now(), rest: settings.rest };
-    let edits = turn::free(&mut store.ledger, clock.now, stale);
+    stale: &[SlotId],
+) -> Result<Option<AllocateRequest>, Error> {
+    let clock = Clock { now: now(), quarantine: settings.rest };
+    let edits = store.ledger.release_slots(clock.now, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
         return store.settle().map(|()| None);
     }
     // GC gives the last block back, too: where it is called there may be no pod any more.
     let keep = if demanded == Demanded::Always { 0 } else { low(&store) as u64 };
-    let edits = turn::tidy(&mut store.ledger, clock, IDLE, keep);
+    let edits = store.ledger.release_idle_blocks(clock, IDLE, keep);
     store.write(&edits)?;
     if demanded == Demanded::IfNeeded {
-        let returning = store.ledger.blocks().any(|block| block.state == State::Returning);
-        let demand = returning.then(|| agent::demand(settings, pool, &store.ledger, Want::Return, ""));
+        let returning = store.ledger.blocks().any(|block| block.state == BlockState::Returning);
+        let demand = returning.then(|| agent::demand(settings, pool, &store.ledger, Operation::Return, ""));
         return store.settle().map(|()| demand);
     }
-    let demand = agent::demand(settings, pool, &store.ledger, Want::Nothing, "");
+    let demand =
+        agent::demand(settings, pool, &store.ledger, Operation::Allocate(AllocationKind::Nothing), "");
     // Without an agent it goes with a later call.
-    if let Ok((supply, _)) = agent::ask(&settings.socket, demand) {
-        let edits = turn::receive(&mut store.ledger, clock, 0, &supply);
+    if let Ok(answer) = agent::ask(&settings.socket, demand) {
+        let edits = store.ledger.apply_response(clock, 0, &answer.lease);
         store.write(&edits)?;
     }
     store.settle().map(|()| None)
@@ -561,33 +556,34 @@ fn release(
 // === STATUS ===
 
 fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
-    let clock = Clock { now: now(), rest: settings.rest };
+    let clock = Clock { now: now(), quarantine: settings.rest };
     let store = Store::find(&settings.directory, &pool.name)?;
-    let none = ipam::Ledger::new("");
+    let none = ipam::AddressStore::new("");
     let ledger = store.as_ref().map_or(&none, |store| &store.ledger);
     let has_free = ledger.has_free(clock, |ip| pool.filter.admits(ip), 1);
-    let Count { held, resting, free } = match has_free {
+    let Usage { held, quarantined, free } = match has_free {
         true => return Ok(()),
-        false => ledger.count(clock, |ip| pool.filter.admits(ip)),
+        false => ledger.usage(clock, |ip| pool.filter.admits(ip)),
     };
     store.as_ref().map_or(Ok(()), Store::trusted)?;
     let said = match settings.source {
         Source::File => {
-            let supply = agent::supply_alone(pool, ledger, Wish::Any);
+            let supply = agent::supply_alone(pool, ledger, AllocationKind::Any);
             (supply.leases.is_empty() && supply.confirmed.is_empty()).then(|| "no address is free".to_owned())
         }
         Source::Cluster => {
-            let demand = agent::demand(settings, pool, ledger, Want::Room, "");
+            let demand = agent::demand(settings, pool, ledger, Operation::CheckCapacity, "");
             // Nobody waits for the agent but we.
             drop(store);
             let asked = agent::ask(&settings.socket, demand);
             let asked = asked
                 .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?;
-            asked.1.map(|lack| lack.why)
+            asked.error()
         }
     };
     let Some(why) = said else { return Ok(()) };
-    let details = format!("in the blocks of this node {held} are held, {resting} rest, {free} are free");
+    let details =
+        format!("in the blocks of this node {held} are held, {quarantined} in quarantine, {free} free");
     Err(Error::new(code::NOT_AVAILABLE, format!("pool {}: {}: {why}", pool.name, pool.filter.range))
         .details(details))
 }

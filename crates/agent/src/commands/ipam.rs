@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use ipam::ledger;
-use ipam::registry::Registry;
+use ipam::Registry;
+use ipam::address_store::is_valid_name;
 use ipnet::IpNet;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
@@ -16,11 +16,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::ipam::show::show;
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::findings::Finding;
-use crate::ipam_api::ip_objects::BlockObject;
-use crate::ipam_api::store_name::{LEDGERS, ledger_name};
 use crate::node_support::address_store;
 use crate::node_support::address_store::{Held, Owner};
 use cli_support::async_runtime::runtime;
@@ -28,6 +23,11 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
+use ipam_api::api_registry::Cluster;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::findings::Finding;
+use ipam_api::ip_objects::BlockObject;
+use ipam_api::store_name::{LEDGERS, ledger_name};
 use kube_support::api_error;
 use kube_support::client;
 
@@ -117,9 +117,8 @@ struct Answer {
 }
 
 fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
-    let shows = |pod: &&crate::ipam_api::cluster_snapshot::Holder| {
-        pod.addresses.iter().any(|(ip, ..)| *ip == address)
-    };
+    let shows =
+        |pod: &&ipam_api::cluster_snapshot::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
     let pods: Vec<String> =
         census.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
     let mut answers = Vec::new();
@@ -131,8 +130,8 @@ fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Resu
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
         let first = found.into_iter().next();
         // A network may have a part of the pool; its ledger is called after that part.
-        let named = first.as_ref().map(|object| ledger_name(&object.holder.ledger));
-        let named = named.into_iter().chain([pool.as_str()]).find(|name| ledger::is_name(name));
+        let named = first.as_ref().map(|object| ledger_name(&object.holder.store));
+        let named = named.into_iter().chain([pool.as_str()]).find(|name| is_valid_name(name));
         let container = named.and_then(|name| recorded(&ledgers.join(name), address));
         let container = container.map(|owner| owner.to_string());
         let (block, holder) = first.map(|object| (object.net.to_string(), object.holder)).unwrap_or_default();

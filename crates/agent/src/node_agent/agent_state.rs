@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cni::Error;
 use kube::Client;
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{Delivery, Demand};
+use rpc::allocate::{AllocateRequest, AllocateResponse};
 use rpc::plan::PlanRequest;
 use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
@@ -16,7 +16,6 @@ use tracing::{info, warn};
 
 use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
-use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::node_agent::block_provider::Supplier;
 use crate::node_agent::hot_plug::Changes;
 use crate::node_support::agent_server::RequestHandler;
@@ -26,6 +25,7 @@ use crate::node_support::sandbox_gc::Overseer;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::Traces;
 use cli_support::activity::{Busy, Call};
+use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::Told;
 use kube_support::kuryr::Place;
 
@@ -129,8 +129,8 @@ impl RequestHandler for Brain {
         self.planner.plan(request, &[]).await
     }
 
-    async fn allocate_blocks(&self, demand: &Demand, probe: &ClientProbe<'_>) -> Delivery {
-        self.supplier.deliver(demand, probe, &self.metrics).await
+    async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
+        self.supplier.deliver(request, probe, &self.metrics).await
     }
 
     fn due_tasks(&self) -> Vec<Task> {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A boot is not needed for a node to lose what it has: its object is deleted while its agent is away, or a hand deletes an
-//! IPBlock and what keeps it there (what is deleted and kept: `deleted`). What becomes of a lease in doubt: [`ipam::confirm`].
+//! IPBlock and what keeps it there (what is deleted and kept: `deleted`). What becomes of a lease in doubt: `docs/design/ipam.md#loss-of-a-lease`.
 //!
 //! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
 //! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
@@ -23,9 +23,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::confirm;
-use ipam::ledger::{Block, State};
-use ipam::registry::{Holder, Registry};
+use ipam::address_store::Block;
+use ipam::{BlockState, Holder, Registry};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -33,15 +32,15 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::{Cluster, of_node};
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
 use crate::node_agent::agent_state::Brain;
-use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
 use crate::node_support::address_store::Held;
 use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
+use ipam_api::api_registry::{Cluster, of_node};
+use ipam_api::clock::now;
+use ipam_api::ip_objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
+use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::cache::Cache;
 use kube_support::lookup::ASK_MAX;
@@ -64,7 +63,7 @@ type Lease = (IpNet, String);
 struct Written {
     ledger: String,
     lease: Lease,
-    state: State,
+    state: BlockState,
     /// Does no other ledger have it?
     alone: bool,
 }
@@ -135,7 +134,8 @@ impl Leases {
         loop {
             changes.mark_unchanged();
             let mut done = Ok(Done::All);
-            for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single()) {
+            for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single_address())
+            {
                 let block = &owned.object.net;
                 done = match self.give_back(owned).await {
                     Ok(Done::All) => done,
@@ -187,7 +187,7 @@ impl Leases {
         for written in missing {
             // What is wrong with one ledger is nothing to the others.
             let mut done = match written.state {
-                State::Active => self.doubt(&written.ledger, written.lease.clone()).await,
+                BlockState::Active => self.doubt(&written.ledger, written.lease.clone()).await,
                 _ => Ok(()),
             };
             if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
@@ -222,7 +222,7 @@ impl Leases {
         let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
         let place = self.ledgers.join(ledger);
         let Some(written) = address_store::read(&place)? else { return Ok(Done::All) };
-        let is_held = |block: &Block| block.uid == *lease && ipam::turn::is_held_in_doubt(&written, block);
+        let is_held = |block: &Block| block.lease == *lease && written.is_unconfirmed_and_used(block);
         let Some(block) = written.blocks().find(is_held) else { return Ok(Done::All) };
         let Some(registry) = self.pool_of(missing).await? else { return Ok(Done::All) };
         let failed = |fault| format!("lease {net} again: {fault}");
@@ -230,14 +230,14 @@ impl Leases {
         if known.is_some_and(|known| !known.holder.node.is_empty()) {
             return Ok(Done::Others);
         }
-        let mut holder = Holder { node: self.node.clone(), ledger: ledger.clone(), ..Holder::default() };
-        if block.bound {
+        let mut holder = Holder { node: self.node.clone(), store: ledger.clone(), ..Holder::default() };
+        if block.single_owner {
             let held = address_store::held(&place, &written)?.into_iter().find(|held| held.ip == net.addr());
             let Some(Held { owner, .. }) = held else { return Ok(Done::All) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
             holder.claim = owner.claim;
         }
-        let leased = confirm::lease_again(&registry, registry.grid, *net, &holder, now()).await;
+        let leased = ipam::recreate_lease(&registry, registry.grid, *net, &holder, now()).await;
         if leased.map_err(failed)? {
             info!(block = %net, "something in it is held: leased again");
             return Ok(Done::All);
@@ -282,15 +282,15 @@ fn in_ledgers(directory: &Path) -> Result<Vec<Written>, String> {
         // What cannot be read now gives nothing.
         let Ok(Some(ledger)) = address_store::read(&place) else { continue };
         for block in ledger.blocks() {
-            *holders.entry((block.net, block.uid)).or_default() += 1;
+            *holders.entry((block.net, block.lease)).or_default() += 1;
         }
         let can_lose =
-            |block: &Block| block.state == State::Active || ipam::turn::is_held_in_doubt(&ledger, block);
+            |block: &Block| block.state == BlockState::Active || ledger.is_unconfirmed_and_used(block);
         // Without a cluster a block's lease is its network.
-        let own = ledger.blocks().filter(|block| can_lose(block) && block.uid != block.net.to_string());
+        let own = ledger.blocks().filter(|block| can_lose(block) && block.lease != block.net.to_string());
         leases.extend(own.map(|block| Written {
             ledger: name.clone(),
-            lease: (block.net, block.uid),
+            lease: (block.net, block.lease),
             state: block.state,
             alone: true,
         }));
@@ -303,7 +303,7 @@ fn in_ledgers(directory: &Path) -> Result<Vec<Written>, String> {
 
 #[cfg(test)]
 mod tests {
-    use ipam::{Ledger, ledger};
+    use ipam::{AddressStore, BlockLease};
 
     use super::*;
 
@@ -311,7 +311,7 @@ mod tests {
     fn only_what_a_cluster_leased_and_may_be_given_is_compared() {
         let directory = std::env::temp_dir().join(format!("weft-leases-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("p")).unwrap();
-        let mut ledger = Ledger::new("b");
+        let mut ledger = AddressStore::new("b");
         for (net, uid) in [
             ("10.0.0.0/24", "u.0"),
             ("10.0.1.0/24", "10.0.1.0/24"),
@@ -319,16 +319,16 @@ mod tests {
             ("10.0.3.0/24", "w.1"),
         ] {
             let net: IpNet = net.parse().unwrap();
-            let lease = ledger::Lease { net, uid: uid.into(), bound: false, holes: Vec::new() };
-            let _ = ledger.add(&lease, 1);
+            let lease = BlockLease { net, id: uid.into(), single_owner: false, reserved: Vec::new() };
+            let _ = ledger.add_block(&lease, 1);
         }
-        let _ = confirm::doubt(&mut ledger, "v.1").unwrap();
+        let _ = ledger.mark_unconfirmed("v.1").unwrap();
         let held = ledger.find("10.0.3.1".parse().unwrap()).unwrap();
         let _ = ledger.hold(held, 1, 7);
-        let _ = confirm::doubt(&mut ledger, "w.1").unwrap();
-        std::fs::write(directory.join("p/ledger"), ledger.image()).unwrap();
+        let _ = ledger.mark_unconfirmed("w.1").unwrap();
+        std::fs::write(directory.join("p/ledger"), ledger.to_bytes()).unwrap();
         std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
-        std::fs::write(directory.join("Old_copy/ledger"), ledger.image()).unwrap();
+        std::fs::write(directory.join("Old_copy/ledger"), ledger.to_bytes()).unwrap();
         let found = in_ledgers(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
         let written = |net: &str, uid: &str, state| Written {
@@ -337,26 +337,30 @@ mod tests {
             state,
             alone: true,
         };
-        let held = written("10.0.3.0/24", "w.1", State::Unconfirmed);
-        assert_eq!(found, [written("10.0.0.0/24", "u.0", State::Active), held]);
+        let held = written("10.0.3.0/24", "w.1", BlockState::Unconfirmed);
+        assert_eq!(found, [written("10.0.0.0/24", "u.0", BlockState::Active), held]);
     }
 
     #[test]
     fn what_a_copy_of_a_ledger_has_too_is_not_one_ledgers_alone_even_if_the_other_cannot_lose_it() {
         let directory = std::env::temp_dir().join(format!("weft-leases-copy-{}", std::process::id()));
-        let mut ledger = Ledger::new("b");
+        let mut ledger = AddressStore::new("b");
         for (net, uid) in [("10.0.0.0/24", "u.0"), ("10.0.1.0/24", "v.0")] {
-            let lease =
-                ledger::Lease { net: net.parse().unwrap(), uid: uid.into(), bound: false, holes: Vec::new() };
-            let _ = ledger.add(&lease, 1);
+            let lease = BlockLease {
+                net: net.parse().unwrap(),
+                id: uid.into(),
+                single_owner: false,
+                reserved: Vec::new(),
+            };
+            let _ = ledger.add_block(&lease, 1);
         }
-        let mut old = Ledger::new("b");
+        let mut old = AddressStore::new("b");
         let (net, uid) = ("10.0.0.0/24".parse().unwrap(), "u.0".into());
-        let _ = old.add(&ledger::Lease { net, uid, bound: false, holes: Vec::new() }, 1);
-        let _ = confirm::doubt(&mut old, "u.0").unwrap();
+        let _ = old.add_block(&BlockLease { net, id: uid, single_owner: false, reserved: Vec::new() }, 1);
+        let _ = old.mark_unconfirmed("u.0").unwrap();
         for (name, ledger) in [("p", ledger), ("p.bak", old)] {
             std::fs::create_dir_all(directory.join(name)).unwrap();
-            std::fs::write(directory.join(name).join("ledger"), ledger.image()).unwrap();
+            std::fs::write(directory.join(name).join("ledger"), ledger.to_bytes()).unwrap();
         }
         let found = in_ledgers(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();

@@ -1,8 +1,8 @@
 //! What the agent does for the node's ledgers of addresses: leases blocks, ahead of need, and gives back what is idle.
 //!
 //! ```text
-//!   weft-ipam ── Demand ──► shelf of the ledger ──► a block leased ahead? ──► Delivery
-//!                                 └──► ipam::turn::serve ──► API server ──┘
+//!   weft-ipam ── AllocateRequest ──► shelf of the ledger ──► a block leased ahead? ──► AllocateResponse
+//!                                 └──► BlockAllocator::serve ──► API server ──┘
 //! ```
 //!
 //! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
@@ -21,31 +21,30 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::lease::{Asked, Counter, Refusal, give_back};
-use ipam::ledger::{Clock, Lease, State};
-use ipam::registry::{Fault, Holder, Object};
-use ipam::turn::{self, Ask, Supply, Wish};
-use ipam::{Filter, Range};
+use ipam::{
+    AddressFilter, AllocationError, AllocationKind, BlockAllocator, BlockInfo, BlockLease, BlockState, Clock,
+    Holder, IpBlock, LeaseRequest, LeaseResponse, RegistryError, RequestContext, release_lease,
+};
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use rpc::exchange::addresses::{Delivery, Demand, Known, KnownState, Leased, VERSION, Want};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::{Cluster, LOOKS, of_node};
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_claim::Claim;
-use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
-use crate::ipam_api::pool_lookup;
-use crate::ipam_api::pool_lookup::{Pool, Unusable};
-use crate::ipam_api::store_name::{elsewhere, placed};
 use crate::node_support::client_probe::ClientProbe;
 use crate::node_support::metrics::Metrics;
+use ipam_api::api_registry::{Cluster, LOOKS, of_node};
+use ipam_api::clock::now;
+use ipam_api::ip_claim::Claim;
+use ipam_api::ip_objects::BlockObject;
+use ipam_api::owned_block::Owned;
+use ipam_api::pool_lookup;
+use ipam_api::pool_lookup::{Pool, Unusable};
+use ipam_api::store_name::{elsewhere, placed};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
-use kube_support::resources::Reduced;
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);
@@ -65,34 +64,11 @@ pub(crate) struct Supplier {
     shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
 }
 
-/// A block of this node, and its pool.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Owned {
-    /// The pool's name.
-    pub(crate) pool: String,
-    /// The block, or the single address.
-    pub(crate) object: Object,
-    /// Is it asked whether this node is still there?
-    pub(crate) is_doubted: bool,
-    /// Has somebody deleted it, who waits until it is nobody's?
-    pub(crate) is_deleted: bool,
-}
-
 /// What there is for one ledger.
 #[derive(Default)]
 struct Shelf {
     pool: Option<(Instant, Pool)>,
-    ready: Vec<(Instant, Object)>,
-}
-
-impl Reduced for BlockObject {
-    type Form = Option<Owned>;
-
-    fn reduce(self) -> Option<Owned> {
-        let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
-        let is_deleted = self.is_deleted();
-        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
-    }
+    ready: Vec<(Instant, IpBlock)>,
 }
 
 impl Supplier {
@@ -106,30 +82,26 @@ impl Supplier {
     /// Answers a demand.
     pub(crate) async fn deliver(
         &self,
-        demand: &Demand,
+        demand: &AllocateRequest,
         probe: &ClientProbe<'_>,
         metrics: &Metrics,
-    ) -> Delivery {
-        let refused = |why: String| Delivery { refusal: Some(why), ..Delivery::default() };
-        if demand.addresses > VERSION {
-            let other = demand.addresses;
-            return refused(format!("demand of version {other}: this agent answers up to {VERSION}"));
-        }
+    ) -> AllocateResponse {
+        let refused = |why: String| AllocateResponse::unavailable(why);
         self.asked.send_replace(true);
-        let is_here = demand.directory.is_empty() || Path::new(&demand.directory) == self.ledgers;
-        let ledger = if is_here { demand.ledger.clone() } else { placed(&demand.ledger, &demand.directory) };
-        let demand = &Demand { ledger, ..demand.clone() };
-        let shelf = self.shelf(&demand.ledger);
+        let is_here = Path::new(&demand.directory) == self.ledgers;
+        let store = if is_here { demand.store.clone() } else { placed(&demand.store, &demand.directory) };
+        let demand = &AllocateRequest { store, ..demand.clone() };
+        let shelf = self.shelf(&demand.store);
         let mut shelf = shelf.lock().await;
         let answered = self.answer((demand, probe), &mut shelf, metrics).await;
         let outcome = match &answered {
-            Ok(supply) if supply.refusal.is_some() => "refused",
+            Ok(supply) if supply.error.is_some() => "refused",
             Ok(_) => "supplied",
             Err(_) => "failed",
         };
         metrics.supplied(outcome);
         match answered {
-            Ok(supply) => self.explained(demand, delivery(supply)),
+            Ok(lease) => self.explained(demand, AllocateResponse { lease, ..AllocateResponse::default() }),
             Err(why) => {
                 warn!(pool = demand.pool.name, %why, "addresses");
                 self.explained(demand, refused(why))
@@ -138,17 +110,20 @@ impl Supplier {
     }
 
     /// A refusal says where the ledger is if that is not where it should be: blocks of the node may be in another.
-    fn explained(&self, demand: &Demand, delivery: Delivery) -> Delivery {
-        let Some(directory) = elsewhere(&demand.ledger) else { return delivery };
-        let explain = |why| {
+    fn explained(&self, demand: &AllocateRequest, mut delivery: AllocateResponse) -> AllocateResponse {
+        let Some(directory) = elsewhere(&demand.store) else { return delivery };
+        let hint = {
             let ledgers = self.ledgers.display();
             format!(
-                "{why}; ipam.dataDir {directory} is not its agent's --ledgers {ledgers}: what is free in a ledger \
+                "ipam.dataDir {directory} is not its agent's --ledgers {ledgers}: what is free in a ledger \
                  there is not given to this network"
             )
         };
         // No agent gives anything up there.
-        Delivery { refusal: delivery.refusal.map(explain), own: None, ..delivery }
+        if let Some(own @ AllocationError::InOwnBlock { .. }) = delivery.lease.error {
+            delivery.lease.error = Some(AllocationError::Unavailable(own.to_string()));
+        }
+        AllocateResponse { hint: Some(hint), ..delivery }
     }
 
     fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<Shelf>> {
@@ -192,65 +167,73 @@ impl Supplier {
     ///
     /// # Errors
     /// The registry's.
-    pub(crate) async fn give_back_ahead(&self, registry: &Cluster, block: &Object) -> Result<bool, Fault> {
-        let shelf = self.shelf(&block.holder.ledger);
+    pub(crate) async fn give_back_ahead(
+        &self,
+        registry: &Cluster,
+        block: &IpBlock,
+    ) -> Result<bool, RegistryError> {
+        let shelf = self.shelf(&block.holder.store);
         let mut shelf = shelf.lock().await;
         let lease = block.lease_id();
         let Some(at) = shelf.ready.iter().position(|(_, ready)| ready.lease_id() == lease) else {
             return Ok(false);
         };
         shelf.ready.remove(at);
-        give_back(registry, block.net, &lease, now()).await?;
+        release_lease(registry, block.net, &lease, now()).await?;
         Ok(true)
     }
 
     async fn answer(
         &self,
-        (demand, probe): (&Demand, &ClientProbe<'_>),
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         shelf: &mut Shelf,
         metrics: &Metrics,
-    ) -> Result<Supply, String> {
+    ) -> Result<LeaseResponse, String> {
         let pool = self.pool(demand, shelf).await?;
-        let filter = filter(demand, &pool)?;
+        let filter = filter(demand, &pool);
         let registry = Cluster::new(
             self.client.clone(),
             &pool,
             (demand.pod.namespace.clone(), demand.pod.name.clone()),
             metrics.address_requests.clone(),
         );
-        let counter = Counter {
+        let counter = BlockAllocator {
             registry: &registry,
-            grid: pool.grid,
+            layout: pool.grid,
             filter: &filter,
             holder: Holder {
                 node: self.node.clone(),
-                ledger: demand.ledger.clone(),
+                store: demand.store.clone(),
                 owner: demand.owner.clone(),
                 claim: demand.claim.clone(),
                 ..Holder::default()
             },
-            shares_claim: demand.shared,
-            clock: Clock { now: now(), rest: demand.rest },
+            shares_claim: demand.shares_claim,
+            clock: Clock { now: now(), quarantine: demand.quarantine },
             seed: self.seed(demand),
-            looks: LOOKS,
+            transfer_checks: LOOKS,
         };
-        let had = || -> Vec<turn::Known> { demand.known.iter().map(known).collect() };
-        let supply = match demand.wish {
-            Want::Ahead => self.lease_ahead(&counter, &had(), shelf).await,
-            Want::Room => Ok(Supply { refusal: counter.has_room(&had()).await.err(), ..Supply::default() }),
-            Want::Return => {
+        let supply = match demand.operation {
+            Operation::Prefetch => self.lease_ahead(&counter, &demand.blocks, shelf).await,
+            Operation::CheckCapacity => {
+                let error = counter.check_capacity(&demand.blocks).await.err();
+                Ok(LeaseResponse { error, ..LeaseResponse::default() })
+            }
+            Operation::Return => {
                 self.give_back_old(&counter, shelf).await?;
-                let ask = Ask { known: had(), wish: Wish::Nothing };
-                let mut supply = Supply::default();
-                turn::give_back_returning(&counter, &ask, &mut supply).await;
+                let ask = LeaseRequest { blocks: demand.blocks.clone(), kind: AllocationKind::Nothing };
+                let mut supply = LeaseResponse::default();
+                counter.return_blocks(&ask, &mut supply).await;
                 Ok(supply)
             }
-            Want::Kept(_) | Want::KeptAddress(_) => {
-                self.serve_claim(&counter, &pool.name, (demand, probe), shelf).await
+            Operation::Allocate(
+                kind @ (AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_)),
+            ) => self.serve_claim(&counter, &pool.name, (demand, probe), kind, shelf).await,
+            Operation::Allocate(kind) => {
+                self.serve(&counter, &pool.name, (demand, probe), (kind, kind), shelf).await
             }
-            _ => self.serve(&counter, &pool.name, (demand, probe), wish(demand.wish), shelf).await,
         }?;
-        if supply.refusal == Some(Refusal::Anew) {
+        if supply.error == Some(AllocationError::PoolChanged) {
             shelf.pool = None;
         }
         Ok(without(supply, &pool.exclude))
@@ -258,11 +241,10 @@ impl Supplier {
 
     /// The pool, as it is if something may be made of it for who waits: one that was edited, or deleted and made anew, is told
     /// apart here, and is found not to stand where it was not. Ahead of need, and where there is something ready, it is as it was.
-    async fn pool(&self, demand: &Demand, shelf: &mut Shelf) -> Result<Pool, String> {
-        let may_be_old = match demand.wish {
-            Want::Nothing | Want::Return | Want::Room | Want::Ahead => true,
-            Want::Any => !shelf.ready.is_empty(),
-            Want::Kept(_) | Want::Address(_) | Want::KeptAddress(_) => false,
+    async fn pool(&self, demand: &AllocateRequest, shelf: &mut Shelf) -> Result<Pool, String> {
+        let may_be_old = match demand.operation {
+            Operation::Allocate(AllocationKind::Any) => !shelf.ready.is_empty(),
+            operation => !operation.needs_address(),
         };
         if let Some((since, pool)) = &shelf.pool
             && may_be_old
@@ -284,8 +266,8 @@ impl Supplier {
     }
 
     /// Each node begins elsewhere, and each ledger where it has nothing yet.
-    fn seed(&self, demand: &Demand) -> u64 {
-        let text = format!("{}/{}/{}", self.node, demand.ledger, demand.known.len());
+    fn seed(&self, demand: &AllocateRequest) -> u64 {
+        let text = format!("{}/{}/{}", self.node, demand.store, demand.blocks.len());
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
@@ -293,27 +275,31 @@ impl Supplier {
 
     async fn lease_ahead(
         &self,
-        counter: &Counter<'_, Cluster>,
-        known: &[turn::Known],
+        counter: &BlockAllocator<'_, Cluster>,
+        known: &[BlockInfo],
         shelf: &mut Shelf,
-    ) -> Result<Supply, String> {
-        if !counter.grid.is_single() && shelf.ready.is_empty() {
-            match counter.ahead(Asked { known, seen: &[] }).await {
+    ) -> Result<LeaseResponse, String> {
+        if !counter.layout.has_single_addresses_only() && shelf.ready.is_empty() {
+            match counter.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
                 Ok(object) => {
                     info!(block = %object.net, "leased ahead");
                     shelf.ready.push((Instant::now(), object));
                 }
-                Err(refusal) => return Ok(Supply { refusal: Some(refusal), ..Supply::default() }),
+                Err(error) => return Ok(LeaseResponse { error: Some(error), ..LeaseResponse::default() }),
             }
         }
-        Ok(Supply::default())
+        Ok(LeaseResponse::default())
     }
 
     /// What was leased ahead of a need that did not come.
-    async fn give_back_old(&self, counter: &Counter<'_, Cluster>, shelf: &mut Shelf) -> Result<(), String> {
+    async fn give_back_old(
+        &self,
+        counter: &BlockAllocator<'_, Cluster>,
+        shelf: &mut Shelf,
+    ) -> Result<(), String> {
         for (_, ready) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
             let (net, lease, now) = (ready.net, ready.lease_id(), counter.clock.now);
-            give_back(counter.registry, net, &lease, now).await.map_err(|fault| fault.to_string())?;
+            release_lease(counter.registry, net, &lease, now).await.map_err(|fault| fault.to_string())?;
         }
         Ok(())
     }
@@ -321,30 +307,34 @@ impl Supplier {
     /// What a claim keeps; an IPAMClaim has its say before, and hears of it after.
     async fn serve_claim(
         &self,
-        counter: &Counter<'_, Cluster>,
+        counter: &BlockAllocator<'_, Cluster>,
         pool: &str,
-        (demand, probe): (&Demand, &ClientProbe<'_>),
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
+        wanted: AllocationKind,
         shelf: &mut Shelf,
-    ) -> Result<Supply, String> {
+    ) -> Result<LeaseResponse, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, (demand, probe), wish(demand.wish), shelf).await;
+            return self.serve(counter, pool, (demand, probe), (wanted, wanted), shelf).await;
         };
         let range = demand.pool.range;
-        let wish = match (claim.address(range)?, demand.wish) {
+        let kind = match (claim.address(range)?, wanted) {
             (Some(ip), _) if !counter.filter.admits(ip) => {
                 return Err(format!("{}: status.ips: {ip}: the network may not give it", claim.name()));
             }
-            (Some(ip), Want::KeptAddress(named)) if ip != named => {
+            (Some(ip), AllocationKind::AddressForClaim(named)) if ip != named => {
                 return Err(format!("{}: status.ips: {ip}: the pod asks for {named}", claim.name()));
             }
-            (Some(ip), _) => Wish::KeptAddress(ip),
-            (None, wanted) => wish(wanted),
+            (Some(ip), _) => AllocationKind::AddressForClaim(ip),
+            (None, wanted) => wanted,
         };
-        let supply = self.serve(counter, pool, (demand, probe), wish, shelf).await?;
-        let refusal = supply.refusal.as_ref().map(ToString::to_string);
-        match (supply.leases.iter().find(|lease| lease.bound), &refusal) {
+        let supply = self.serve(counter, pool, (demand, probe), (wanted, kind), shelf).await?;
+        let refusal = supply.error.as_ref().map(ToString::to_string);
+        match (supply.leases.iter().find(|lease| lease.single_owner), &refusal) {
             // It is asked again.
-            _ if matches!(supply.refusal, Some(Refusal::Own { .. } | Refusal::Taken(_))) => {}
+            _ if matches!(
+                supply.error,
+                Some(AllocationError::InOwnBlock { .. } | AllocationError::OfferTaken(_))
+            ) => {}
             (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
             (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
             // It is asked again.
@@ -355,46 +345,49 @@ impl Supplier {
 
     async fn serve(
         &self,
-        counter: &Counter<'_, Cluster>,
+        counter: &BlockAllocator<'_, Cluster>,
         pool: &str,
-        (demand, probe): (&Demand, &ClientProbe<'_>),
-        wish: Wish,
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
+        (wanted, kind): (AllocationKind, AllocationKind),
         shelf: &mut Shelf,
-    ) -> Result<Supply, String> {
-        let unconfirmed = demand.known.iter().any(|known| known.state == KnownState::Unconfirmed);
-        if demand.wish == Want::Nothing {
+    ) -> Result<LeaseResponse, String> {
+        let unconfirmed = demand.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
+        if wanted == AllocationKind::Nothing {
             self.give_back_old(counter, shelf).await?;
         }
-        if (!unconfirmed || demand.wish != Want::Any)
-            && let Some(lease) = ready(counter, demand.wish, shelf).await?
+        if (!unconfirmed || wanted != AllocationKind::Any)
+            && let Some(lease) = ready(counter, wanted, shelf).await?
         {
-            return Ok(Supply { leases: vec![lease], ..Supply::default() });
+            return Ok(LeaseResponse { leases: vec![lease], ..LeaseResponse::default() });
         }
         let ahead: HashSet<String> = shelf.ready.iter().map(|(_, ready)| ready.lease_id()).collect();
-        let mut seen = self.seen(pool, &demand.ledger).await;
+        let mut seen = self.seen(pool, &demand.store).await;
         seen.retain(|object| !ahead.contains(&object.lease_id()));
-        let ask = Ask { known: demand.known.iter().map(known).collect(), wish };
+        let ask = LeaseRequest { blocks: demand.blocks.clone(), kind };
         // It may be the next one's, who has the ledger by now.
-        let is_known = |object: &Object| ask.known.iter().any(|known| known.lease == object.lease_id());
+        let is_known = |object: &IpBlock| ask.blocks.iter().any(|known| known.lease == object.lease_id());
         if !seen.iter().all(is_known) {
             probe.confirm().await.map_err(|unconfirmed| unconfirmed.to_string())?;
         }
-        let mut supply = turn::serve(counter, &ask, &seen).await;
-        let wanted = match (demand.wish, &supply.refusal) {
+        let mut supply = counter.serve(&ask, &seen).await;
+        let wanted = match (wanted, &supply.error) {
             // One of a block may be kept, too, where there is nothing else.
-            (Want::Kept(None), Some(Refusal::Exhausted | Refusal::Resting(_))) => Want::Any,
+            (
+                AllocationKind::ForClaim(None),
+                Some(AllocationError::Exhausted | AllocationError::Quarantined(_)),
+            ) => AllocationKind::Any,
             (wanted, _) => wanted,
         };
         if supply.leases.is_empty()
             && supply.confirmed.is_empty()
             && let Some(lease) = ready(counter, wanted, shelf).await?
         {
-            supply = Supply { leases: vec![lease], refusal: None, ..supply };
+            supply = LeaseResponse { leases: vec![lease], error: None, ..supply };
         }
         for lease in &supply.leases {
             info!(pool, block = %lease.net, "leased");
         }
-        for lease in &supply.gone {
+        for lease in &supply.returned {
             info!(pool, lease, "given back");
         }
         Ok(supply)
@@ -411,23 +404,23 @@ impl Supplier {
     }
 
     /// What of it is this ledger's.
-    async fn seen(&self, pool: &str, ledger: &str) -> Vec<Object> {
+    async fn seen(&self, pool: &str, ledger: &str) -> Vec<IpBlock> {
         let own = self.own();
         let _ = timeout(SYNC_MAX, own.synced()).await;
         let own = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
-        own.map(|owned| owned.object).filter(|object| object.holder.ledger == ledger).collect()
+        own.map(|owned| owned.object).filter(|object| object.holder.store == ledger).collect()
     }
 }
 
 /// What a pool leaves out is not its node's, in a block that has more than that.
-fn without(mut supply: Supply, exclude: &[ipnet::IpNet]) -> Supply {
-    for lease in supply.leases.iter_mut().filter(|lease| !lease.bound) {
-        let first = 0..ipam::grid::addresses_of(lease.net);
-        let all = first.map(|offset| ipam::grid::nth(lease.net, offset));
+fn without(mut supply: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse {
+    for lease in supply.leases.iter_mut().filter(|lease| !lease.single_owner) {
+        let first = 0..ipam::pool_layout::address_count(lease.net);
+        let all = first.map(|offset| ipam::pool_layout::nth(lease.net, offset));
         let left_out = |ip: &std::net::IpAddr| exclude.iter().any(|net| net.contains(ip));
-        let holes: Vec<_> = all.filter(|ip| left_out(ip) && !lease.holes.contains(ip)).collect();
-        lease.holes.extend(holes);
+        let holes: Vec<_> = all.filter(|ip| left_out(ip) && !lease.reserved.contains(ip)).collect();
+        lease.reserved.extend(holes);
     }
     supply
 }
@@ -435,20 +428,20 @@ fn without(mut supply: Supply, exclude: &[ipnet::IpNet]) -> Supply {
 /// Takes what was leased ahead, if it is what is wanted and still this node's: while the agent was silent it may have been taken
 /// from it. It is changed, so that nobody takes it who looked before.
 async fn ready(
-    counter: &Counter<'_, Cluster>,
-    want: Want,
+    counter: &BlockAllocator<'_, Cluster>,
+    want: AllocationKind,
     shelf: &mut Shelf,
-) -> Result<Option<Lease>, String> {
-    let suits = |ready: &Object| match want {
-        Want::Any => counter.filter.addresses(ready.net).any(|ip| !ready.holes.contains(&ip)),
+) -> Result<Option<BlockLease>, String> {
+    let suits = |ready: &IpBlock| match want {
+        AllocationKind::Any => counter.filter.addresses(ready.net).any(|ip| !ready.reserved.contains(&ip)),
         // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
-        Want::Address(ip) => ready.net.contains(&ip) && !ready.holes.contains(&ip),
+        AllocationKind::Address(ip) => ready.net.contains(&ip) && !ready.reserved.contains(&ip),
         _ => false,
     };
     while let Some(at) = shelf.ready.iter().position(|(_, ready)| suits(ready)) {
         // Should the answer be lost, it is found by the watch.
         let (_, ready) = shelf.ready.remove(at);
-        match counter.take_ahead(&ready).await.map_err(|fault| fault.to_string())? {
+        match counter.use_prefetched(&ready).await.map_err(|fault| fault.to_string())? {
             Some(lease) => return Ok(Some(lease)),
             None => info!(block = %ready.net, "leased ahead, and not this node's any more"),
         }
@@ -457,46 +450,7 @@ async fn ready(
 }
 
 /// The network's addresses, less what the pool excludes.
-fn filter(demand: &Demand, pool: &Pool) -> Result<Filter, String> {
-    let wanted = &demand.filter;
-    let refused = |refusal: ipam::Refusal| format!("pool {}: {}: {}", pool.name, refusal.value, refusal.why);
-    let range = Range::between(wanted.subnet, Some(wanted.first), Some(wanted.last)).map_err(refused)?;
-    let range = match wanted.gateway {
-        Some(gateway) => range.with_gateway(gateway).map_err(refused)?,
-        None => range,
-    };
-    let exclude = wanted.exclude.iter().chain(&pool.exclude).copied().collect();
-    Ok(Filter { range, exclude })
-}
-
-fn known(known: &Known) -> turn::Known {
-    let state = match known.state {
-        KnownState::Active => State::Active,
-        KnownState::Returning => State::Returning,
-        KnownState::Unconfirmed => State::Unconfirmed,
-    };
-    turn::Known { net: known.net, lease: known.lease.clone(), state, held: known.held.clone() }
-}
-
-fn wish(want: Want) -> Wish {
-    match want {
-        Want::Nothing | Want::Return | Want::Room | Want::Ahead => Wish::Nothing,
-        Want::Any => Wish::Any,
-        Want::Kept(spare) => Wish::Kept(spare),
-        Want::Address(ip) => Wish::Address(ip),
-        Want::KeptAddress(ip) => Wish::KeptAddress(ip),
-    }
-}
-
-fn delivery(supply: Supply) -> Delivery {
-    let Supply { leases, gone, confirmed, lost, refusal } = supply;
-    let leases =
-        leases.into_iter().map(|Lease { net, uid, bound, holes }| Leased { net, lease: uid, bound, holes });
-    let (own, taken) = match refusal {
-        Some(Refusal::Own { ip, .. }) => (Some(ip), None),
-        Some(Refusal::Taken(ip)) => (None, Some(ip)),
-        _ => (None, None),
-    };
-    let refusal = refusal.map(|refusal| refusal.to_string());
-    Delivery { leases: leases.collect(), gone, confirmed, lost, refusal, own, taken, still: false }
+fn filter(demand: &AllocateRequest, pool: &Pool) -> AddressFilter {
+    let exclude = demand.filter.exclude.iter().chain(&pool.exclude).copied().collect();
+    AddressFilter { range: demand.filter.range.clone(), exclude }
 }

@@ -6,27 +6,27 @@
 //!                                                                             └─► held: who, in `refused`
 //! ```
 //!
-//! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::handover`] says why that is
+//! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is
 //! enough); one address at a time; what cannot be done now is tried again. Nothing is watched on a node that has no addresses of the cluster's.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::handover::{self, GivenUp, Outcome};
+use ipam::transfer::{self, TransferOutcome, TransferReply};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::{Cluster, asked_of};
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
-use crate::ipam_api::store_name::elsewhere;
 use crate::node_agent::agent_state::Brain;
-use crate::node_agent::block_provider::Owned;
 use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
+use ipam_api::api_registry::{Cluster, asked_of};
+use ipam_api::clock::now;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::owned_block::Owned;
+use ipam_api::store_name::elsewhere;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
 
@@ -55,7 +55,7 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
         let mut again = false;
         for owned in asked.all() {
             let Some(owned) = owned.as_ref().as_ref() else { continue };
-            if owned.object.holder.asks == giver.node {
+            if owned.object.holder.transfer_requested_from == giver.node {
                 again |= giver.serve(owned).await;
             }
         }
@@ -68,10 +68,14 @@ impl Giver {
     async fn serve(&self, owned: &Owned) -> bool {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
-            Ok(Outcome::Given) => info!(pool = owned.pool, %address, "given up for another node"),
-            Ok(Outcome::Refused) => info!(pool = owned.pool, %address, "asked for by another node, and held"),
-            Ok(Outcome::Over) => {}
-            Ok(Outcome::Later) => return true,
+            Ok(TransferOutcome::Transferred) => {
+                info!(pool = owned.pool, %address, "given up for another node");
+            }
+            Ok(TransferOutcome::Refused) => {
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
+            }
+            Ok(TransferOutcome::Obsolete) => {}
+            Ok(TransferOutcome::Pending) => return true,
             Err(why) => {
                 warn!(pool = owned.pool, %address, why, "asked for by another node, and not given up yet");
                 return true;
@@ -80,7 +84,7 @@ impl Giver {
         false
     }
 
-    async fn give_up(&self, owned: &Owned) -> Result<Outcome, String> {
+    async fn give_up(&self, owned: &Owned) -> Result<TransferOutcome, String> {
         let Owned { pool, object, .. } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(PAUSE, pools.get_opt(pool))
@@ -91,20 +95,23 @@ impl Giver {
         let cluster = found
             .as_ref()
             .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
-        let Some((grid, registry)) = grid.zip(cluster) else { return Ok(Outcome::Over) };
-        let wanted = handover::wanted(&registry, grid, &self.node, object, now()).await;
-        let Some(block) = wanted.map_err(|fault| fault.to_string())? else { return Ok(Outcome::Over) };
+        let Some((grid, registry)) = grid.zip(cluster) else { return Ok(TransferOutcome::Obsolete) };
+        let wanted = transfer::requested_block(&registry, grid, &self.node, object, now()).await;
+        let Some(block) = wanted.map_err(|fault| fault.to_string())? else {
+            return Ok(TransferOutcome::Obsolete);
+        };
         let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;
         if ahead.map_err(|fault| fault.to_string())? {
             // Its block is nobody's now: the notice goes with the next look.
-            return Ok(Outcome::Later);
+            return Ok(TransferOutcome::Pending);
         }
-        let (ledgers, ledger) = (self.ledgers.clone(), block.holder.ledger.clone());
+        let (ledgers, ledger) = (self.ledgers.clone(), block.holder.store.clone());
         let (lease, ip) = (block.lease_id(), object.net.addr());
         if let Some(directory) = elsewhere(&ledger) {
             // Whether it is free there nobody can say.
             let by = format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --ledgers,");
-            let told = handover::tell(&registry, object, block, GivenUp::Held(by), now()).await;
+            let told =
+                transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
             return told.map_err(|fault| fault.to_string());
         }
         let given = aside(move || {
@@ -112,6 +119,8 @@ impl Giver {
             hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
         let given = given.await??;
-        handover::tell(&registry, object, block, given, now()).await.map_err(|fault| fault.to_string())
+        transfer::complete_transfer(&registry, object, block, given, now())
+            .await
+            .map_err(|fault| fault.to_string())
     }
 }

@@ -10,8 +10,8 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use ipam::Ledger;
-use ipam::ledger::{self, Place, SLOTS};
+use ipam::AddressStore;
+use ipam::address_store::{self, SLOTS, SlotId};
 
 /// Length of an owner's record beside a ledger.
 const RECORD: usize = 1024;
@@ -51,7 +51,7 @@ pub(crate) fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     };
     let named =
         entries.iter().filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
-    let mut all: Vec<_> = named.filter(|(name, _)| ledger::is_name(name)).collect();
+    let mut all: Vec<_> = named.filter(|(name, _)| address_store::is_valid_name(name)).collect();
     all.sort();
     Ok(all)
 }
@@ -60,12 +60,14 @@ pub(crate) fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
 ///
 /// # Errors
 /// It cannot be read: by us, or by anybody.
-pub(crate) fn read(place: &Path) -> Result<Option<Ledger>, String> {
+pub(crate) fn read(place: &Path) -> Result<Option<AddressStore>, String> {
     let path = place.join("ledger");
     match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(format!("{}: {cause}", path.display())),
-        Ok(bytes) => Ledger::read(&bytes).map(Some).map_err(|spoilt| format!("{}: {spoilt}", path.display())),
+        Ok(bytes) => AddressStore::from_bytes(&bytes)
+            .map(Some)
+            .map_err(|spoilt| format!("{}: {spoilt}", path.display())),
     }
 }
 
@@ -73,7 +75,7 @@ pub(crate) fn read(place: &Path) -> Result<Option<Ledger>, String> {
 ///
 /// # Errors
 /// The records of owners cannot be read.
-pub(crate) fn held(place: &Path, ledger: &Ledger) -> Result<Vec<Held>, String> {
+pub(crate) fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, String> {
     let path = place.join("owners");
     let owners = match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -86,7 +88,7 @@ pub(crate) fn held(place: &Path, ledger: &Ledger) -> Result<Vec<Held>, String> {
 }
 
 impl Owner {
-    fn read(owners: &[u8], at: Place) -> Option<Owner> {
+    fn read(owners: &[u8], at: SlotId) -> Option<Owner> {
         let record = owners.get((at.page * SLOTS + at.slot) * RECORD..)?;
         let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
         let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{Delivery, Demand, Want};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use rpc::frame::{FrameError, MESSAGE_MAX, REPORT_MAX, SIGNAL_MAX};
 use rpc::message::{Request, Response};
 use rpc::plan::{PlanRequest, PlanResponse};
@@ -65,10 +65,12 @@ pub(crate) trait RequestHandler: Send + Sync + 'static {
     /// Returns the plan of a sandbox, or why there is none.
     fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Plan, Error>> + Send;
     /// Returns blocks for an address store.
-    fn allocate_blocks(&self, _: &Demand, _: &ClientProbe<'_>) -> impl Future<Output = Delivery> + Send {
-        async {
-            Delivery { refusal: Some("no cluster to lease addresses from".into()), ..Delivery::default() }
-        }
+    fn allocate_blocks(
+        &self,
+        _: &AllocateRequest,
+        _: &ClientProbe<'_>,
+    ) -> impl Future<Output = AllocateResponse> + Send {
+        async { AllocateResponse::unavailable("no cluster to lease addresses from") }
     }
     /// Returns the tasks that are due, for the client of a plan.
     fn due_tasks(&self) -> Vec<Task>;
@@ -291,11 +293,15 @@ impl<H: RequestHandler> Exchanges<H> {
     }
 
     /// Returns blocks for an address store.
-    async fn allocate_blocks(&self, mut stream: UnixStream, request: &Demand) -> Result<(), FrameError> {
+    async fn allocate_blocks(
+        &self,
+        mut stream: UnixStream,
+        request: &AllocateRequest,
+    ) -> Result<(), FrameError> {
         let (mut reading, writing) = stream.split();
         let probe = ClientProbe::new(writing);
         let allocated = timeout(RESPONSE_MAX, async {
-            let _slot = self.allocation_slot(request.wish).await?;
+            let _slot = self.allocation_slot(request.operation).await?;
             Some(self.handler.allocate_blocks(request, &probe).await)
         });
         let gone = async {
@@ -306,26 +312,22 @@ impl<H: RequestHandler> Exchanges<H> {
         let allocated = tokio::select! {
             // First, so that nothing that was observed after the client went away has an effect.
             biased;
-            () = gone, if !matches!(request.wish, Want::Ahead | Want::Return) => return Ok(()),
+            () = gone, if !request.operation.outlives_client() => return Ok(()),
             allocated = allocated => allocated.ok().flatten(),
         };
-        if request.wish == Want::Ahead {
+        if request.operation == Operation::Prefetch {
             return Ok(());
         }
-        let late = || Delivery { refusal: Some("agent: no answer in time".into()), ..Delivery::default() };
+        let late = || AllocateResponse::unavailable("agent: no answer in time");
         respond(&mut stream, &Response::Blocks(Box::new(allocated.unwrap_or_else(late)))).await
     }
 
     /// Waits for the slot of an allocation; `None` if that takes longer than its client waits.
-    async fn allocation_slot(&self, wish: Want) -> Option<SemaphorePermit<'_>> {
-        match wish {
-            Want::Return | Want::Nothing | Want::Ahead => {
-                timeout(BEST_EFFORT_MAX, self.best_effort.acquire()).await.ok()?.ok()
-            }
-            Want::Any | Want::Kept(_) | Want::Address(_) | Want::KeptAddress(_) | Want::Room => {
-                self.allocations.acquire().await.ok()
-            }
+    async fn allocation_slot(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
+        if operation.is_best_effort() {
+            return timeout(BEST_EFFORT_MAX, self.best_effort.acquire()).await.ok()?.ok();
         }
+        self.allocations.acquire().await.ok()
     }
 
     /// Waits until no request is being served.

@@ -18,7 +18,7 @@ use cni::environment::Environment;
 use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
-use ipam::handover::GivenUp;
+use ipam::transfer::TransferReply;
 use rpc::frame;
 use rpc::task::TaskBatch;
 use serde::{Deserialize, Serialize};
@@ -277,17 +277,17 @@ impl Hands {
         ledger: &str,
         lease: &str,
         ip: IpAddr,
-    ) -> Result<GivenUp, Failure> {
+    ) -> Result<TransferReply, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("give-up").arg(ledgers).args([ledger, lease, &ip.to_string()]);
         let output = self.output(command)?;
         match output.status.code() {
-            Some(0) => Ok(GivenUp::Hole),
+            Some(0) => Ok(TransferReply::Reserved),
             Some(HELD) => {
                 let by = String::from_utf8_lossy(&output.stdout);
-                Ok(GivenUp::Held(plain(by.trim()).chars().take(HOLDER_MAX).collect()))
+                Ok(TransferReply::InUse(plain(by.trim()).chars().take(HOLDER_MAX).collect()))
             }
-            Some(UNKNOWN) => Ok(GivenUp::Unknown),
+            Some(UNKNOWN) => Ok(TransferReply::UnknownLease),
             _ => Err(self.failure(&output)),
         }
     }

@@ -59,6 +59,11 @@ impl<'a> Ipam<'a> {
         self.invoke(Verb::Del).map(|_| ())
     }
 
+    /// Whether the container's interface must exist when the addresses are released.
+    pub fn needs_interface(&self) -> bool {
+        self.call.config.ipam_type().is_ok_and(|plugin| self.delegates.releases_through_interface(&plugin))
+    }
+
     /// Are the addresses of `prevResult` still reserved?
     pub fn check(&self) -> Result<(), Error> {
         self.invoke(Verb::Check).map(|_| ())

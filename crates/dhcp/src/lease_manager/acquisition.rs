@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cni::{Error, code};
+use plugin_support::log;
 
 use super::extension::Origin;
 use super::held_lease::{HeldLease, lock};
@@ -56,18 +57,15 @@ impl LeaseManager {
             drop(pending);
             // Nobody would know of what is not written down once this daemon has ended: it is not given.
             self.save()?;
-            plugin_support::log!("dhcp: {said}");
+            log!("dhcp: {said}");
         }
         if wants_v6 && wanted.wish.prefix_length == v6::PREFIX_LENGTH {
             match v6::link::await_router(netns, link, is_over) {
                 Ok(true) => {}
                 Ok(false) => {
-                    plugin_support::log!(
-                        "dhcp: {}: no router says what its IPv6 address reaches",
-                        describe(owner)
-                    );
+                    log!("dhcp: {}: no router says what its IPv6 address reaches", describe(owner));
                 }
-                Err(error) => plugin_support::log!("dhcp: {}: {error}", describe(owner)),
+                Err(error) => log!("dhcp: {}: {error}", describe(owner)),
             }
             expect_somebody(is_over)?;
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni::Error;
+use plugin_support::log;
 
 use super::held_lease::{HeldLease, lock};
 use super::place::{Place, identity, set_up, take_away};
@@ -189,7 +190,7 @@ impl LeaseManager {
             Ok(Confirmation::Elsewhere) => {
                 self.lose(held, "a DHCPv6 server says that it does not belong to the link (NotOnLink)");
             }
-            Err(error) => plugin_support::log!("dhcp: {}: {error}", describe(&record.owner)),
+            Err(error) => log!("dhcp: {}: {error}", describe(&record.owner)),
         }
     }
 
@@ -199,13 +200,13 @@ impl LeaseManager {
         let place = match self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
             Ok(Some(place)) => place,
             Ok(None) => {
-                plugin_support::log!("dhcp: {name}: forgotten: its namespace or interface is gone");
+                log!("dhcp: {name}: forgotten: its namespace or interface is gone");
                 let _ = self.forget(held);
                 return Attempt::Gone;
             }
             // It may be there all the same.
             Err(error) => {
-                plugin_support::log!("dhcp: {name}: {error}");
+                log!("dhcp: {name}: {error}");
                 return Attempt::Failed;
             }
         };
@@ -217,7 +218,7 @@ impl LeaseManager {
                 drop(record);
                 // Not written down it is only older than it is: it would be extended again.
                 if let Err(error) = self.save() {
-                    plugin_support::log!("dhcp: {name}: {error}");
+                    log!("dhcp: {name}: {error}");
                 }
                 Attempt::Settled
             }
@@ -228,7 +229,7 @@ impl LeaseManager {
             Ok(Extension::Silence) => Attempt::Silence,
             // Its link may be down for long.
             Err(error) => {
-                plugin_support::log!("dhcp: {name}: {error}");
+                log!("dhcp: {name}: {error}");
                 Attempt::Silence
             }
         }
@@ -269,7 +270,7 @@ impl LeaseManager {
             Terms::V4 { .. } => "the link goes down",
             Terms::V6 { .. } => "it is taken away",
         };
-        plugin_support::log!("dhcp: {name}: {} is lost: {why}; {then}", address.addr());
+        log!("dhcp: {name}: {} is lost: {why}; {then}", address.addr());
         lock(&held.record).lost = Some(why.to_owned());
         if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
             let taken = match record.terms {
@@ -277,7 +278,7 @@ impl LeaseManager {
                 Terms::V6 { .. } => take_away(&place, address),
             };
             if let Err(error) = taken {
-                plugin_support::log!("dhcp: {name}: {error}");
+                log!("dhcp: {name}: {error}");
             }
         }
         let _ = self.save();

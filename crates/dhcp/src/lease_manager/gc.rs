@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cni::Error;
 use cni::invocation::ValidAttachment;
+use plugin_support::log;
 
 use super::held_lease::lock;
 use super::{LeaseManager, STACK, describe};
@@ -37,7 +38,7 @@ impl LeaseManager {
                 let is_stale = lock(&manager.stale).remove(&owner);
                 let outcome = if is_stale { manager.release(&owner) } else { Ok(()) };
                 if let Err(mpsc::SendError(Err(error))) = tell.send(outcome) {
-                    plugin_support::log!("dhcp: {}: {error}", describe(&owner));
+                    log!("dhcp: {}: {error}", describe(&owner));
                 }
             }
         };
@@ -52,9 +53,7 @@ impl LeaseManager {
             left -= 1;
         }
         if left > 0 {
-            plugin_support::log!(
-                "dhcp: {network}: {left} attachments that are no more are still to give their leases back"
-            );
+            log!("dhcp: {network}: {left} attachments that are no more are still to give their leases back");
         }
         cni::error::collected(errors)
     }

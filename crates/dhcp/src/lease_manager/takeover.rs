@@ -17,6 +17,7 @@ use cni::{Error, code};
 use ipnet::IpNet;
 use linux::Netns;
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 
 use super::extension::Origin;
 use super::held_lease::{HeldLease, lock};
@@ -86,16 +87,14 @@ impl LeaseManager {
                         self.begin(orphan, inode, APART * begun);
                         begun += 1;
                     }
-                    Err(error) => plugin_support::log!("dhcp: {name}: not taken over: {error}"),
+                    Err(error) => log!("dhcp: {name}: not taken over: {error}"),
                 },
                 Ok(None) => gone += 1,
-                Err(error) => plugin_support::log!("dhcp: {name}: not taken over: {error}"),
+                Err(error) => log!("dhcp: {name}: not taken over: {error}"),
             }
         }
         if begun + gone > 0 {
-            plugin_support::log!(
-                "dhcp: {begun} leases of another daemon to take over, {gone} of containers that are gone"
-            );
+            log!("dhcp: {begun} leases of another daemon to take over, {gone} of containers that are gone");
         }
     }
 
@@ -133,7 +132,7 @@ impl LeaseManager {
         };
         if let Err(cause) = std::thread::Builder::new().stack_size(STACK).spawn(run) {
             lock(&self.orphans).remove(&owner);
-            plugin_support::log!("dhcp: {}: not taken over: start a thread: {cause}", describe(&owner));
+            log!("dhcp: {}: not taken over: start a thread: {cause}", describe(&owner));
         }
     }
 
@@ -149,7 +148,7 @@ impl LeaseManager {
                 Err(Error { code: code::IO_FAILURE | code::TRY_AGAIN_LATER, msg, .. })
                     if Instant::now() < end =>
                 {
-                    plugin_support::log!("dhcp: {name}: {msg}");
+                    log!("dhcp: {name}: {msg}");
                     if takeover.sleep(pause) {
                         return;
                     }
@@ -159,7 +158,7 @@ impl LeaseManager {
                 ended => {
                     let why =
                         ended.err().map_or("its container is gone".to_owned(), |error| error.to_string());
-                    plugin_support::log!("dhcp: {name}: {address} is not taken over: {why}");
+                    log!("dhcp: {name}: {address} is not taken over: {why}");
                     self.abandon(&orphan.owner);
                     return;
                 }
@@ -177,23 +176,21 @@ impl LeaseManager {
                 }
                 Ok(Extension::Refused) => {
                     takeover.say("a DHCP server refused to let it keep its address");
-                    plugin_support::log!(
+                    log!(
                         "dhcp: {name}: {address} is not taken over: a DHCP server refused it (DHCPNAK); the interface stays as it \
                          is, nobody extends its lease: make the container anew"
                     );
                     return;
                 }
                 Ok(Extension::Silence) if pause == PAUSE => {
-                    plugin_support::log!("dhcp: {name}: {address}: no DHCP server answered; asking on");
+                    log!("dhcp: {name}: {address}: no DHCP server answered; asking on");
                 }
                 Ok(Extension::Silence) => {}
-                Err(error) => plugin_support::log!("dhcp: {name}: {error}"),
+                Err(error) => log!("dhcp: {name}: {error}"),
             }
             if Instant::now() >= end {
                 takeover.say("no DHCP server answered for a day");
-                plugin_support::log!(
-                    "dhcp: {name}: {address} is not taken over: no DHCP server answered for a day"
-                );
+                log!("dhcp: {name}: {address} is not taken over: no DHCP server answered for a day");
                 return;
             }
             if takeover.sleep(pause) {
@@ -231,8 +228,8 @@ impl LeaseManager {
         orphans.remove(&orphan.owner);
         drop(orphans);
         match kept.and_then(|()| self.save()) {
-            Ok(()) => plugin_support::log!("dhcp: {name}: {told}"),
-            Err(error) => plugin_support::log!("dhcp: {name}: {error}"),
+            Ok(()) => log!("dhcp: {name}: {told}"),
+            Err(error) => log!("dhcp: {name}: {error}"),
         }
     }
 

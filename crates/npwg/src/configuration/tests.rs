@@ -1,7 +1,6 @@
 //! Every key, its default and its faults.
 
 use super::*;
-use crate::status::{StatusAddresses, StatusKeys};
 
 fn read(keys: &str) -> Result<NodeConfiguration, Error> {
     read_as(keys, Flavour::Weft)

@@ -19,7 +19,7 @@ pub mod limits;
 pub mod shaper;
 
 use cni::Error;
-use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
@@ -45,6 +45,10 @@ pub const NAME: &str = "bandwidth";
 impl Plugin for Bandwidth {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn host_link_name(&self, network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+        shaper::ifb_name(network, who, attempt)
     }
 
     /// From 0.3.0, which has lists of plugins.

@@ -26,6 +26,7 @@ use linux::sysctl;
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::directory;
 use plugin_support::failure::{OrRefused, refused};
+use plugin_support::log;
 use plugin_support::netns::open_netns;
 use rustix::io::Errno;
 
@@ -71,7 +72,7 @@ impl Plugin for Tuning {
             let Left { refused, lacking } =
                 netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
             for error in refused {
-                plugin_support::log!("tuning: {error}");
+                log!("tuning: {error}");
             }
             collected(lacking)?;
         }

@@ -133,9 +133,8 @@ impl Plugin for Vrf {
         {
             leave(&mut net, &own, vrf)?;
         }
-        // Before its alias it has the hardware address; those of older versions have the alias alone.
         let own = own_mac(&Mark::of(NAME, &call.config, who));
-        let ours = link.mac == own || Mark::read(&link.alias).is_some_and(|mark| mark.plugin == NAME);
+        let ours = link.mac == own;
         let used = net.links().or_refused()?.iter().any(|other| other.master == Some(vrf.index));
         if !ours || used {
             return Ok(());

@@ -14,7 +14,7 @@ mod switch;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invocation::{self, Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
@@ -147,7 +147,7 @@ impl Reflection {
 }
 
 impl Network {
-    fn read(call: &cni::invocation::Call) -> Result<Network, Error> {
+    fn read(call: &invocation::Call) -> Result<Network, Error> {
         let addressed = !call.config.ipam_type()?.is_empty();
         let conf: Conf = call.config.decode()?;
         // Used last: it must not fail then.
@@ -218,6 +218,14 @@ impl Network {
 impl Plugin for Bridge {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
+    fn host_link_name(&self, network: &str, who: &invocation::Attachment, attempt: u32) -> Option<String> {
+        veth::candidate(network, who, attempt)
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {

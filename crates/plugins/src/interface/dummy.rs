@@ -33,6 +33,10 @@ impl Plugin for Dummy {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let ipam = require_ipam(Ipam::configured(&request.call, delegates)?)?;
         single::add(request, Source::Managed(ipam), |netns| create(request, netns))

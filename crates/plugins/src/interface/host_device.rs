@@ -17,7 +17,6 @@
 //! (`default_device_exit_net`).
 
 mod device;
-mod former;
 mod journey;
 mod record;
 mod store;
@@ -37,7 +36,6 @@ use plugin_support::owner_tag::Mark;
 use serde::Deserialize;
 
 use self::device::{Device, Found};
-use self::former::Former;
 use self::record::Record;
 use self::store::Kept;
 use crate::interface;
@@ -189,14 +187,6 @@ fn sweep(request: &Sweep) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let mut errors = Vec::new();
     let links = host.links().or_refused()?;
-    for link in &links {
-        if let Some(former) = Former::read(&link.alias)
-            && former.is_of(NAME, network)
-            && !keep.iter().any(|mark| former.is_for(mark))
-        {
-            errors.extend(journey::rename(&mut host, link, &former.was).err());
-        }
-    }
     for kept in store::all()? {
         let own = kept.record.mark().filter(|mark| mark.plugin == NAME && mark.network == network);
         if kept.is_leaving || own.is_none_or(|mark| keep.contains(&mark)) {

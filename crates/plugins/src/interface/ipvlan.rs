@@ -92,6 +92,10 @@ impl Plugin for Ipvlan {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let previous = request.call.config.prev_result()?;
         let network = Network::read(&request.call)?.chained(previous.as_ref())?;

@@ -43,7 +43,7 @@ use crate::ovsdb::{Ovsdb, Plug, SOCKET};
 pub struct Neutron;
 
 /// Its name.
-pub const NAME: &str = "neutron";
+const NAME: &str = "neutron";
 /// Longest name of an interface that is made of a port's id, in bytes.
 const NAME_LENGTH: usize = 14;
 /// How long the switch may take, in seconds.
@@ -195,6 +195,10 @@ impl Vif {
 impl Plugin for Neutron {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn needs_agent(&self) -> bool {
+        true
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {

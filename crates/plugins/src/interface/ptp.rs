@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
@@ -73,6 +73,14 @@ impl Network {
 impl Plugin for Ptp {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
+    fn host_link_name(&self, network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+        veth::candidate(network, who, attempt)
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {

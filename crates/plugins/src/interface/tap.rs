@@ -118,6 +118,10 @@ impl Plugin for Tap {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let network = Network::read(&request.call)?;
         if let Some(context) = network.context.as_ref().filter(|_| !tap::has_selinux()) {

@@ -9,6 +9,7 @@
 //! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
 
 use cni::Error;
+use cni::invocation::Attachment;
 use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::link::{Change, Link};
 use linux::sysctl::{self, Family};
@@ -40,9 +41,18 @@ pub struct Veth<'a> {
     pub mark: &'a Mark,
 }
 
+/// Returns the name that the host end of an attachment may have, at the `attempt`th try; `None` behind the last one.
+pub fn candidate(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+    (attempt < TRIES).then(|| name_of([network, who.container.as_str(), who.ifname.as_str()], attempt))
+}
+
 /// The name the host end of an attachment has, at the `attempt`th try (0 first).
 pub fn host_name(mark: &Mark, attempt: u32) -> String {
     let Mark { plugin: _, network, container, ifname } = mark;
+    name_of([network, container, ifname], attempt)
+}
+
+fn name_of([network, container, ifname]: [&str; 3], attempt: u32) -> String {
     let attempt = if attempt == 0 { String::new() } else { attempt.to_string() };
     hashed("veth", 12, &[network, container, ifname, &attempt])
 }

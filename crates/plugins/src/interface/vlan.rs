@@ -78,6 +78,10 @@ impl Plugin for Vlan {
         NAME
     }
 
+    fn creates_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let network = Network::read(&request.call)?;
         let source = Source::of(&request.call, delegates)?;

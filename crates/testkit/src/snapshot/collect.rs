@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::Entries;
-use crate::host::Netns;
+use crate::netns::Netns;
 
 /// Members that change by themselves, wherever they stand.
 const VOLATILE: [&str; 26] = [

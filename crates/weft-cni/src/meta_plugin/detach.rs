@@ -11,15 +11,18 @@
 
 use std::path::Path;
 
+use cni::invocation::Attachment;
+use cni::invoke::Invoke;
 use cni::network::{Network, plugin_type};
+use cni::plugin::Plugin;
 use cni::runtime::chain;
 use cni::{Error, code};
 use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
-use plugins::chained::bandwidth::{self, shaper::find_ifb};
-use plugins::interface::{REMOVAL_GROUP, is_anothers, veth};
+use plugin_support::log;
+use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugins::interface::{REMOVAL_GROUP, is_anothers};
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
@@ -72,11 +75,7 @@ pub(super) fn detach_one(
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
     let last = entry.last_result(index, &network).unwrap_or_else(|error| {
-        plugin_support::log!(
-            "weft: {}: the result of {} is not passed on: {error}",
-            entry.container_id,
-            delegate.ifname
-        );
+        log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
         None
     });
     let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());
@@ -97,20 +96,19 @@ pub(super) fn detach_one(
 fn unregister(hands: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
-    let own: Vec<Own<'_>> = pending.filter_map(|(delegate, _)| Own::of(hands, entry, delegate)).collect();
+    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(hands, entry, delegate)).collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
-    for one in own.iter().filter(|one| one.has_ifb) {
-        // Of one without a mark its plugin decides.
-        let ifb = find_ifb(&mut host, &one.mark(bandwidth::NAME), &|| Ok(Some(0)))?;
-        outside.extend(ifb.map(|ifb| ifb.index));
+    for one in &own {
+        for plugin in &one.on_host {
+            outside.extend(one.host_link(&mut host, *plugin)?);
+        }
     }
     let by_host_end = !outside.is_empty();
     let mut names = Vec::new();
     for one in &own {
-        if one.is_veth && by_host_end {
-            let end = veth::find_host_end(&mut host, &one.mark(&one.maker))?;
-            outside.extend(end.map(|end| end.index));
+        if by_host_end && one.host_link_name(one.creator, 0).is_some() {
+            outside.extend(one.host_link(&mut host, one.creator)?);
         } else {
             names.push(one);
         }
@@ -126,21 +124,20 @@ fn unregister(hands: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> R
     let mut net = netns.rtnl().or_refused()?;
     let mut indexes = Vec::with_capacity(names.len());
     for one in names {
-        let link = net.find_link(one.ifname).or_refused()?;
-        let link = link.filter(|link| !is_anothers(&mut host, link, &one.mark(&one.maker)));
+        let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
+        let link = link.filter(|link| !is_anothers(&mut host, link, &one.tag(one.creator)));
         indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
 }
 
-/// An attachment that is nothing but links which our own plugins made and would remove.
-struct Own<'a> {
-    ifname: &'a str,
-    container: &'a str,
+/// An attachment that consists of links which built-in plugins created and whose DEL removes them.
+struct Own {
+    who: Attachment,
     network: String,
-    maker: String,
-    is_veth: bool,
-    has_ifb: bool,
+    creator: &'static dyn Plugin,
+    /// Plugins of the list that have a link on the host beside it.
+    on_host: Vec<&'static dyn Plugin>,
 }
 
 #[derive(Default, Deserialize)]
@@ -149,33 +146,50 @@ struct IpamType {
     r#type: String,
 }
 
-impl<'a> Own<'a> {
-    /// A foreign plugin in the chain may want to see the interface before it goes, and a lease is given back through
-    /// it: then it is none.
-    fn of(hands: &PluginInvoker, entry: &'a Entry, delegate: &'a Delegate) -> Option<Own<'a>> {
+impl Own {
+    /// None where a foreign plugin in the chain may need the interface before it is removed, or where addresses are released
+    /// through it.
+    fn of(hands: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<Own> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
         let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
         let ipam: IpamType = network.plugins.first()?.read("ipam").ok()?.unwrap_or_default();
-        if ipam.r#type == dhcp::NAME {
+        if hands.releases_through_interface(&ipam.r#type) {
             return None;
         }
-        let maker = types.first().filter(|first| builtins::makes_link(first.as_str()))?;
-        types.iter().all(|plugin| hands.in_process(plugin, &entry.path)).then(|| Own {
-            ifname: delegate.ifname.as_str(),
-            container: entry.container_id.as_str(),
-            network: network.name.to_string(),
-            is_veth: builtins::makes_veth(maker.as_str()),
-            has_ifb: types.iter().any(|plugin| plugin.as_str() == bandwidth::NAME),
-            maker: maker.as_str().to_owned(),
-        })
+        let mut plugins = types.iter().filter_map(|name| builtins::find(name.as_str()));
+        let creator = plugins.next().filter(|first| first.creates_interface())?;
+        if !types.iter().all(|plugin| hands.in_process(plugin, &entry.path)) {
+            return None;
+        }
+        let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
+        let mut own = Own { who, network: network.name.to_string(), creator, on_host: Vec::new() };
+        own.on_host = plugins.filter(|plugin| own.host_link_name(*plugin, 0).is_some()).collect();
+        Some(own)
     }
 
-    fn mark(&self, plugin: &str) -> Mark {
+    fn host_link_name(&self, plugin: &dyn Plugin, attempt: u32) -> Option<String> {
+        plugin.host_link_name(&self.network, &self.who, attempt)
+    }
+
+    /// Returns the index of a plugin's link on the host. One without the tag is left to the plugin's DEL.
+    fn host_link(&self, host: &mut Rtnl, plugin: &dyn Plugin) -> Result<Option<u32>, Error> {
+        let alias = self.tag(plugin).text(ALIAS_MAX);
+        let mut attempt = 0;
+        while let Some(name) = self.host_link_name(plugin, attempt) {
+            match host.find_link(&name).or_refused()? {
+                Some(link) if link.alias == alias => return Ok(Some(link.index)),
+                _ => attempt += 1,
+            }
+        }
+        Ok(None)
+    }
+
+    fn tag(&self, plugin: &dyn Plugin) -> Mark {
         Mark {
-            plugin: plugin.to_owned(),
+            plugin: plugin.name().to_owned(),
             network: self.network.clone(),
-            container: self.container.to_owned(),
-            ifname: self.ifname.to_owned(),
+            container: self.who.container.to_string(),
+            ifname: self.who.ifname.to_string(),
         }
     }
 }

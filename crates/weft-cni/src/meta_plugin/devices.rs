@@ -12,6 +12,7 @@ use std::path::Path;
 use cni::Error;
 use npwg::device::{DeviceInfo, FILE_MAX};
 use npwg::plan::DeviceInfoFile;
+use plugin_support::log;
 
 /// Puts what the device plugin wrote where CNI plugins look for it (DI-1).
 pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
@@ -35,7 +36,7 @@ pub(super) fn collect(file: &DeviceInfoFile) -> Option<DeviceInfo> {
     match DeviceInfo::read(&bytes) {
         Ok(info) => Some(info),
         Err(error) => {
-            plugin_support::log!("weft: device information {}: {error}", file.path);
+            log!("weft: device information {}: {error}", file.path);
             None
         }
     }

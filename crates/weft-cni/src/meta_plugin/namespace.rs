@@ -15,6 +15,7 @@ use cni::{Error, args, environment};
 use linux::Netns;
 use linux::boot_id;
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 use rpc::journal::Entry;
 
 /// What a path leads to now; empty if to no namespace, or if the boot has no id. Of a path that cannot be followed those
@@ -35,11 +36,7 @@ pub(super) fn identify(path: &str) -> Result<String, Error> {
 /// Which namespace it is cannot be told now: it may be another one.
 pub(super) fn forget_another(entry: &mut Entry) -> Result<(), Error> {
     if is_another(entry, &identify(&entry.netns)?)? {
-        plugin_support::log!(
-            "weft: {}: is another namespace now than that of {}",
-            entry.netns,
-            entry.container_id
-        );
+        log!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
         entry.netns.clear();
     }
     Ok(())

@@ -21,10 +21,11 @@ use npwg::configuration::{Flavour, NodeConfiguration, Place};
 use npwg::definition::Disk;
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
-use plugins::interface::neutron;
+use plugin_support::log;
 use rpc::plan::{NodeInput, PlanRequest};
 
 use super::agent::{self, Advice};
+use crate::builtins;
 
 /// Annotations that are ours begin with it: what they ask for, somebody has to know.
 const OWN: &str = "weft.dev/";
@@ -96,16 +97,16 @@ fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &S
     // Its port is somebody else's to make first.
     let takes_port = |delegate: &Delegate| {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
-        network
-            .and_then(|network| network.needs())
-            .map_or(true, |needs| needs.iter().any(|plugin| plugin.as_str() == neutron::NAME))
+        network.and_then(|network| network.needs()).map_or(true, |needs| {
+            needs
+                .iter()
+                .any(|plugin| builtins::find(plugin.as_str()).is_some_and(|plugin| plugin.needs_agent()))
+        })
     };
     if plan.delegates.iter().any(takes_port) {
         return None;
     }
-    plugin_support::log!(
-        "weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod"
-    );
+    log!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
     Some(plan)
 }
 

@@ -22,6 +22,7 @@ use cni::runtime::{chain, exec};
 use cni::{Context, Error, code};
 use npwg::configuration::Builtin;
 use npwg::definition::META_PLUGINS;
+use plugin_support::log;
 
 use super::{Node, readiness};
 use crate::plugin_invoker::PluginInvoker;
@@ -72,10 +73,10 @@ fn detach(
     let hands = if are_there { &own } else { &node.hands };
     let errors = chain::del_all(hands, network, parameters, last.unwrap_or_default().as_ref());
     cni::error::collected(errors).context(step())?;
-    plugin_support::log!("weft: sandbox {container}: {}", step());
+    log!("weft: sandbox {container}: {}", step());
     cache.remove(&network.name, &parameters.who)
 }
 
 fn say(error: &Error) {
-    plugin_support::log!("weft: the runtime's cache: {error}");
+    log!("weft: the runtime's cache: {error}");
 }

@@ -11,6 +11,7 @@ use cni::network::Network;
 use cni::runtime::exec;
 use cni::{Error, code};
 use npwg::configuration::NodeConfiguration;
+use plugin_support::log;
 
 use crate::plugin_invoker::PluginInvoker;
 
@@ -42,9 +43,7 @@ pub(super) fn wait(node: &NodeConfiguration) -> Result<(), Error> {
 /// Says so if the default network is not ready, and goes on: what is recorded can be taken down without it.
 pub(super) fn look(node: &NodeConfiguration) {
     if let Some(file) = node.readiness_file.as_ref().filter(|file| !Path::new(file).exists()) {
-        plugin_support::log!(
-            "weft: the default network is not ready: {file} is not there; detaching from the journal"
-        );
+        log!("weft: the default network is not ready: {file} is not there; detaching from the journal");
     }
 }
 

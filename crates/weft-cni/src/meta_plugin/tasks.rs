@@ -23,6 +23,7 @@ use cni::name::ContainerId;
 use linux::parent_death;
 use npwg::configuration::Flavour;
 use npwg::plan::Plan;
+use plugin_support::log;
 use rpc::frame;
 use rpc::journal::{DIRECTORY, Entry};
 use rpc::task::{Certainty, Task, TaskBatch, TaskKind, TaskResult};
@@ -47,7 +48,7 @@ pub const AFTER: &str = "--after";
 /// Has a process of its own execute the tasks once this one has exited. A failure to start it is logged.
 pub(super) fn run_later(call: &Call, flavour: Flavour, tasks: Vec<Task>) {
     if let Err(error) = start(call.config.value(), flavour, tasks) {
-        plugin_support::log!("weft: failed to hand over tasks: {error}");
+        log!("weft: failed to hand over tasks: {error}");
     }
 }
 

@@ -1,20 +1,16 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
 use std::io::ErrorKind;
-use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use cni::{Context, Error, code};
-use ipam::Grid;
-use ipam::grid::BITS_MAX;
-use ipam::ledger::{Lease, Ledger, State};
-use ipam::turn::{self, Supply, Wish};
+use ipam::pool_layout::BITS_MAX;
+use ipam::{AddressStore, AllocationKind, BlockLease, BlockState, LeaseResponse, PoolLayout};
+use ipnet::IpNet;
 use linux::unix::{Bounded, connect_within};
-use rpc::exchange::addresses::{
-    Addresses, Delivery, Demand, Known, KnownState, Leased, PoolName, VERSION, Want,
-};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference};
 use rpc::frame;
 use rpc::message::{Request, Response};
 
@@ -25,60 +21,37 @@ const ADD_MAX: Duration = Duration::from_secs(20);
 /// How long where nothing waits for it.
 const COURTESY: Duration = Duration::from_secs(2);
 
-/// The demand of a ledger.
-pub(super) fn demand(settings: &Settings, pool: &Pool, ledger: &Ledger, want: Want, owner: &str) -> Demand {
-    let known = turn::ask(ledger, Wish::Nothing).known.into_iter().map(|known| Known {
-        net: known.net,
-        lease: known.lease,
-        held: known.held,
-        state: match known.state {
-            State::Active => KnownState::Active,
-            State::Returning => KnownState::Returning,
-            State::Unconfirmed => KnownState::Unconfirmed,
-        },
-    });
-    let range = &pool.filter.range;
-    Demand {
-        addresses: VERSION,
-        pool: PoolName {
+/// Request of a store.
+pub(super) fn demand(
+    settings: &Settings,
+    pool: &Pool,
+    ledger: &AddressStore,
+    operation: Operation,
+    owner: &str,
+) -> AllocateRequest {
+    AllocateRequest {
+        pool: PoolReference {
             name: pool.name.clone(),
-            given: pool.given,
+            must_exist: pool.given,
             network: settings.network.clone(),
             range: pool.range,
         },
-        filter: Addresses {
-            subnet: range.subnet(),
-            first: range.first(),
-            last: range.last(),
-            gateway: range.gateway(),
-            exclude: pool.filter.exclude.clone(),
-        },
-        ledger: pool.name.clone(),
+        filter: pool.filter.clone(),
+        store: pool.name.clone(),
         directory: settings.directory.display().to_string(),
-        known: known.collect(),
-        wish: want,
+        blocks: ledger.lease_request(AllocationKind::Nothing).blocks,
+        operation,
         pod: settings.pod.clone(),
         owner: owner.to_owned(),
         claim: settings.claim.name.clone(),
-        shared: settings.claim.shared,
-        rest: settings.rest,
-        answers: true,
+        shares_claim: settings.claim.shared,
+        quarantine: settings.rest,
     }
 }
 
-/// Why there is not what was asked for.
-pub(super) struct Lack {
-    /// One sentence.
-    pub(super) why: String,
-    /// This address lies in a block of the ledger that was asked for: it is given up when nobody has that locked.
-    pub(super) own: Option<IpAddr>,
-    /// This address, which was named as free in the ledger, is somebody else's.
-    pub(super) taken: Option<IpAddr>,
-}
-
 /// Asks the agent and waits for its answer.
-pub(super) fn ask(socket: &Path, demand: Demand) -> Result<(Supply, Option<Lack>), Error> {
-    let patience = if matches!(demand.wish, Want::Nothing | Want::Return) { COURTESY } else { ADD_MAX };
+pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateResponse, Error> {
+    let patience = if request.operation.is_best_effort() { COURTESY } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let why = format!(
@@ -93,22 +66,20 @@ pub(super) fn ask(socket: &Path, demand: Demand) -> Result<(Supply, Option<Lack>
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
-    let delivery = exchange(&mut stream, demand, patience);
-    let delivery = delivery.context(format_args!("agent {}", socket.display()))?;
-    let Delivery { leases, gone, confirmed, lost, refusal, own, taken, still: _ } = delivery;
-    let leases =
-        leases.into_iter().map(|Leased { net, lease, bound, holes }| Lease { net, uid: lease, bound, holes });
-    let lack = refusal.map(|why| Lack { why, own, taken });
-    Ok((Supply { leases: leases.collect(), gone, confirmed, lost, refusal: None }, lack))
+    exchange(&mut stream, request, patience).context(format_args!("agent {}", socket.display()))
 }
 
-/// Sends a request and receives its response, which may take `timeout`: the ledger is locked meanwhile.
-fn exchange(stream: &mut UnixStream, demand: Demand, timeout: Duration) -> Result<Delivery, Error> {
-    frame::send(stream, &Request::AllocateBlocks(Box::new(demand)))?;
+/// Sends a request and receives its response, which may take `timeout`: the address store is locked meanwhile.
+fn exchange(
+    stream: &mut UnixStream,
+    request: AllocateRequest,
+    timeout: Duration,
+) -> Result<AllocateResponse, Error> {
+    frame::send(stream, &Request::AllocateBlocks(Box::new(request)))?;
     let mut stream = Bounded::within(stream, timeout);
     loop {
         match frame::receive(&mut stream)? {
-            Response::Blocks(delivery) => return Ok(*delivery),
+            Response::Blocks(response) => return Ok(*response),
             Response::ProbeClient => frame::send(&mut stream, &Request::ClientAlive)?,
             other => return Err(other.into_error()),
         }
@@ -116,30 +87,26 @@ fn exchange(stream: &mut UnixStream, demand: Demand, timeout: Duration) -> Resul
 }
 
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
-pub(super) fn hint(socket: &Path, demand: Demand) {
+pub(super) fn hint(socket: &Path, request: AllocateRequest) {
     if let Ok(mut stream) = connect_within(socket, COURTESY) {
-        let _ = frame::send(&mut stream, &Request::AllocateBlocks(Box::new(demand)));
+        let _ = frame::send(&mut stream, &Request::AllocateBlocks(Box::new(request)));
     }
 }
 
 /// Without a cluster every block is ours.
-pub(super) fn supply_alone(pool: &Pool, ledger: &Ledger, wish: Wish) -> Supply {
-    let grid = Grid::new(pool.range, BITS_MAX);
+pub(super) fn supply_alone(pool: &Pool, ledger: &AddressStore, kind: AllocationKind) -> LeaseResponse {
+    let grid = PoolLayout::new(pool.range, BITS_MAX);
     let has = |net| ledger.blocks().any(|block| block.net == net);
-    let wanted = match wish {
-        Wish::Address(ip) => grid.block_of(ip),
+    let wanted = match kind {
+        AllocationKind::Address(ip) => grid.block_of(ip),
         _ => pool.filter.blocks(&grid, 0).find(|net| !has(*net)),
     };
-    let confirmed = ledger.blocks().filter(|block| block.state == State::Unconfirmed);
-    let confirmed: Vec<_> = confirmed.map(|block| (block.uid.clone(), block.uid)).collect();
+    let confirmed = ledger.blocks().filter(|block| block.state == BlockState::Unconfirmed);
+    let confirmed: Vec<_> = confirmed.map(|block| (block.lease.clone(), block.lease)).collect();
     let leases = wanted.filter(|net| confirmed.is_empty() && !has(*net)).into_iter();
-    Supply {
-        leases: leases
-            .map(|net| Lease { net, uid: net.to_string(), bound: false, holes: Vec::new() })
-            .collect(),
-        confirmed,
-        ..Supply::default()
-    }
+    let lease =
+        |net: IpNet| BlockLease { net, id: net.to_string(), single_owner: false, reserved: Vec::new() };
+    LeaseResponse { leases: leases.map(lease).collect(), confirmed, ..LeaseResponse::default() }
 }
 
 #[cfg(test)]
@@ -147,6 +114,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
+    use ipam::{AddressFilter, Range};
     use npwg::plan::PodIdentity;
 
     use super::*;
@@ -167,27 +135,18 @@ mod tests {
             }
         });
         let range = "10.0.0.0/24".parse().unwrap();
-        let ip = |last| IpAddr::from([10, 0, 0, last]);
-        let demand = Demand {
-            addresses: VERSION,
-            pool: PoolName { name: "p".into(), given: false, network: String::new(), range },
-            filter: Addresses {
-                subnet: range,
-                first: ip(1),
-                last: ip(254),
-                gateway: None,
-                exclude: Vec::new(),
-            },
-            ledger: "p".into(),
+        let demand = AllocateRequest {
+            pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
+            filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
+            store: "p".into(),
             directory: "/".into(),
-            known: Vec::new(),
-            wish: Want::Return,
+            blocks: Vec::new(),
+            operation: Operation::Return,
             pod: PodIdentity::default(),
             owner: String::new(),
             claim: String::new(),
-            shared: false,
-            rest: 0,
-            answers: true,
+            shares_claim: false,
+            quarantine: 0,
         };
         let began = Instant::now();
         assert!(ask(&path, demand).is_err());

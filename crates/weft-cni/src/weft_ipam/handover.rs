@@ -2,14 +2,13 @@
 //! block that the cluster says is not this node's any more.
 //!
 //! Rules: what is held stays, and it is said whose it is; what is said to be given up is on the disk; the same once more changes
-//! nothing. Why two nodes never have it: [`ipam::handover`], [`ipam::confirm`].
+//! nothing. Why two nodes never have it: `docs/design/ipam.md`.
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use cni::Error;
-use ipam::confirm;
-use ipam::turn::{self, GiveUp};
+use ipam::transfer::Reservation;
 
 use super::settings;
 use super::store::{Owner, Store};
@@ -34,17 +33,17 @@ pub enum Said {
 /// 4 the name is none · 5, 7, 11 the ledger cannot be read, written or locked.
 pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Result<Said, Error> {
     let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
-    let given = turn::give_up(&mut store.ledger, lease, ip);
+    let given = store.ledger.reserve_for_transfer(lease, ip);
     store.trusted()?;
     Ok(match given {
-        GiveUp::Hole(edits) => {
+        Reservation::Reserved(edits) => {
             store.write(&edits)?;
             // One before us may have written it and died.
             store.settle()?;
             Said::Hole
         }
-        GiveUp::Held(place) => Said::Held(store.owner(place)),
-        GiveUp::Unknown => Said::Unknown,
+        Reservation::InUse(place) => Said::Held(store.owner(place)),
+        Reservation::UnknownLease => Said::Unknown,
     })
 }
 
@@ -54,7 +53,7 @@ pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Resul
 /// As of [`give_up`].
 pub fn doubt(directory: &Path, ledger: &str, lease: &str) -> Result<Said, Error> {
     let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
-    let Some(edit) = confirm::doubt(&mut store.ledger, lease) else { return Ok(Said::Unknown) };
+    let Some(edit) = store.ledger.mark_unconfirmed(lease) else { return Ok(Said::Unknown) };
     store.write(&[edit])?;
     store.settle()?;
     Ok(Said::Hole)

@@ -17,7 +17,7 @@ use cni::Error;
 use cni::args::Args;
 use cni::invocation::{Attachment, Call};
 use cni::result::{Dns, IpConfig, Route};
-use ipam::{Filter, Part, Range};
+use ipam::{AddressFilter, Range, RangePart};
 use ipnet::IpNet;
 use npwg::metadata::definition_name_fault;
 use npwg::plan::PodIdentity;
@@ -139,7 +139,7 @@ pub struct Pool {
     /// Its addresses.
     pub range: IpNet,
     /// The network's.
-    pub filter: Filter,
+    pub filter: AddressFilter,
     /// The gateway of the result.
     pub gateway: Option<IpAddr>,
 }
@@ -347,18 +347,18 @@ impl Keys {
                 None => Ok(made),
             }
         });
-        let range = made.map_err(|ipam::Refusal { part, value, why }| {
+        let range = made.map_err(|ipam::RangeError { part, value, reason }| {
             let key = match part {
-                Part::Subnet => &key_of_range,
-                Part::First => &first.0,
-                Part::Last => &last.0,
-                Part::Gateway => &key_of_gateway,
+                RangePart::Subnet => &key_of_range,
+                RangePart::First => &first.0,
+                RangePart::Last => &last.0,
+                RangePart::Gateway => &key_of_gateway,
             };
-            Error::key(key, value, why)
+            Error::key(key, value, reason)
         })?;
         let exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
         let gateway = range.gateway();
-        let filter = Filter { range, exclude };
+        let filter = AddressFilter { range, exclude };
         if filter.is_empty() {
             return Err(Error::key(format!("{key}.exclude"), &filter.range, "nothing is left to give"));
         }
@@ -466,7 +466,7 @@ fn pool_name(network: &str, range: IpNet) -> String {
 
 /// It becomes part of an object's name and of a path.
 pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
-    match text.is_empty() || ipam::ledger::is_name(text) {
+    match text.is_empty() || ipam::address_store::is_valid_name(text) {
         true => Ok(()),
         false => {
             Err(Error::key(key, format!("{text:?}"), "not a name: lower-case letters, digits, - and . only"))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   <dataDir>/<pool>/       0700
-//!     ledger                0600  see [`ipam::ledger`]; locked with flock(2) by whoever has the turn
+//!     ledger                0600  see [`ipam::address_store`]; locked with flock(2) by whoever has the turn
 //!     owners                0600  who holds an address, for people and GC: a record for each place
 //!     synced                0600  how far the disk is: see [`super::rounds`]
 //!     released              0600  who gave an address back while the ledger could not be read; see [`super::released`]
@@ -11,7 +11,7 @@
 //! Rules:
 //! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
 //!   many calls wait for it together ([`super::rounds`]); what can be done before a turn or after it is not done in it.
-//!   Where the ledger grows, or a block comes, it is waited for in between ([`Order`]);
+//!   Where the ledger grows, or a block comes, it is waited for in between ([`WriteOrder`]);
 //! - of a large ledger only what is looked at is kept; if it cannot be read again, nothing is written;
 //! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
 
@@ -24,20 +24,17 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::ledger::{Edit, Order, Place, SLOTS, Source};
-use ipam::{Ledger, turn};
+use ipam::AddressStore;
+use ipam::address_store::{Edit, SLOTS, SlotId, StoreFile, WriteOrder};
 use linux::boot_id;
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
+use super::owners::{OWNERS, RECORD};
 use super::{released, rounds};
 
-/// Length of an owner's record.
-pub(super) const RECORD: usize = 1024;
 /// The ledger's file.
 const LEDGER: &str = "ledger";
-/// The file with these records.
-pub(super) const OWNERS: &str = "owners";
 /// Most addresses of one attachment that are looked for when its configuration is not at hand.
 pub(super) const SETS_MAX: usize = 16;
 
@@ -48,7 +45,7 @@ pub struct Store {
     file: Arc<File>,
     owners: File,
     /// What is in it.
-    pub ledger: Ledger,
+    pub ledger: AddressStore,
 }
 
 /// Who holds an address.
@@ -167,14 +164,14 @@ impl Store {
         let length = file.metadata().map_err(|cause| unreadable(&cause))?.len();
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
-            let ledger = Ledger::new(current);
+            let ledger = AddressStore::new(current);
             begin(&file, directory, &ledger)
                 .map_err(|cause| Refused::Other(failed(&path, "write", &cause)))?;
             return Ok(Store { path, file, owners, ledger });
         }
         let read = match is_empty {
             true => Err("empty, though addresses were given from it".to_owned()),
-            false => Ledger::open(Arc::new(Bytes(Arc::clone(&file), length)))
+            false => AddressStore::open(Arc::new(Bytes(Arc::clone(&file), length)))
                 .map_err(|cause| unreadable(&cause))?
                 .map_err(|spoilt| spoilt.to_string()),
         };
@@ -190,7 +187,9 @@ impl Store {
         let mut store = Store { path, file, owners, ledger };
         match store.catch_up(directory, current) {
             Ok(()) => Ok(store),
-            Err(error) if store.ledger.fault().is_some() => Err(Refused::Unreadable(error, Some(store.file))),
+            Err(error) if store.ledger.read_error().is_some() => {
+                Err(Refused::Unreadable(error, Some(store.file)))
+            }
             Err(error) => Err(Refused::Other(error)),
         }
     }
@@ -200,14 +199,14 @@ impl Store {
     /// # Errors
     /// That; nothing that the ledger has said holds then.
     pub fn trusted(&self) -> Result<(), Error> {
-        match self.ledger.fault() {
+        match self.ledger.read_error() {
             None => Ok(()),
             Some(why) => Err(Error::io(self.path.display(), format_args!("read: {why}"))),
         }
     }
 
     /// What the owners with these marks hold.
-    pub fn held_by(self, marks: &[u64]) -> Result<(Store, Vec<Place>), Refused> {
+    pub fn held_by(self, marks: &[u64]) -> Result<(Store, Vec<SlotId>), Refused> {
         let own = marks.iter().flat_map(|mark| self.ledger.held_by(*mark)).collect();
         match self.trusted() {
             Ok(()) => Ok((self, own)),
@@ -217,8 +216,8 @@ impl Store {
 
     /// Writes down what happened without the ledger: another boot began, or attachments ended while it could not be read.
     fn catch_up(&mut self, directory: &Path, boot: &str) -> Result<(), Error> {
-        if self.ledger.boot() != boot {
-            let edits = self.ledger.begin(boot, now());
+        if self.ledger.boot_id() != boot {
+            let edits = self.ledger.begin_boot(boot, now());
             self.write(&edits)?;
         }
         let failed = |cause: io::Error| failed(directory, "read what was released in", &cause);
@@ -229,7 +228,7 @@ impl Store {
         let marks = released.iter().flat_map(|[network, container, ifname]| {
             (0..SETS_MAX).map(move |set| mark(network, container, ifname, set))
         });
-        let edits = turn::take_back(&mut self.ledger, now(), &marks.collect::<Vec<_>>());
+        let edits = self.ledger.release_owners(now(), &marks.collect::<Vec<_>>());
         self.write(&edits)?;
         self.file.sync_data().and_then(|()| released::forget(directory)).map_err(failed)
     }
@@ -239,8 +238,8 @@ impl Store {
         self.trusted()?;
         for Edit { offset, bytes, order } in edits {
             let settled = match order {
-                Order::AtOnce => Ok(()),
-                Order::Settled => self.file.sync_data(),
+                WriteOrder::Immediate => Ok(()),
+                WriteOrder::AfterSync => self.file.sync_data(),
             };
             let written = settled.and_then(|()| self.file.write_all_at(bytes, *offset));
             written.map_err(|cause| failed(&self.path, "write", &cause))?;
@@ -257,14 +256,14 @@ impl Store {
     }
 
     /// Writes down who holds what is about to be given.
-    pub fn sign(&self, place: Place, owner: &Owner) -> Result<(), Error> {
+    pub fn sign(&self, place: SlotId, owner: &Owner) -> Result<(), Error> {
         let bytes = owner.record();
         let signed = self.owners.write_all_at(&bytes, record(place));
         signed.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
 
     /// Who holds it, as far as that can be read.
-    pub fn owner(&self, place: Place) -> Owner {
+    pub fn owner(&self, place: SlotId) -> Owner {
         let mut bytes = [0; RECORD];
         let read = self.owners.read_at(&mut bytes, record(place)).unwrap_or(0);
         let text = std::str::from_utf8(&bytes[..read]).unwrap_or_default();
@@ -334,17 +333,17 @@ impl Files {
 
 // === impl Bytes ===
 
-impl Source for Bytes {
+impl StoreFile for Bytes {
     fn length(&self) -> io::Result<u64> {
         Ok(self.1)
     }
 
-    fn fetch(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(room, offset)
+    fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(buffer, offset)
     }
 }
 
-fn record(place: Place) -> u64 {
+fn record(place: SlotId) -> u64 {
     ((place.page * SLOTS + place.slot) * RECORD) as u64
 }
 
@@ -353,8 +352,8 @@ fn failed(path: &Path, what: &str, cause: &io::Error) -> Error {
 }
 
 /// Makes a ledger that is there after a loss of power: what was signed later is of a ledger that is not empty.
-fn begin(file: &File, directory: &Path, ledger: &Ledger) -> io::Result<()> {
-    file.write_all_at(&ledger.image(), 0)?;
+fn begin(file: &File, directory: &Path, ledger: &AddressStore) -> io::Result<()> {
+    file.write_all_at(&ledger.to_bytes(), 0)?;
     file.sync_all()?;
     File::open(directory)?.sync_all()
 }

@@ -18,9 +18,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Finding;
-use crate::ipam_api::clock::now;
 use crate::node_support::address_store;
 use crate::node_support::address_store::Held;
+use ipam_api::clock::now;
 
 /// Where they are.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
@@ -203,22 +203,22 @@ mod tests {
         for name in ["10.0.0.0-24", "spoilt", "empty", "No.Ledger"] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
-        let mut ledger = ipam::Ledger::new("b");
-        let lease = ipam::ledger::Lease {
+        let mut ledger = ipam::AddressStore::new("b");
+        let lease = ipam::BlockLease {
             net: "10.0.0.0/24".parse().unwrap(),
-            uid: "u.0".into(),
-            bound: false,
-            holes: Vec::new(),
+            id: "u.0".into(),
+            single_owner: false,
+            reserved: Vec::new(),
         };
-        let _ = ledger.add(&lease, 1);
+        let _ = ledger.add_block(&lease, 1);
         let mut owners = Vec::new();
         for (slot, container, age) in [(2, "gone", 3_600_000), (3, "there", 3_600_000), (4, "coming", 1_000)]
         {
-            let _ = ledger.hold(ipam::ledger::Place { page: 0, slot }, now() - age, 7 + slot as u64);
+            let _ = ledger.hold(ipam::address_store::SlotId { page: 0, slot }, now() - age, 7 + slot as u64);
             owners.resize(slot * 1024, 0);
             owners.extend(format!("{container}\neth0\nlan\nuid\ndefault\nweb\n").into_bytes());
         }
-        fs::write(directory.join("10.0.0.0-24/ledger"), ledger.image()).unwrap();
+        fs::write(directory.join("10.0.0.0-24/ledger"), ledger.to_bytes()).unwrap();
         fs::write(directory.join("10.0.0.0-24/owners"), owners).unwrap();
         fs::write(directory.join("spoilt/ledger"), "nothing").unwrap();
         fs::write(directory.join("No.Ledger/ledger"), "nothing").unwrap();
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(lost.what, "addresses of ledger 10.0.0.0-24");
         assert!(lost.why.starts_with("10.0.0.2 (container gone) is held by a"), "{lost:?}");
         assert!(
-            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not a ledger of this release"),
+            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not an address store of this version"),
             "{spoilt:?}"
         );
     }
@@ -246,7 +246,7 @@ mod tests {
         let itself = |path: &Path| std::os::unix::fs::symlink(path, path).unwrap();
         itself(&networks.join("lan"));
         itself(&directory.join("loop"));
-        fs::write(pools.join("10.0.0.0-24/ledger"), ipam::Ledger::new("b").image()).unwrap();
+        fs::write(pools.join("10.0.0.0-24/ledger"), ipam::AddressStore::new("b").to_bytes()).unwrap();
         let of = |found: Vec<Finding>| found.into_iter().map(|found| found.what).collect::<Vec<_>>();
         let nobody = |_: &str, _: &str, _: &str| false;
         assert_eq!(of(findings(&networks, nobody)), ["addresses of network lan"]);

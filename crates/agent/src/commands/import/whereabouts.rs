@@ -17,25 +17,26 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
-use ipam::grid::{addresses_of, nth};
-use ipam::registry::{Fault, Holder, Registry, make};
+use ipam::pool_layout::{address_count, nth};
+use ipam::registry::create_object;
+use ipam::{Holder, Registry, RegistryError};
 use ipnet::IpNet;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
-use rpc::exchange::addresses::PoolName;
+use rpc::allocate::PoolReference;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::pool_lookup;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::table;
+use ipam_api::api_registry::Cluster;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::pool_lookup;
 use kube_support::api_error;
 use kube_support::client;
 use kube_support::resources::Key;
@@ -266,7 +267,7 @@ fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
     for (offset, entry) in allocations {
         let refuse = |why: &str| format!("ippool {name}: spec.allocations: {offset:?}: {why}");
         let number: u128 = offset.parse().map_err(|_| refuse("not a number"))?;
-        if number >= addresses_of(own) {
+        if number >= address_count(own) {
             return Err(refuse("outside of its range"));
         }
         if !entry.is_object() {
@@ -339,7 +340,8 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
         if !known.contains_key(&key) {
             let divider = if network_name.is_empty() { "" } else { "-" };
             let name = format!("{network_name}{divider}{}", range.to_string().replace([':', '/'], "-"));
-            let wanted = PoolName { name, given: false, network: network_name.clone(), range: *range };
+            let wanted =
+                PoolReference { name, must_exist: false, network: network_name.clone(), range: *range };
             known.insert(
                 key.clone(),
                 pool_lookup::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
@@ -392,7 +394,7 @@ async fn keep(
     pool: &pool_lookup::Pool,
     allocation: &Allocation,
     uid: &str,
-) -> Result<Outcome, Fault> {
+) -> Result<Outcome, RegistryError> {
     let Allocation { address, pod, container, interface, .. } = allocation;
     let (namespace, name) = pod.split_once('/').unwrap_or_default();
     let place = (namespace.to_owned(), name.to_owned());
@@ -400,15 +402,15 @@ async fn keep(
     let owner = format!("{uid}/{container}/{interface}");
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
     let registry = Cluster::new(client.clone(), pool, place, Counter::default());
-    match make(&registry, IpNet::from(*address), &holder).await {
+    match create_object(&registry, IpNet::from(*address), &holder).await {
         // One that was made before is told apart from one that is somebody else's.
-        Err(Fault::Conflict) => match registry.read(IpNet::from(*address)).await? {
+        Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {
             // Its pod may have been made anew since, and the controller keeps nothing for one that is gone.
             Some(mut known) if known.holder.claim == claim => {
                 if known.holder.node.is_empty() && known.holder.owner != holder.owner {
                     known.holder.owner = holder.owner;
                     match registry.replace(&known).await {
-                        Err(Fault::Conflict) => {
+                        Err(RegistryError::Conflict) => {
                             return Ok(Outcome::Refused("it was just changed: run it again".to_owned()));
                         }
                         replaced => drop(replaced?),
@@ -421,9 +423,9 @@ async fn keep(
         made => drop(made?),
     }
     // A node that has leased the block around it may give it to somebody.
-    if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.is_single())
+    if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.has_single_addresses_only())
         && let Some(block) = registry.read(block).await?
-        && !block.holes.contains(address)
+        && !block.reserved.contains(address)
     {
         let node = block.holder.node;
         return Ok(Outcome::Refused(format!("node {node} has leased its block {} already", block.net)));

@@ -6,21 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use ipam::grid::addresses_of;
-use ipam::ledger::{self, Block, Clock, Slot, State};
-use ipam::registry::Object;
+use ipam::address_store::{Block, Slot, is_valid_name};
+use ipam::pool_layout::address_count;
+use ipam::{BlockState, Clock, IpBlock};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::ip_objects::{PoolObject, PoolStatus};
-use crate::ipam_api::store_name::ledger_name;
 use crate::node_support::address_store;
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::ip_objects::{PoolObject, PoolStatus};
+use ipam_api::store_name::ledger_name;
 
 /// Cells of a bar.
 const BAR: usize = 20;
@@ -125,7 +125,7 @@ fn row(pool: &Pool<'_>) -> Vec<String> {
 fn share(pool: &PoolObject, status: &PoolStatus) -> String {
     let leased = status.leased_blocks;
     match pool.grid() {
-        Ok(Some(grid)) => format!("{leased}/{}", grid.count()),
+        Ok(Some(grid)) => format!("{leased}/{}", grid.block_count()),
         Ok(None) => "not cut".to_owned(),
         Err(_) => format!("{leased}/?"),
     }
@@ -156,7 +156,7 @@ fn rows_of_ledger(pool: &Pool<'_>) -> Vec<Vec<String>> {
 
 /// What a pool's objects are, in order of their addresses.
 fn leased(census: &Census, pool: &str) -> Vec<Leased> {
-    let objects: BTreeMap<IpNet, Object> =
+    let objects: BTreeMap<IpNet, IpBlock> =
         census.objects_of(pool).map(|object| (object.net, object)).collect();
     let mut used: BTreeMap<IpNet, u64> = BTreeMap::new();
     for ip in census.used_of(pool).iter().copied() {
@@ -166,10 +166,10 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
         let found = (0..=most).rev().filter_map(around).find(|net| objects.contains_key(net));
         *used.entry(found.unwrap_or(IpNet::from(ip))).or_default() += 1;
     }
-    let leased = |(net, object): (IpNet, Object)| Leased {
+    let leased = |(net, object): (IpNet, IpBlock)| Leased {
         range: net.to_string(),
         used: used.get(&net).copied().unwrap_or(0),
-        addresses: addresses_of(net).to_string(),
+        addresses: address_count(net).to_string(),
         node: object.holder.node,
         claim: object.holder.claim,
     };
@@ -178,28 +178,28 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
 
 /// What ledgers of a pool are called: a network that has a part of it has one called after that part.
 fn names(census: &Census, pool: &str) -> BTreeSet<String> {
-    let leased = census.objects_of(pool).map(|object| ledger_name(&object.holder.ledger).to_owned());
+    let leased = census.objects_of(pool).map(|object| ledger_name(&object.holder.store).to_owned());
     // It is part of a path.
-    leased.chain([pool.to_owned()]).filter(|name| ledger::is_name(name)).collect()
+    leased.chain([pool.to_owned()]).filter(|name| is_valid_name(name)).collect()
 }
 
 /// The blocks in it.
 fn own(place: &Path) -> Vec<Own> {
     let Ok(Some(ledger)) = address_store::read(place) else { return Vec::new() };
     // How long an address rests is the network's to say: what was freed within a minute does as a rule.
-    let clock = Clock { now: now(), rest: 60_000 };
+    let clock = Clock { now: now(), quarantine: 60_000 };
     let own = |block: Block| {
         let state = match block.state {
-            State::Active if block.draining => "draining",
-            State::Active if block.bound => "single",
-            State::Active => "active",
-            State::Returning => "returning",
-            State::Unconfirmed => "unconfirmed",
+            BlockState::Active if block.draining => "draining",
+            BlockState::Active if block.single_owner => "single",
+            BlockState::Active => "active",
+            BlockState::Returning => "returning",
+            BlockState::Unconfirmed => "unconfirmed",
         };
-        let held = ledger.slots_of(&block).filter(|what| matches!(what, Slot::Held(..) | Slot::Unknown));
+        let held = ledger.slots_of(&block).filter(|what| matches!(what, Slot::Held { .. } | Slot::Unknown));
         let held = held.count() as u64;
         let all = ledger.slots_of(&block).filter(|what| matches!(what, Slot::Free(_))).count() as u64;
-        let free = ledger.free_in(&block, clock);
+        let free = ledger.free_count(&block, clock);
         Own { range: block.net.to_string(), state, held, resting: all - free, free }
     };
     ledger.blocks().map(own).collect()

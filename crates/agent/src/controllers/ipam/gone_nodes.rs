@@ -12,17 +12,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::lease::reclaim;
-use ipam::registry::Object;
+use ipam::{IpBlock, reclaim};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::ip_objects::{BlockObject, NOTICE};
 use kube_support::api_error;
 use kube_support::resources::{NodeObject, PodObject};
 
@@ -117,7 +116,7 @@ impl Dead {
     }
 
     /// Writes the notice, if it is not there; else whether it was answered.
-    async fn look(&mut self, block: &BlockObject, object: &Object) -> Result<Look, String> {
+    async fn look(&mut self, block: &BlockObject, object: &IpBlock) -> Result<Look, String> {
         let name = block.metadata.name.clone().unwrap_or_default();
         if let Some((version, since)) = self.asked.get(&name) {
             return Ok(match *version == object.version {

@@ -14,8 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ipam::lease::end_claim;
-use ipam::registry::{Holder, Object, Registry};
+use ipam::{Holder, IpBlock, Registry, end_claim};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as EventObject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -29,13 +28,13 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::controllers::ipam::gone_nodes::Dead;
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot;
-use crate::ipam_api::cluster_snapshot::{Census, Followed};
-use crate::ipam_api::findings::Finding;
-use crate::ipam_api::ip_claim::OF_CLAIM;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot;
+use ipam_api::cluster_snapshot::{Census, Followed};
+use ipam_api::findings::Finding;
+use ipam_api::ip_claim::OF_CLAIM;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
 use kube_support::events::told_apart;
 use kube_support::lookup::ask;
@@ -90,7 +89,7 @@ impl Keeper {
         let recorder = Recorder::new(client.clone(), reporter);
         let (told, requests) = (BTreeSet::new(), Counter::default());
         let dead = Dead::new(client.clone(), grace, requests.clone());
-        let followed = Followed::new();
+        let followed = Followed::default();
         Keeper { client, recorder, identity, dead, retention, followed, told, requests }
     }
 
@@ -147,11 +146,11 @@ impl Keeper {
         let Some(told) = pool.told() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { return };
-        let singles = census.objects_of(name).filter(Object::is_single).map(|object| object.net);
-        let parts = singles.filter_map(|net| Some((registry.grid.part_of(net.addr())?, net)));
+        let singles = census.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);
+        let parts = singles.filter_map(|net| Some((registry.grid.section_of(net.addr())?, net)));
         let untold = parts.filter(|(part, _)| !told.contains(part)).collect::<BTreeMap<_, _>>();
         for net in untold.into_values() {
-            match registry.tell(net).await {
+            match registry.record_single_address(net).await {
                 Ok(()) => {
                     info!(pool = name, address = %net, "made by hand: its pool says now that it is there");
                 }
@@ -184,14 +183,14 @@ impl Keeper {
 
     /// Ends what is kept for nobody, and removes what is left of addresses that are nobody's and have rested.
     async fn end_claims(&self, census: &Census) -> Result<u64, String> {
-        let kept = |object: &Object| object.is_single() && object.holder.node.is_empty();
+        let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
         let mut claims = None;
         let mut ended = 0;
         for pool in &census.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { continue };
             // Where each address is leased alone, its object says which has rested longest.
-            let stays = |object: &Object| object.is_nobodys() && registry.grid.is_single();
+            let stays = |object: &IpBlock| object.is_free() && registry.grid.has_single_addresses_only();
             for object in census.objects_of(name).filter(|object| kept(object) && !stays(object)) {
                 let claim = object.holder.claim.clone();
                 if claim.starts_with(OF_CLAIM) && claims.is_none() {
@@ -220,7 +219,7 @@ impl Keeper {
 
     /// Is the pod of its claim there at this moment, or one that still has the address of an IPAMClaim? What is followed may be
     /// behind; without an answer it is there.
-    async fn is_there(&self, object: &Object) -> bool {
+    async fn is_there(&self, object: &IpBlock) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
         if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
             let pods = Census::pods_of(&self.client, namespace).await;
@@ -250,11 +249,11 @@ impl Keeper {
     fn has_ended(
         &self,
         census: &Census,
-        object: &Object,
+        object: &IpBlock,
         claims: Option<&BTreeSet<(String, String)>>,
     ) -> bool {
         let claim = object.holder.claim.as_str();
-        let kept = Duration::from_millis(now().saturating_sub(object.holder.freed));
+        let kept = Duration::from_millis(now().saturating_sub(object.holder.released_at));
         if claim.is_empty() {
             return kept > RESTED;
         }

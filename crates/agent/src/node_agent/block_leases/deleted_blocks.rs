@@ -8,19 +8,18 @@
 //! Rules: only a lease that the ledger has is given back, and in doubt: one that is about to be told is in nobody's. Who asks for an
 //! address in between has it confirmed, under another lease, and nothing is given back.
 
-use ipam::confirm;
-use ipam::lease::give_back;
-use ipam::ledger::is_name;
+use ipam::address_store::is_valid_name;
+use ipam::release_lease;
 use kube::Api;
 use tokio::time::timeout;
 use tracing::info;
 
 use super::{Done, Leases};
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_objects::PoolObject;
-use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::ip_objects::PoolObject;
+use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::lookup::ASK_MAX;
 
@@ -28,26 +27,26 @@ impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.
     pub(super) async fn give_back(&self, owned: &Owned) -> Result<Done, String> {
         let Owned { pool, object, .. } = owned;
-        let (name, lease) = (&object.holder.ledger, object.lease_id());
+        let (name, lease) = (&object.holder.store, object.lease_id());
         // One in another directory nobody sees; it comes from the cluster and becomes part of a path.
-        if !is_name(name) {
+        if !is_valid_name(name) {
             return Ok(Done::All);
         }
         let Some(registry) = self.registry(pool).await? else { return Ok(Done::Others) };
-        let fault = |fault: ipam::registry::Fault| fault.to_string();
+        let fault = |fault: ipam::RegistryError| fault.to_string();
         if self.brain.supplier.give_back_ahead(&registry, object).await.map_err(fault)? {
             return Ok(Done::All);
         }
         let place = self.ledgers.join(name);
-        let is_held = |ledger: &ipam::Ledger| confirm::is_held_inside(ledger, object.net);
+        let is_held = |ledger: &ipam::AddressStore| ledger.is_held_inside(object.net);
         if address_store::read(&place)?.is_none_or(|ledger| is_held(&ledger)) {
             return Ok(Done::Others);
         }
         self.doubt(name, (object.net, lease.clone())).await?;
-        if !address_store::read(&place)?.is_some_and(|ledger| confirm::is_over(&ledger, &lease)) {
+        if !address_store::read(&place)?.is_some_and(|ledger| ledger.is_unconfirmed_and_unused(&lease)) {
             return Ok(Done::Others);
         }
-        give_back(&registry, object.net, &lease, now()).await.map_err(fault)?;
+        release_lease(&registry, object.net, &lease, now()).await.map_err(fault)?;
         info!(pool, block = %object.net, "deleted by hand, and nothing in it is held: given back");
         Ok(Done::All)
     }

@@ -1,9 +1,10 @@
 //! Concurrency and cancellation of requests, with handlers that never finish.
 
 use cni::name::{ContainerId, IfName};
+use ipam::{AddressFilter, AllocationKind, Range};
 use npwg::configuration::Flavour;
 use npwg::plan::PodIdentity;
-use rpc::exchange::addresses::{Addresses, PoolName};
+use rpc::allocate::PoolReference;
 use rpc::frame;
 use rpc::plan::NodeInput;
 use serde_json::value::RawValue;
@@ -13,6 +14,10 @@ use super::*;
 
 /// The pod whose plan is never ready.
 const SLOW: &str = "slow";
+/// Operation of a client that waits for an address.
+const ALLOCATE: Operation = Operation::Allocate(AllocationKind::Any);
+/// Operation that only returns and confirms blocks.
+const RECONCILE: Operation = Operation::Allocate(AllocationKind::Nothing);
 
 /// Handler that never finishes best-effort allocations, nor the plan of [`SLOW`], and refuses all else at once.
 struct Stuck;
@@ -25,11 +30,11 @@ impl RequestHandler for Stuck {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn allocate_blocks(&self, demand: &Demand, _: &ClientProbe<'_>) -> Delivery {
-        match demand.wish {
-            Want::Return | Want::Nothing | Want::Ahead => std::future::pending().await,
-            _ => Delivery { refusal: Some("nothing".into()), ..Delivery::default() },
+    async fn allocate_blocks(&self, request: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
+        if !request.operation.needs_address() {
+            return std::future::pending().await;
         }
+        AllocateResponse::unavailable("nothing")
     }
 
     fn due_tasks(&self) -> Vec<Task> {
@@ -41,25 +46,22 @@ impl RequestHandler for Stuck {
     }
 }
 
-fn allocation(wish: Want) -> Request {
-    let (subnet, [first, last]) = ("10.0.0.0/24".parse().unwrap(), ["10.0.0.1", "10.0.0.254"]);
-    let [first, last] = [first, last].map(|ip| ip.parse().unwrap());
-    let demand = Demand {
-        addresses: 1,
-        pool: PoolName { name: "p".into(), given: true, network: String::new(), range: subnet },
-        filter: Addresses { subnet, first, last, gateway: None, exclude: Vec::new() },
-        ledger: "p".into(),
+fn allocation(operation: Operation) -> Request {
+    let subnet = "10.0.0.0/24".parse().unwrap();
+    let range = Range::between(subnet, None, None).unwrap();
+    Request::AllocateBlocks(Box::new(AllocateRequest {
+        pool: PoolReference { name: "p".into(), must_exist: true, network: String::new(), range: subnet },
+        filter: AddressFilter { range, exclude: Vec::new() },
+        store: "p".into(),
         directory: String::new(),
-        known: Vec::new(),
-        wish,
+        blocks: Vec::new(),
+        operation,
         pod: PodIdentity::default(),
         owner: String::new(),
         claim: String::new(),
-        shared: false,
-        rest: 0,
-        answers: true,
-    };
-    Request::AllocateBlocks(Box::new(demand))
+        shares_claim: false,
+        quarantine: 0,
+    }))
 }
 
 fn node() -> NodeInput {
@@ -119,10 +121,10 @@ async fn best_effort_allocations_delay_neither_plans_nor_allocations() {
     let served = Served::new("effort", Arc::new(Stuck));
     let mut flood = Vec::new();
     for at in 0..3 * PARALLEL {
-        let wish = [Want::Return, Want::Nothing, Want::Ahead][at % 3];
-        flood.push(served.send(&allocation(wish)).await);
+        let operation = [Operation::Return, RECONCILE, Operation::Prefetch][at % 3];
+        flood.push(served.send(&allocation(operation)).await);
     }
-    for request in [plan(""), allocation(Want::Any)] {
+    for request in [plan(""), allocation(ALLOCATE)] {
         let mut stream = served.send(&request).await;
         assert!(receive(&mut stream, BEST_EFFORT_MAX).await.is_ok(), "{request:?}");
     }
@@ -159,7 +161,7 @@ impl RequestHandler for Counting {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn allocate_blocks(&self, _: &Demand, _: &ClientProbe<'_>) -> Delivery {
+    async fn allocate_blocks(&self, _: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _work = Work(&self.0);
         std::future::pending().await
@@ -185,8 +187,9 @@ async fn allocation_ends_with_its_client_and_release_does_not() {
     };
     let longest = Duration::from_secs(10);
     let mut clients = Vec::new();
-    for wish in [Want::Return, Want::Nothing, Want::Any, Want::Kept(None)] {
-        clients.push(served.send(&allocation(wish)).await);
+    let claim = Operation::Allocate(AllocationKind::ForClaim(None));
+    for operation in [Operation::Return, RECONCILE, ALLOCATE, claim] {
+        clients.push(served.send(&allocation(operation)).await);
         timeout(longest, at_work(clients.len())).await.unwrap();
     }
     drop(clients);
@@ -203,10 +206,11 @@ impl RequestHandler for Probing {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn allocate_blocks(&self, _: &Demand, probe: &ClientProbe<'_>) -> Delivery {
+    async fn allocate_blocks(&self, _: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
         let unconfirmed = probe.confirm().await.err();
-        let refusal = unconfirmed.map_or_else(|| "alive".to_owned(), |unconfirmed| unconfirmed.to_string());
-        Delivery { refusal: Some(refusal), ..Delivery::default() }
+        AllocateResponse::unavailable(
+            unconfirmed.map_or_else(|| "alive".to_owned(), |unconfirmed| unconfirmed.to_string()),
+        )
     }
 
     fn due_tasks(&self) -> Vec<Task> {
@@ -229,16 +233,16 @@ async fn client_probe_is_confirmed_by_the_client_alone() {
         // Never the whole of a message.
         (&alive[..alive.len() - 1], "did not confirm"),
     ] {
-        let mut stream = served.send(&allocation(Want::Any)).await;
+        let mut stream = served.send(&allocation(ALLOCATE)).await;
         assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
         stream.write_all(sent).await.unwrap();
-        let Response::Blocks(delivery) = receive(&mut stream, longest).await.unwrap() else {
+        let Response::Blocks(blocks) = receive(&mut stream, longest).await.unwrap() else {
             panic!("no blocks")
         };
-        assert!(delivery.refusal.unwrap().contains(expected), "{expected}");
+        assert!(blocks.error().unwrap().contains(expected), "{expected}");
     }
     // A message that does not belong here ends the exchange.
-    let mut stream = served.send(&allocation(Want::Any)).await;
+    let mut stream = served.send(&allocation(ALLOCATE)).await;
     assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
     stream.write_all(&frame::encode(&plan("")).unwrap()).await.unwrap();
     assert!(matches!(receive(&mut stream, longest).await, Err(FrameError::Io { .. })));

@@ -4,6 +4,7 @@
 //! finds the other's; a second interface of the same container on the same network gets one of its own.
 
 use cni::Error;
+use cni::invocation::Attachment;
 use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
 use linux::tc::filter::Side;
@@ -39,8 +40,18 @@ pub struct Shaper<'a> {
 /// The names the ifb of an attachment may have, in the order they are tried.
 fn names(mark: &Mark) -> [String; 2] {
     let Mark { plugin: _, network, container, ifname } = mark;
+    names_of([network, container, ifname])
+}
+
+fn names_of([network, container, ifname]: [&str; 3]) -> [String; 2] {
     let frozen = Sha512::digest(format!("{network}{container}"));
     [hex(PREFIX, NAME_LENGTH, &frozen), hashed(PREFIX, NAME_LENGTH, &[network, container, ifname])]
+}
+
+/// Returns the name that the ifb of an attachment may have, at the `attempt`th try; `None` behind the last one.
+pub fn ifb_name(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
+    let names = names_of([network, who.container.as_str(), who.ifname.as_str()]);
+    names.into_iter().nth(usize::try_from(attempt).ok()?)
 }
 
 /// The ifb of an attachment, if there is one; `end` is the host's end of its interface, by index, if that is known.

@@ -14,6 +14,7 @@ use linux::netns::{Lock, Locked};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, Mark};
 
 use super::{NAME, Network, Reflection};
@@ -52,9 +53,7 @@ pub(super) fn ensure(
     expect_bridge(&link)?;
     if !network.vlans.is_none() && link.detail == (Detail::Bridge { vlan_filtering: Some(false) }) {
         // As upstream, nobody else's bridge is changed; but traffic would silently not be separated.
-        plugin_support::log!(
-            "bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it"
-        );
+        log!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
     }
     let promiscuous = network.reflection == Reflection::Promiscuous;
     if created || !link.up || (promiscuous && !link.promiscuous) {

@@ -107,7 +107,7 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
         return Ok(link);
     }
     let absent = || Error::key("device", format!("{name:?}"), "no such interface on the host");
-    journey::formerly(host, name)?.ok_or_else(absent)
+    journey::find_returned(host, name)?.ok_or_else(absent)
 }
 
 /// Interfaces on top of others often have their address: hardware first.

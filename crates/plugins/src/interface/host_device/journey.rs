@@ -22,7 +22,6 @@ use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::Mark;
 
-use super::former::Former;
 use super::record::{Record, Was};
 use super::store::{self, Kept};
 
@@ -52,11 +51,6 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
         }
     }
     let links = host.links().or_refused()?;
-    for link in &links {
-        if let Some(former) = Former::read(&link.alias).filter(|former| former.is_for(mark)) {
-            errors.extend(rename(&mut host, link, &former.was).err());
-        }
-    }
     for Kept { record, .. } in &records {
         match settle(&mut host, &links, record) {
             Ok(there) => found |= there,
@@ -80,8 +74,7 @@ fn what_it_was<'a>(link: &Link, mark: &Mark, records: &'a [Kept]) -> Option<(Was
     if let Some(Kept { record, .. }) = records.iter().find(|kept| is_of(&kept.record)) {
         return Some((record.was.clone(), Some(record)));
     }
-    let former = || Former::read(&link.alias).filter(|former| former.is_for(mark)).map(|former| former.was);
-    let was = former().or_else(|| Was::of_alias(&link.alias).filter(|_| named));
+    let was = Was::of_alias(&link.alias).filter(|_| named);
     was.filter(|_| !may_be_made_inside(link)).map(|was| (was, None))
 }
 
@@ -107,10 +100,6 @@ pub(super) fn settle(host: &mut Rtnl, links: &[Link], record: &Record) -> Result
 /// Code 11 if another ADD is about to move it: that one's record must stay.
 pub(super) fn settled(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
     let mut changed = false;
-    if let Some(former) = Former::read(&link.alias) {
-        rename(host, &link, &former.was)?;
-        changed = true;
-    }
     for kept in store::of_devices(&[&link.name, &link.alias])? {
         if kept.is_leaving && kept.record.is_home(&link) {
             let whose = format!("{}: another ADD is moving it: {}", link.name, kept.record.mark);
@@ -125,12 +114,9 @@ pub(super) fn settled(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
 }
 
 /// The device that had this name on the host before it was moved, if it is back and has another one.
-pub(super) fn formerly(host: &mut Rtnl, name: &str) -> Result<Option<Link>, Error> {
+pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>, Error> {
     let records = store::of_devices(&[name])?;
-    let was = |link: &Link| {
-        Former::read(&link.alias).is_some_and(|former| former.was.name == name)
-            || records.iter().any(|kept| kept.record.is_away(link))
-    };
+    let was = |link: &Link| records.iter().any(|kept| kept.record.is_away(link));
     Ok(host.links().or_refused()?.into_iter().find(was))
 }
 
@@ -162,7 +148,7 @@ fn home(
 }
 
 /// On the host: from how the kernel returned it to how it was.
-pub(super) fn rename(host: &mut Rtnl, link: &Link, was: &Was) -> Result<(), Error> {
+fn rename(host: &mut Rtnl, link: &Link, was: &Was) -> Result<(), Error> {
     let Was { name, up, alias } = was;
     let mut change = Change { alias: Some(alias), up: Some(*up), ..Change::default() };
     if link.name != *name {

@@ -45,10 +45,8 @@ pub(super) struct Record {
     kind: String,
     mac: String,
     index: u32,
-    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it. Records of older
-    /// releases do not say.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    end: Option<(Option<u32>, Option<i32>)>,
+    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it.
+    end: (Option<u32>, Option<i32>),
 }
 
 impl Was {
@@ -76,7 +74,7 @@ impl Record {
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
-            end: Some(end(link)),
+            end: end(link),
         }
     }
 
@@ -115,7 +113,7 @@ impl Record {
 
     /// Is this, on the host, a link to where the device led? One that was made in the container leads into it.
     pub(super) fn leads_where_it_led(&self, link: &Link) -> bool {
-        self.end.is_none_or(|known| known == end(link))
+        self.end == end(link)
     }
 
     /// Is this the device, on the host under its name, whoever brought it there?

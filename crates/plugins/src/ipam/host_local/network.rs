@@ -13,7 +13,7 @@ use cni::invocation::Call;
 use cni::name::NetworkName;
 use cni::result::Route;
 use cni::version::Version;
-use ipam::{Part, Range, RangeSet, SetRefusal};
+use ipam::{Range, RangePart, RangeSet, RangeSetError};
 use serde::Deserialize;
 
 use super::super::{self as addresses, Request, RequestConf, Requests, RouteConf};
@@ -186,11 +186,11 @@ fn sets(written: Vec<Written>, version: Version) -> Result<Vec<RangeSet>, Error>
         let ranges = ranges.collect::<Result<Vec<_>, Error>>()?;
         let texts: Vec<String> = ranges.iter().map(Range::to_string).collect();
         let set = RangeSet::new(ranges).map_err(|refusal| match refusal {
-            SetRefusal::Empty => Error::key(&key, "[]", "an empty range set"),
-            SetRefusal::MixedFamilies(at) => {
+            RangeSetError::Empty => Error::key(&key, "[]", "an empty range set"),
+            RangeSetError::MixedFamilies(at) => {
                 Error::key(&inner[at], &texts[at], format!("not of the family of {} {}", inner[0], texts[0]))
             }
-            SetRefusal::Overlap(a, b) => {
+            RangeSetError::Overlap(a, b) => {
                 Error::key(&inner[b], &texts[b], format!("overlaps {} {}", inner[a], texts[a]))
             }
         })?;
@@ -216,14 +216,14 @@ fn range(key: &str, conf: &RangeConf) -> Result<Range, Error> {
         let gateway = gateway.unwrap_or(range.first_host());
         range.with_gateway(gateway)
     });
-    made.map_err(|ipam::Refusal { part, value, why }| {
+    made.map_err(|ipam::RangeError { part, value, reason }| {
         let name = match part {
-            Part::Subnet => "subnet",
-            Part::First => "rangeStart",
-            Part::Last => "rangeEnd",
-            Part::Gateway => "gateway",
+            RangePart::Subnet => "subnet",
+            RangePart::First => "rangeStart",
+            RangePart::Last => "rangeEnd",
+            RangePart::Gateway => "gateway",
         };
-        Error::key(within(name), value, why)
+        Error::key(within(name), value, reason)
     })
 }
 

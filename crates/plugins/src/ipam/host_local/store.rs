@@ -27,9 +27,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cni::{Error, code};
-use ipam::Held;
+use ipam::UsedAddresses;
 use linux::error::is_lacking;
 use plugin_support::failure::refused;
+use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -208,7 +209,7 @@ impl Store {
     }
 
     /// Every address that has a file, whatever is in it.
-    pub fn held(&self) -> Result<Held, Error> {
+    pub fn held(&self) -> Result<UsedAddresses, Error> {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
@@ -277,7 +278,7 @@ impl Store {
         let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
         if let Some((Reservation { name, .. }, _)) = unreadable {
             let directory = self.place.directory.display();
-            plugin_support::log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
             self.index = None;
             return;
         }

@@ -1,0 +1,245 @@
+//! Address filter: the addresses of a pool that one network may allocate.
+//!
+//! A filter is a range of the pool without its gateway and without the excluded networks. Several networks may have
+//! filters on one pool; addresses are unique in the pool.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::number::number;
+use crate::pool_layout::PoolLayout;
+use crate::range::{Range, RangeError};
+
+/// Addresses that a network may allocate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "FilterFields", into = "FilterFields")]
+pub struct AddressFilter {
+    /// Range with its gateway, which is never allocated.
+    pub range: Range,
+    /// Networks that are never allocated from.
+    pub exclude: Vec<IpNet>,
+}
+
+/// JSON form of a filter; reading it checks the range.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FilterFields {
+    subnet: IpNet,
+    first: IpAddr,
+    last: IpAddr,
+    gateway: Option<IpAddr>,
+    exclude: Vec<IpNet>,
+}
+
+impl TryFrom<FilterFields> for AddressFilter {
+    type Error = RangeError;
+
+    fn try_from(fields: FilterFields) -> Result<AddressFilter, RangeError> {
+        let FilterFields { subnet, first, last, gateway, exclude } = fields;
+        let range = Range::between(subnet, Some(first), Some(last))?;
+        let range = match gateway {
+            Some(gateway) => range.with_gateway(gateway)?,
+            None => range,
+        };
+        Ok(AddressFilter { range, exclude })
+    }
+}
+
+impl From<AddressFilter> for FilterFields {
+    fn from(AddressFilter { range, exclude }: AddressFilter) -> FilterFields {
+        let (subnet, gateway) = (range.subnet(), range.gateway());
+        FilterFields { subnet, first: range.first(), last: range.last(), gateway, exclude }
+    }
+}
+
+impl AddressFilter {
+    /// Whether the network may allocate an address.
+    pub fn admits(&self, ip: IpAddr) -> bool {
+        self.range.contains(ip)
+            && self.range.gateway() != Some(ip)
+            && !self.exclude.iter().any(|net| net.contains(&ip))
+    }
+
+    /// First admitted address with this number or a higher one.
+    fn next(&self, from: u128) -> Option<u128> {
+        let (first, last) = self.range.bounds();
+        let mut at = from.max(first);
+        while at <= last {
+            let ip = self.range.family().address(at);
+            if let Some(net) = self.exclude.iter().find(|net| net.contains(&ip)) {
+                at = number(net.broadcast()).checked_add(1)?;
+            } else if self.range.gateway() == Some(ip) {
+                at = at.checked_add(1)?;
+            } else {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Whether the filter admits no address.
+    pub fn is_empty(&self) -> bool {
+        self.next(0).is_none()
+    }
+
+    /// Whether the filter admits an address of a block.
+    pub fn overlaps(&self, block: IpNet) -> bool {
+        self.next(number(block.network())).is_some_and(|ip| ip <= number(block.broadcast()))
+    }
+
+    /// Iterates over the blocks with admitted addresses, each once, from a place that `seed` determines.
+    pub fn blocks<'a>(&'a self, layout: &'a PoolLayout, seed: u64) -> impl Iterator<Item = IpNet> + 'a {
+        let (first, last) = self.range.bounds();
+        let index = |number| layout.index_of(self.range.family().address(number));
+        let span = index(first).zip(index(last));
+        let (low, count) = span.map_or((0, 0), |(low, high)| (low, (high - low).saturating_add(1)));
+        // 128 bits, because an IPv6 range may be that wide. Seed 0 starts at the first block.
+        let (near, far) = (mix(seed), mix(mix(seed)));
+        let start = (u128::from(far) << 64 | u128::from(near)) % count.max(1);
+        let parts = [(low + start, count - start), (low, start)];
+        parts.into_iter().flat_map(move |(from, count)| self.blocks_from(layout, from, count))
+    }
+
+    /// Iterates over the blocks with admitted addresses among `count` blocks from index `from`. An excluded network is
+    /// skipped in one step.
+    fn blocks_from<'a>(
+        &'a self,
+        layout: &'a PoolLayout,
+        from: u128,
+        count: u128,
+    ) -> impl Iterator<Item = IpNet> + 'a {
+        let mut at = (count > 0).then_some(from);
+        let last = from.saturating_add(count.saturating_sub(1));
+        std::iter::from_fn(move || {
+            let next = self.next(number(layout.block(at?)?.network()))?;
+            let index = layout.index_of(self.range.family().address(next)).filter(|index| *index <= last)?;
+            at = index.checked_add(1);
+            layout.block(index)
+        })
+    }
+
+    /// Iterates over the admitted addresses of a block in order.
+    pub fn addresses(&self, block: IpNet) -> impl Iterator<Item = IpAddr> {
+        let last = number(block.broadcast());
+        let mut at = Some(number(block.network()));
+        std::iter::from_fn(move || {
+            let found = self.next(at?).filter(|found| *found <= last)?;
+            at = found.checked_add(1);
+            Some(self.range.family().address(found))
+        })
+    }
+}
+
+/// Spreads neighbouring seeds over all 64 bits. Source: finalizer of SplitMix64.
+fn mix(seed: u64) -> u64 {
+    let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(subnet: &str, first: &str, last: &str, gateway: &str, exclude: &[&str]) -> AddressFilter {
+        let ip = |text: &str| (!text.is_empty()).then(|| text.parse().unwrap());
+        let range = Range::between(subnet.parse().unwrap(), ip(first), ip(last)).unwrap();
+        let range = match ip(gateway) {
+            Some(gateway) => range.with_gateway(gateway).unwrap(),
+            None => range,
+        };
+        AddressFilter { range, exclude: exclude.iter().map(|net| net.parse().unwrap()).collect() }
+    }
+
+    #[test]
+    fn address_filter_never_admits_excluded_addresses() {
+        let filter = filter(
+            "10.0.0.0/28",
+            "",
+            "10.0.0.12",
+            "10.0.0.1",
+            &["10.0.0.4/30", "10.0.0.9/32", "10.0.0.12/32"],
+        );
+        let all: Vec<String> =
+            filter.addresses("10.0.0.0/28".parse().unwrap()).map(|ip| ip.to_string()).collect();
+        assert_eq!(all, ["10.0.0.2", "10.0.0.3", "10.0.0.8", "10.0.0.10", "10.0.0.11"]);
+        for last in 0..16 {
+            let ip = IpAddr::from([10, 0, 0, last]);
+            assert_eq!(filter.admits(ip), all.contains(&ip.to_string()), "{ip}");
+        }
+        assert!(
+            !filter.overlaps("10.0.0.4/30".parse().unwrap())
+                && filter.overlaps("10.0.0.8/30".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn address_filter_may_exclude_everything() {
+        assert!(filter("10.0.0.0/29", "", "", "", &["10.0.0.0/29"]).is_empty());
+        assert!(filter("10.0.0.0/30", "", "", "10.0.0.1", &["10.0.0.2/32"]).is_empty());
+        assert!(filter("::/0", "", "", "", &["::/1", "8000::/1"]).is_empty());
+        assert!(!filter("fd00::/64", "", "", "", &["fd00::/65"]).is_empty());
+    }
+
+    #[test]
+    fn address_filter_yields_each_block_once_from_any_seed() {
+        let layout = PoolLayout::new("10.0.0.0/24".parse().unwrap(), 4);
+        let filter = filter("10.0.0.0/24", "10.0.0.20", "10.0.0.100", "", &["10.0.0.48/28"]);
+        for seed in [0, 3, 99] {
+            let mut blocks: Vec<String> = filter.blocks(&layout, seed).map(|net| net.to_string()).collect();
+            blocks.sort();
+            let expected = ["10.0.0.16/28", "10.0.0.32/28", "10.0.0.64/28", "10.0.0.80/28", "10.0.0.96/28"];
+            assert_eq!(blocks, expected);
+        }
+        assert_eq!(self::filter("10.0.0.0/24", "", "", "", &["10.0.0.0/24"]).blocks(&layout, 7).count(), 0);
+        let six = PoolLayout::new("fd00::/64".parse().unwrap(), 8);
+        let wide = self::filter("fd00::/64", "", "", "", &[]);
+        assert!(wide.blocks(&six, u64::MAX).next().is_some());
+    }
+
+    #[test]
+    fn address_filter_finds_blocks_behind_large_exclusions() {
+        let six = PoolLayout::new("fd00:6::/64".parse().unwrap(), 8);
+        for exclude in
+            [&["fd00:6::/65"][..], &["fd00:6::8000:0:0:0/65"], &["fd00:6::/66", "fd00:6::8000:0:0:0/65"]]
+        {
+            let filter = filter("fd00:6::/64", "", "", "", exclude);
+            for seed in [0, 1, 99, u64::MAX] {
+                let block = filter.blocks(&six, seed).next().unwrap();
+                assert!(filter.overlaps(block), "{exclude:?}: {block}");
+            }
+        }
+        let whole = PoolLayout::new("fd00::/16".parse().unwrap(), 8);
+        let wide = filter("fd00::/16", "", "", "", &[]);
+        let first = |seed| wide.blocks(&whole, seed).next().unwrap().network().to_string();
+        let high: std::collections::BTreeSet<String> =
+            (1..9).map(|seed| first(seed)[..9].to_owned()).collect();
+        assert!(high.len() > 4, "seeds differ in the high bits, too: {high:?}");
+    }
+
+    #[test]
+    fn address_filter_json_is_checked_when_it_is_read() {
+        let filter = filter("10.0.0.0/24", "10.0.0.9", "10.0.0.20", "10.0.0.1", &["10.0.0.12/31"]);
+        let json = serde_json::to_value(&filter).unwrap();
+        let expected = serde_json::json!({
+            "subnet": "10.0.0.0/24", "first": "10.0.0.9", "last": "10.0.0.20", "gateway": "10.0.0.1",
+            "exclude": ["10.0.0.12/31"],
+        });
+        assert_eq!(json, expected);
+        assert_eq!(serde_json::from_value::<AddressFilter>(json.clone()).unwrap(), filter);
+        let illegal = [
+            ("subnet", "10.0.0.1/24", "has host bits set"),
+            ("first", "10.0.1.1", "not in subnet"),
+            ("last", "10.0.0.8", "before the first address"),
+            ("gateway", "fd00::1", "not of the address family"),
+        ];
+        for (field, value, reason) in illegal {
+            let mut json = json.clone();
+            json[field] = value.into();
+            let error = serde_json::from_value::<AddressFilter>(json).unwrap_err().to_string();
+            assert!(error.contains(value) && error.contains(reason), "{error}");
+        }
+    }
+}

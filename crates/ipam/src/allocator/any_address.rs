@@ -1,0 +1,159 @@
+//! Leases of single addresses that the registry chooses, and the check whether an address is available.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::single_address::BlockConflict;
+use super::{ATTEMPTS, BlockAllocator, RequestContext};
+use crate::allocation_error::AllocationError;
+use crate::block_lease::{BlockInfo, BlockLease, BlockState};
+use crate::ip_block::{Holder, IpBlock};
+use crate::registry::Registry;
+
+impl<R: Registry> BlockAllocator<'_, R> {
+    /// Leases a single address: the one that the holder's claim keeps, else one that is free outside of leased blocks,
+    /// else a released one, else `offer`, which is free in a block of this node.
+    ///
+    /// # Errors
+    /// No address is available, or the registry failed.
+    pub async fn lease_any_address(
+        &self,
+        offer: Option<IpAddr>,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        if !self.holder.claim.is_empty() {
+            let kept = self.registry.list_of_claim(&self.holder.claim).await?;
+            if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
+                let object = self.take_over(object, self.clock, context).await?;
+                return self.resolve_block_conflict(object, BlockConflict::RequestTransfer).await;
+            }
+        }
+        let all = self.registry.list().await?;
+        let is_own = |object: &&IpBlock| {
+            let Holder { node, store, owner, claim, .. } = &object.holder;
+            let own = &self.holder;
+            object.is_single_address()
+                && (node, store, owner, claim) == (&own.node, &own.store, &own.owner, &own.claim)
+        };
+        if let Some(object) = all.iter().find(is_own).filter(|_| !self.holder.owner.is_empty()) {
+            let object = self.take_over(object.clone(), self.clock, context).await?;
+            return self.resolve_block_conflict(object, BlockConflict::Yield).await;
+        }
+        let mut taken: HashSet<IpNet> =
+            all.iter().map(|object| object.net).chain(context.networks()).collect();
+        for _ in 0..ATTEMPTS {
+            let Some(ip) =
+                self.address_without_object(&taken).or_else(|| self.reserved_without_object(&all, &taken))
+            else {
+                break;
+            };
+            match self.lease_address_at(ip, self.clock, BlockConflict::Yield, context).await {
+                Err(AllocationError::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
+                Err(AllocationError::Contended) => taken.extend([IpNet::from(ip)]),
+                other => return other,
+            }
+        }
+        match (self.lease_released_address(all, context).await, offer) {
+            (
+                Err(
+                    AllocationError::Exhausted | AllocationError::Quarantined(_) | AllocationError::Contended,
+                ),
+                Some(ip),
+            ) => self.lease_offer(ip, context).await,
+            (outcome, _) => outcome,
+        }
+    }
+
+    async fn lease_offer(
+        &self,
+        ip: IpAddr,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        match self.lease_address(ip, context).await {
+            Err(
+                AllocationError::Held { .. }
+                | AllocationError::HeldOnThisNode(_)
+                | AllocationError::Contended,
+            ) => Err(AllocationError::OfferTaken(ip)),
+            outcome => outcome,
+        }
+    }
+
+    /// Leases the released address that has been free longest.
+    async fn lease_released_address(
+        &self,
+        all: Vec<IpBlock>,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        // An address with a transfer request is about to be leased by the requester.
+        let is_released = |object: &IpBlock| {
+            let is_free = object.is_free() && object.holder.transfer_requested_from.is_empty();
+            object.is_single_address() && is_free && self.filter.admits(object.net.addr())
+        };
+        let mut released: Vec<IpBlock> = all.into_iter().filter(is_released).collect();
+        released.sort_by_key(|object| object.holder.released_at);
+        let mut error = AllocationError::Exhausted;
+        for object in released.into_iter().take(ATTEMPTS) {
+            match self.take_over(object, self.clock, context).await {
+                Ok(object) => match self.resolve_block_conflict(object, BlockConflict::Yield).await {
+                    // The object of an abandoned transfer request, inside a leased block.
+                    Err(AllocationError::Held { .. }) => {}
+                    outcome => return outcome,
+                },
+                Err(quarantined @ AllocationError::Quarantined(_)) => return Err(quarantined),
+                Err(
+                    AllocationError::Held { .. }
+                    | AllocationError::HeldOnThisNode(_)
+                    | AllocationError::Contended,
+                ) => error = AllocationError::Contended,
+                Err(other) => return Err(other),
+            }
+        }
+        Err(error)
+    }
+
+    /// Checks whether an address is available: in an unconfirmed block of this node, or by a new lease.
+    ///
+    /// # Errors
+    /// No address is available, or the registry failed.
+    pub async fn check_capacity(&self, blocks: &[BlockInfo]) -> Result<(), AllocationError> {
+        let all = self.registry.list().await?;
+        let is_own = |block: &&BlockInfo| {
+            let found = all.iter().find(|object| object.net == block.net);
+            found.is_some_and(|object| {
+                object.lease_id() == block.lease && object.holder.node == self.holder.node
+            })
+        };
+        let mut unconfirmed =
+            blocks.iter().filter(|block| block.state == BlockState::Unconfirmed && block.held.is_empty());
+        if unconfirmed.any(|block| self.filter.overlaps(block.net) && is_own(&block)) {
+            return Ok(());
+        }
+        // A released address is available by a lease of itself or of the block around it.
+        let is_available = |object: &&IpBlock| {
+            object.is_single_address() && object.is_free() && object.quarantined_until(self.clock).is_none()
+        };
+        let taken = all.iter().filter(|object| !is_available(object)).map(|object| object.net).collect();
+        let found =
+            self.address_without_object(&taken).or_else(|| self.reserved_without_object(&all, &taken));
+        found.map(drop).ok_or(AllocationError::Exhausted)
+    }
+
+    /// Finds an address that no object covers.
+    fn address_without_object(&self, taken: &HashSet<IpNet>) -> Option<IpAddr> {
+        let is_free = |ip: &IpAddr| !taken.contains(&IpNet::from(*ip));
+        // The search for a block begins at the seed; the search for a single address begins elsewhere.
+        let blocks = self.filter.blocks(&self.layout, !self.seed);
+        let mut blocks =
+            blocks.filter(|block| self.layout.has_single_addresses_only() || !taken.contains(block));
+        blocks.find_map(|block| self.filter.addresses(block).find(is_free))
+    }
+
+    /// Finds an address that is reserved in a block and has no object: its last holder is gone.
+    fn reserved_without_object(&self, all: &[IpBlock], taken: &HashSet<IpNet>) -> Option<IpAddr> {
+        let is_free = |ip: &IpAddr| self.filter.admits(*ip) && !taken.contains(&IpNet::from(*ip));
+        all.iter().flat_map(|object| &object.reserved).copied().find(is_free)
+    }
+}

@@ -1,0 +1,39 @@
+//! Time and quarantine: how long a released address waits before it is allocated to another owner.
+
+/// Longest time between the start of a request and its effect, in milliseconds.
+const REQUEST_MAX: u64 = 60_000;
+
+/// Current time and length of the quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// Current time in milliseconds since 1970.
+    pub now: u64,
+    /// Length of the quarantine in milliseconds.
+    pub quarantine: u64,
+}
+
+impl Clock {
+    /// Returns when the quarantine of an address released at `released_at` ends; `None` if it is over.
+    ///
+    /// A release time far in the future means that the clock was set back; then there is no quarantine. The release
+    /// time may be ahead of `now` by the length of the quarantine and [`REQUEST_MAX`], because the two come from the
+    /// clocks of two nodes. With a quarantine of zero no address waits.
+    pub(crate) fn quarantined_until(self, released_at: u64) -> Option<u64> {
+        let end = released_at.saturating_add(self.quarantine);
+        let latest = self.now.saturating_add(self.quarantine).saturating_add(REQUEST_MAX);
+        let is_quarantined =
+            self.quarantine > 0 && released_at > 0 && self.now < end && released_at <= latest;
+        is_quarantined.then_some(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quarantine_of_zero_never_delays_an_address() {
+        assert_eq!(Clock { now: 100, quarantine: 0 }.quarantined_until(101), None);
+        assert_eq!(Clock { now: 100, quarantine: 10 }.quarantined_until(101), Some(111));
+    }
+}

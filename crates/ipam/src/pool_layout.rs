@@ -1,0 +1,166 @@
+//! Pool layout: a pool is split into aligned blocks of one size, and each block is leased as a whole.
+//!
+//! - The block size of a pool is fixed when the pool is first used, because nodes compete for a block by its name.
+//! - A block has at most 256 addresses. A block of one address is that address.
+//!
+//! [`PoolLayout::for_nodes`] chooses a size that gives every node four blocks. See `docs/design/ipam.md#pool-layout`.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::number::{Family, number};
+
+/// Largest block size, as a power of two.
+pub const BITS_MAX: u8 = 8;
+/// Number of sections of a pool for which the pool's status records single-address objects.
+const SECTIONS: u128 = 512;
+/// Number of blocks that every node should be able to lease.
+const BLOCKS_PER_NODE: u128 = 4;
+
+/// Subnet of a pool and the size of its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLayout {
+    subnet: IpNet,
+    bits: u8,
+}
+
+impl PoolLayout {
+    /// Splits `subnet` into blocks of `2^bits` addresses, limited to the subnet and to [`BITS_MAX`].
+    pub fn new(subnet: IpNet, bits: u8) -> PoolLayout {
+        let subnet = subnet.trunc();
+        let host = Family::of(subnet.addr()).bits() - subnet.prefix_len();
+        PoolLayout { subnet, bits: bits.min(BITS_MAX).min(host) }
+    }
+
+    /// Splits `subnet` so that each of `nodes` nodes can lease four blocks.
+    pub fn for_nodes(subnet: IpNet, nodes: u64) -> PoolLayout {
+        let host = u32::from(Family::of(subnet.addr()).bits() - subnet.prefix_len());
+        // Above 2^100 addresses the number of nodes makes no difference.
+        let addresses = 1_u128 << host.min(100);
+        let share = addresses / (BLOCKS_PER_NODE * u128::from(nodes.max(1)));
+        let bits = share.checked_ilog2().unwrap_or(0).min(u32::from(BITS_MAX));
+        PoolLayout::new(subnet, u8::try_from(bits).unwrap_or(BITS_MAX))
+    }
+
+    /// Subnet of the pool.
+    pub fn subnet(&self) -> IpNet {
+        self.subnet
+    }
+
+    /// Number of addresses in a block, as a power of two.
+    pub fn bits(&self) -> u8 {
+        self.bits
+    }
+
+    /// Number of addresses in a block.
+    pub fn block_size(&self) -> u32 {
+        1 << self.bits
+    }
+
+    /// Whether every block is one address.
+    pub fn has_single_addresses_only(&self) -> bool {
+        self.bits == 0
+    }
+
+    /// Number of blocks, at most `u128::MAX`.
+    pub fn block_count(&self) -> u128 {
+        let host = Family::of(self.subnet.addr()).bits() - self.subnet.prefix_len();
+        1_u128.checked_shl(u32::from(host - self.bits)).unwrap_or(u128::MAX)
+    }
+
+    /// Block with this index.
+    pub fn block(&self, index: u128) -> Option<IpNet> {
+        if index >= self.block_count() {
+            return None;
+        }
+        let family = Family::of(self.subnet.addr());
+        let first = number(self.subnet.network()) + (index << self.bits);
+        IpNet::new(family.address(first), family.bits() - self.bits).ok()
+    }
+
+    /// Index of the block that contains an address.
+    pub fn index_of(&self, ip: IpAddr) -> Option<u128> {
+        self.subnet.contains(&ip).then(|| (number(ip) - number(self.subnet.network())) >> self.bits)
+    }
+
+    /// Section of the pool that contains an address. In a large pool several blocks share a section.
+    pub fn section_of(&self, ip: IpAddr) -> Option<u16> {
+        self.index_of(ip).and_then(|index| u16::try_from(index % SECTIONS).ok())
+    }
+
+    /// Block that contains an address.
+    pub fn block_of(&self, ip: IpAddr) -> Option<IpNet> {
+        self.block(self.index_of(ip)?)
+    }
+}
+
+/// Whether a network is one address.
+pub(crate) fn is_single_address(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}
+
+/// Number of addresses in a network, at most `u128::MAX`.
+pub fn address_count(net: IpNet) -> u128 {
+    let host = Family::of(net.addr()).bits() - net.prefix_len();
+    1_u128.checked_shl(u32::from(host)).unwrap_or(u128::MAX)
+}
+
+/// Address at an offset from the first address of a network.
+pub fn nth(net: IpNet, offset: u128) -> IpAddr {
+    Family::of(net.addr()).address(number(net.network()).saturating_add(offset))
+}
+
+/// Offset of an address from the first address of a network that contains it.
+pub fn offset_of(net: IpNet, ip: IpAddr) -> Option<u128> {
+    net.contains(&ip).then(|| number(ip) - number(net.network()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn pool_layout_block_size_follows_range_and_node_count() {
+        let cases = [
+            ("10.0.0.0/16", 3, 8),
+            ("10.0.0.0/16", 100, 7),
+            ("10.0.0.0/16", 1_000, 4),
+            ("10.0.0.0/24", 3, 4),
+            ("10.0.0.0/24", 64, 0),
+            ("10.0.0.0/28", 100, 0),
+            ("10.0.0.0/8", 10_000, 8),
+            ("fd00::/64", 10_000, 8),
+            ("::/0", 1, 8),
+            ("10.0.0.0/30", 0, 0),
+        ];
+        for (subnet, nodes, bits) in cases {
+            assert_eq!(PoolLayout::for_nodes(net(subnet), nodes).bits(), bits, "{subnet} for {nodes}");
+        }
+    }
+
+    #[test]
+    fn pool_layout_puts_every_address_in_one_block() {
+        let layout = PoolLayout::new(net("10.1.2.9/24"), 4);
+        let ends = (layout.block_count(), layout.block(15), layout.block(16));
+        assert_eq!(ends, (16, Some(net("10.1.2.240/28")), None));
+        for last in 0..=255 {
+            let ip = IpAddr::from([10, 1, 2, last]);
+            let block = layout.block_of(ip).unwrap();
+            assert!(block.contains(&ip) && address_count(block) == 16);
+            assert_eq!(nth(block, offset_of(block, ip).unwrap()), ip);
+        }
+        assert_eq!(layout.block_of("10.1.3.0".parse().unwrap()), None);
+        assert_eq!(layout.section_of("10.1.2.33".parse().unwrap()), Some(2));
+        let large = PoolLayout::new(net("10.0.0.0/8"), 8);
+        assert_eq!(large.section_of("10.2.7.1".parse().unwrap()), Some(7));
+        assert_eq!(layout.block_of("fd00::1".parse().unwrap()), None);
+        assert_eq!(PoolLayout::new(net("10.0.0.0/30"), 8).block(0), Some(net("10.0.0.0/30")));
+        assert_eq!(PoolLayout::new(net("::/0"), 8).block_count(), 1 << 120);
+        assert_eq!(PoolLayout::new(net("::/0"), 0).block_count(), u128::MAX);
+    }
+}

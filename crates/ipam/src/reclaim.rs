@@ -1,0 +1,61 @@
+//! Return of objects to the pool: by their holder, by the controller, and when a claim ends.
+
+use ipnet::IpNet;
+
+use crate::ip_block::{Holder, IpBlock};
+use crate::registry::{Registry, RegistryError};
+
+/// Number of attempts to release an object that is changed concurrently.
+const ATTEMPTS: usize = 2;
+
+/// Releases a lease. A lease that is not current any more was released before.
+///
+/// The object of a single address remains, because it records when the quarantine of the address began.
+///
+/// # Errors
+/// Error of the registry, or concurrent changes.
+pub async fn release_lease<R: Registry>(
+    registry: &R,
+    net: IpNet,
+    lease: &str,
+    now: u64,
+) -> Result<(), RegistryError> {
+    for _ in 0..ATTEMPTS {
+        let Some(object) = registry.read(net).await? else { return Ok(()) };
+        if object.lease_id() != lease || object.holder.node.is_empty() {
+            return Ok(());
+        }
+        match reclaim(registry, object, now).await {
+            // Another change came first, for example a liveness probe of the node.
+            Err(RegistryError::Conflict) => {}
+            other => return other,
+        }
+    }
+    Err(RegistryError::Unknown("the object is changed concurrently".to_owned()))
+}
+
+/// Takes an object from its node, if it was not changed since `object` was read.
+///
+/// The caller reads the object, then makes sure that the node is gone, then reclaims: a node that came back in between
+/// has changed its objects.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn reclaim<R: Registry>(registry: &R, mut object: IpBlock, now: u64) -> Result<(), RegistryError> {
+    if object.is_single_address() {
+        let Holder { claim, generation, .. } = object.holder;
+        object.holder = Holder { claim, generation, released_at: now, ..Holder::default() };
+        return registry.replace(&object).await.map(drop);
+    }
+    registry.delete(&object).await
+}
+
+/// Ends the claim of an address, if the object was not changed since it was read. The quarantine of the address begins.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn end_claim<R: Registry>(registry: &R, object: IpBlock, now: u64) -> Result<(), RegistryError> {
+    // Several pods may have shared the address, and the last one may have been deleted only now.
+    let holder = Holder { claim: String::new(), released_at: now, ..object.holder };
+    registry.replace(&IpBlock { holder, ..object }).await.map(drop)
+}

@@ -1,0 +1,113 @@
+//! The node agent's answer to a request of an address store: returns, confirms and leases blocks.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::allocation_error::AllocationError;
+use crate::allocator::{BlockAllocator, RequestContext};
+use crate::block_lease::{BlockInfo, BlockLease, BlockState};
+use crate::confirm::confirm_blocks;
+use crate::ip_block::IpBlock;
+use crate::lease_message::{AllocationKind, LeaseRequest, LeaseResponse};
+use crate::reclaim::release_lease;
+use crate::registry::Registry;
+
+impl<R: Registry> BlockAllocator<'_, R> {
+    /// Answers a request.
+    ///
+    /// `seen` are the objects that the agent believes the store to lease. They may be outdated, but must not contain a
+    /// lease that was made after the request.
+    pub async fn serve(&self, request: &LeaseRequest, seen: &[IpBlock]) -> LeaseResponse {
+        let mut response = LeaseResponse::default();
+        self.return_blocks(request, &mut response).await;
+        if request.blocks.iter().any(|block| block.state == BlockState::Unconfirmed)
+            && let Err(error) = confirm_blocks(self, request, seen, &mut response).await
+        {
+            response.error = Some(error);
+        }
+        let (context, mut seen) = (RequestContext { blocks: &request.blocks, seen }, seen.to_vec());
+        // A block that was leased again without a request is adopted, around the held addresses. A single address is
+        // confirmed instead.
+        let is_leased_again = |object: &IpBlock| unconfirmed_and_used(request).any(|net| net == object.net);
+        let needs_address = request.kind != AllocationKind::Nothing;
+        seen.retain(|object| !is_leased_again(object) || !object.is_single_address() && needs_address);
+        if !needs_address {
+            if let Err(error) = self.release_unknown(&seen, &request.blocks).await {
+                response.error = Some(error);
+            }
+            return response;
+        }
+        // A confirmed block may have a free address.
+        match request.kind {
+            AllocationKind::Any if !response.confirmed.is_empty() || !response.leases.is_empty() => {
+                return response;
+            }
+            AllocationKind::Address(ip) if is_in_confirmed_block(request, &response, ip) => return response,
+            _ => {}
+        }
+        let leased = match self.adopt(&seen, &request.blocks).await {
+            Ok(adopted) if !adopted.is_empty() => {
+                response.leases.extend(adopted);
+                match request.kind {
+                    AllocationKind::Any => return response,
+                    AllocationKind::Address(ip)
+                        if response.leases.iter().any(|lease| lease.net.contains(&ip)) =>
+                    {
+                        return response;
+                    }
+                    kind => self.lease(kind, context).await,
+                }
+            }
+            Ok(_) => self.lease(request.kind, context).await,
+            Err(error) => Err(error),
+        };
+        match leased {
+            Ok(lease) => response.leases.push(lease),
+            Err(error) => response.error = Some(error),
+        }
+        response
+    }
+
+    /// Returns the blocks that the store returns. Only this part of a request is allowed without the store's lock: a
+    /// returning lease never changes its state again.
+    pub async fn return_blocks(&self, request: &LeaseRequest, response: &mut LeaseResponse) {
+        let returning = request.blocks.iter().filter(|block| block.state == BlockState::Returning);
+        for BlockInfo { net, lease, .. } in returning {
+            match release_lease(self.registry, *net, lease, self.clock.now).await {
+                Ok(()) => response.returned.push(lease.clone()),
+                Err(error) => response.error = Some(error.into()),
+            }
+        }
+    }
+
+    async fn lease(
+        &self,
+        kind: AllocationKind,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        let lease = match kind {
+            AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip) => {
+                self.lease_address(ip, context).await
+            }
+            AllocationKind::Any if !self.layout.has_single_addresses_only() => {
+                self.lease_block_or_address(context).await
+            }
+            AllocationKind::ForClaim(offer) => self.lease_any_address(offer, context).await,
+            AllocationKind::Any | AllocationKind::Nothing => self.lease_any_address(None, context).await,
+        }?;
+        if lease.single_owner { self.verify_single_address(lease).await } else { Ok(lease) }
+    }
+}
+
+/// Networks of unconfirmed blocks in which something is held.
+fn unconfirmed_and_used(request: &LeaseRequest) -> impl Iterator<Item = IpNet> {
+    let is_used = |block: &&BlockInfo| !block.held.is_empty() && block.state == BlockState::Unconfirmed;
+    request.blocks.iter().filter(is_used).map(|block| block.net)
+}
+
+/// Whether an address lies in a block that was just confirmed.
+fn is_in_confirmed_block(request: &LeaseRequest, response: &LeaseResponse, ip: IpAddr) -> bool {
+    let mut around = request.blocks.iter().filter(|block| block.net.contains(&ip));
+    around.any(|block| response.confirmed.iter().any(|(old, _)| *old == block.lease))
+}

@@ -1,0 +1,79 @@
+//! Invariants of allocated addresses: one owner, the named address, the quarantine.
+
+use std::net::IpAddr;
+
+use ipam::AllocationKind;
+
+use super::{Cluster, Owner, QUARANTINE};
+
+impl Cluster {
+    /// Records that an owner got an address, and checks that it may have it.
+    pub(super) fn record_allocation(
+        &mut self,
+        index: usize,
+        owner: &Owner,
+        kind: AllocationKind,
+        ip: IpAddr,
+    ) {
+        let seed = self.seed;
+        self.counts.allocated += 1;
+        let before = self.nodes[index].pods.insert(owner.clone(), Some(ip)).flatten();
+        assert!(
+            before.is_none_or(|known| known == ip),
+            "seed {seed}: {owner:?} had {before:?} and is allocated {ip}"
+        );
+        assert!(self.filter.admits(ip), "seed {seed}: {ip} is not in the range");
+        self.api.server.lock().unwrap().shown.insert(ip);
+        let holders = self.holders.entry(ip).or_default();
+        holders.insert((index, owner.clone()));
+        for (node, other) in holders.iter() {
+            let shares = self.shape.shared && !owner.claim.is_empty() && owner.claim == other.claim;
+            assert!(
+                shares || (*node, other) == (index, owner),
+                "seed {seed}, step {}: {ip} is held by {other:?} on n{node} and is allocated to {owner:?} on n{index}",
+                self.steps
+            );
+        }
+        if let AllocationKind::Address(named) | AllocationKind::AddressForClaim(named) = kind {
+            assert_eq!(ip, named, "seed {seed}");
+        }
+        assert!(owner.restored.is_none_or(|known| known == ip), "seed {seed}: {owner:?} is allocated {ip}");
+        if let Some((released_at, last)) = self.released.remove(&ip)
+            && kind == AllocationKind::Any
+            && last != *owner
+        {
+            let now = self.now;
+            assert!(
+                now >= released_at + QUARANTINE,
+                "seed {seed}: {ip} was released at {released_at} and is allocated at {now}"
+            );
+        }
+    }
+
+    /// Records that an owner has no address from now on.
+    pub(super) fn forget(&mut self, index: usize, owner: &Owner) {
+        if let Some(address) = self.nodes[index].pods.get_mut(owner)
+            && let Some(ip) = address.take()
+        {
+            self.remove_holder(ip, index, owner);
+            let is_deleted = self.deleted.iter().any(|net| net.contains(&ip));
+            if is_deleted || self.nodes.iter().any(|node| node.clock_moved) {
+                self.released.remove(&ip);
+            } else {
+                self.released.insert(ip, (self.now, owner.clone()));
+            }
+        }
+        if !owner.claim.is_empty() {
+            self.api.server.lock().unwrap().deleted_pods.insert(owner.name.clone());
+        }
+    }
+
+    fn remove_holder(&mut self, ip: IpAddr, index: usize, owner: &Owner) {
+        let holders = self.holders.entry(ip).or_default();
+        holders.remove(&(index, owner.clone()));
+        if holders.is_empty() {
+            self.holders.remove(&ip);
+            self.api.server.lock().unwrap().shown.remove(&ip);
+        }
+    }
+}

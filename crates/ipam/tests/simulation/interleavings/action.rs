@@ -1,0 +1,159 @@
+//! Actions of the nodes in a history.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Mutex;
+
+use ipam::transfer::{self, Reservation, TransferReply};
+use ipam::{
+    AddressFilter, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
+    IpBlock, LeaseRequest, PoolLayout, Registry, RequestContext,
+};
+use ipnet::IpNet;
+
+use super::gate::{Gate, POOLS, Pool, Server};
+
+pub(super) type Task = Pin<Box<dyn Future<Output = Result<BlockLease, AllocationError>>>>;
+
+/// Action of a node.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Action {
+    /// Leases a block.
+    Block,
+    /// Leases an address that lies in a block.
+    Address(&'static str),
+    /// Leases a block from the beginning, and transfers this address when it is requested.
+    Transfers(&'static str),
+    /// Sends a request for any address, and a second one if the first has no result.
+    Requests,
+    /// Sends one request for this address.
+    RequestsAddress(&'static str),
+    /// Deletes the pool, recreates it with another block size, and sends a request for any address.
+    RecreatesPool,
+}
+
+impl Action {
+    /// Runs the action of the node with this index.
+    pub(super) async fn run(
+        self,
+        index: usize,
+        gate: &Gate,
+        filter: &AddressFilter,
+        store: &Mutex<AddressStore>,
+    ) -> Result<BlockLease, AllocationError> {
+        let name = format!("n{index}");
+        let layout = layout_of(gate.pool);
+        let allocator = BlockAllocator {
+            registry: gate,
+            layout,
+            filter,
+            holder: Holder { node: name.clone(), store: "l".into(), owner: name, ..Holder::default() },
+            shares_claim: false,
+            clock: Clock { now: 1_000, quarantine: 10 },
+            seed: 0,
+            transfer_checks: 1,
+        };
+        match self {
+            Action::Block => allocator.lease_block(RequestContext::default()).await,
+            Action::Address(ip) => {
+                allocator.lease_address(ip.parse().unwrap(), RequestContext::default()).await
+            }
+            Action::Transfers(ip) => transfer_address(gate, layout, ip.parse().unwrap(), store).await,
+            Action::Requests => send_two_requests(&allocator).await,
+            Action::RequestsAddress(ip) => {
+                send_request(&allocator, gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
+            }
+            Action::RecreatesPool => recreate_pool(&allocator).await,
+        }
+    }
+}
+
+/// Block that a transferring node leases from the beginning.
+const OWN: &str = "10.0.0.0/30";
+
+/// Server and store with that block.
+pub(super) fn own() -> (Server, AddressStore) {
+    let net: IpNet = OWN.parse().unwrap();
+    let holder = Holder { node: "n0".into(), store: "l".into(), ..Holder::default() };
+    let object = IpBlock { net, uid: "u0".into(), version: "0".into(), holder, reserved: Vec::new() };
+    let mut store = AddressStore::new("b");
+    let lease = BlockLease { net, id: object.lease_id(), single_owner: false, reserved: Vec::new() };
+    let _ = store.add_block(&lease, 1);
+    (Server { objects: vec![object], pool: Some(POOLS[0]), ..Server::default() }, store)
+}
+
+/// Serves a transfer request once. In a cluster the agent repeats it after an error.
+async fn transfer_address(
+    gate: &Gate,
+    layout: PoolLayout,
+    ip: IpAddr,
+    store: &Mutex<AddressStore>,
+) -> Result<BlockLease, AllocationError> {
+    let nothing = || Err(AllocationError::Exhausted);
+    let requested =
+        gate.read(ip.into()).await?.filter(|object| object.holder.transfer_requested_from == "n0");
+    let Some(object) = requested else { return nothing() };
+    let Some(block) = transfer::requested_block(gate, layout, "n0", &object, 1_000).await? else {
+        return nothing();
+    };
+    let reply = match store.lock().unwrap().reserve_for_transfer(&block.lease_id(), ip) {
+        Reservation::Reserved(_) => TransferReply::Reserved,
+        Reservation::InUse(_) => TransferReply::InUse("blue/x".into()),
+        Reservation::UnknownLease => TransferReply::UnknownLease,
+    };
+    transfer::complete_transfer(gate, &object, block, reply, 1_000).await?;
+    nothing()
+}
+
+fn layout_of((_, bits): Pool) -> PoolLayout {
+    PoolLayout::new("10.0.0.0/29".parse().unwrap(), bits)
+}
+
+/// Sends one request of an empty store.
+async fn send_request(
+    allocator: &BlockAllocator<'_, Gate>,
+    gate: &Gate,
+    seen: &[IpBlock],
+    kind: AllocationKind,
+) -> Result<BlockLease, AllocationError> {
+    let (layout, filter, holder) = (layout_of(gate.pool), allocator.filter, allocator.holder.clone());
+    let allocator = BlockAllocator { registry: gate, layout, filter, holder, ..*allocator };
+    let request = LeaseRequest { blocks: Vec::new(), kind };
+    let mut response = allocator.serve(&request, seen).await;
+    assert!(response.leases.len() <= 1, "{response:?}");
+    response.leases.pop().ok_or(response.error.unwrap_or(AllocationError::Exhausted))
+}
+
+/// Sends two requests; the second one finds a lease whose response was lost.
+async fn send_two_requests(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLease, AllocationError> {
+    let first = send_request(allocator, allocator.registry, &[], AllocationKind::Any).await;
+    if first.is_ok() {
+        return first;
+    }
+    let current = allocator.registry.request(|server| Ok((server.pool, server.objects.clone()))).await?;
+    let (Some(pool), mut seen) = current else { return Err(AllocationError::Exhausted) };
+    seen.retain(|object| object.holder.node == allocator.holder.node);
+    send_request(allocator, &Gate { pool, ..allocator.registry.clone() }, &seen, AllocationKind::Any).await
+}
+
+/// Recreates the pool. It is split again only if no remaining object has another block size, as [`Registry`] requires.
+async fn recreate_pool(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLease, AllocationError> {
+    let (gate, pool) = (allocator.registry, POOLS[1]);
+    gate.request(|server| {
+        (server.pool, server.recorded) = (None, BTreeSet::new());
+        Ok(())
+    })
+    .await?;
+    let fits = |object: &IpBlock| layout_of(pool).block_of(object.net.addr()) == Some(object.net);
+    if !gate.list().await?.iter().all(fits) {
+        return Err(AllocationError::Exhausted);
+    }
+    gate.request(|server| {
+        server.pool = Some(pool);
+        Ok(())
+    })
+    .await?;
+    send_request(allocator, &Gate { pool, ..gate.clone() }, &[], AllocationKind::Any).await
+}

@@ -1,3 +1,0 @@
-//! Messages about blocks of addresses.
-
-pub mod addresses;

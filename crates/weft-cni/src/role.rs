@@ -1,0 +1,111 @@
+//! What the program is called for, decided once from its arguments.
+//!
+//! The file name of the first argument wins: a program called as `bridge` is the plugin `bridge`, whatever its other
+//! arguments are. `dhcp daemon` is the one exception, as for the reference plugin.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use cni::plugin::Plugin;
+use cni::plugin::process;
+use linux::parent_death;
+
+use crate::command::Command;
+use crate::dispatch;
+
+/// What the program is called for.
+pub enum Role<'a> {
+    /// The lease daemon, with its flags.
+    DhcpDaemon(Vec<&'a str>),
+    /// Executes another program that is killed with its parent.
+    ExecWithParent {
+        /// Process id of the parent.
+        parent: u32,
+        /// The program.
+        program: &'a Path,
+        /// Its arguments.
+        arguments: &'a [OsString],
+    },
+    /// One CNI call of a plugin.
+    Plugin(&'static dyn Plugin),
+    /// A command of an operator or of `weft`.
+    Command(Command<'a>),
+    /// No plugin of this name, and no command.
+    Unknown,
+}
+
+impl<'a> Role<'a> {
+    /// Returns the role for these arguments, the program itself included.
+    pub fn of(arguments: &'a [OsString]) -> Role<'a> {
+        if let Some(flags) = daemon_flags(arguments) {
+            return Role::DhcpDaemon(flags.iter().map(|flag| text(flag)).collect());
+        }
+        if let [_, word, parent, program, arguments @ ..] = arguments
+            && word == parent_death::COMMAND
+            && let Some(parent) = parent.to_str().and_then(|parent| parent.parse().ok())
+        {
+            return Role::ExecWithParent { parent, program: Path::new(program), arguments };
+        }
+        if let Some(plugin) = process::called_as(dispatch::find, arguments) {
+            return Role::Plugin(plugin);
+        }
+        let words: Vec<&str> = arguments.iter().skip(1).map(|word| text(word)).collect();
+        Command::parse(&words).map_or(Role::Unknown, Role::Command)
+    }
+}
+
+/// The flags of `weft-cni dhcp daemon`, or of the program called as `dhcp` with `daemon`.
+fn daemon_flags(arguments: &[OsString]) -> Option<&[OsString]> {
+    match arguments {
+        [program, word, flags @ ..] if word == "daemon" && Path::new(program).file_name()? == dhcp::NAME => {
+            Some(flags)
+        }
+        [_, plugin, word, flags @ ..] if plugin == dhcp::NAME && word == "daemon" => Some(flags),
+        _ => None,
+    }
+}
+
+/// An argument as text; one that is not UTF-8 matches nothing.
+fn text(argument: &OsStr) -> &str {
+    argument.to_str().unwrap_or("\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn role(words: &[&str]) -> String {
+        let arguments: Vec<OsString> = words.iter().map(OsString::from).collect();
+        match Role::of(&arguments) {
+            Role::DhcpDaemon(flags) => format!("daemon {flags:?}"),
+            Role::ExecWithParent { parent, program, arguments } => {
+                format!("exec {parent} {} {}", program.display(), arguments.len())
+            }
+            Role::Plugin(plugin) => format!("plugin {}", plugin.name()),
+            Role::Command(command) => format!("{command:?}"),
+            Role::Unknown => "unknown".to_owned(),
+        }
+    }
+
+    #[test]
+    fn role_follows_the_program_name_then_the_first_argument() {
+        for (words, expected) in [
+            (&["/opt/cni/bin/bridge"][..], "plugin bridge"),
+            (&["/opt/cni/bin/bridge", "sandbox", "marks"], "plugin bridge"),
+            (&["weft-cni", "multus"], "plugin multus"),
+            (&["weft-cni", "dhcp", "daemon", "-broadcast"], "daemon [\"-broadcast\"]"),
+            (&["/opt/cni/bin/dhcp", "daemon"], "daemon []"),
+            (&["weft-cni", "dhcp"], "plugin dhcp"),
+            (&["weft-cni", "daemon"], "unknown"),
+            (&["weft-cni", "exec-with-parent", "7", "/x", "a", "b"], "exec 7 /x 2"),
+            (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
+            (&["weft-cni", "sandbox", "marks"], "SandboxMarks"),
+            (&["weft-cni", "--version"], "Version"),
+            (&["weft-cni", "sandbox"], "Misunderstood([\"sandbox\"])"),
+            (&["weft-cni", "what"], "unknown"),
+            (&["weft-cni"], "unknown"),
+        ] {
+            assert_eq!(role(words), expected, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The tokens of a Rust file that say which names it uses: no comments, no literals.
+//!
+//! Source: the Rust reference, "Lexical structure".
+
+/// Token of a source file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Token {
+    Name(String),
+    Colons,
+    Sign(char),
+    /// Contents of an outer attribute, without blanks and quotation marks.
+    Attribute(String),
+}
+
+/// Returns the tokens of a file.
+pub(crate) fn tokens(source: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut rest = source;
+    while let Some(first) = rest.chars().next() {
+        let length = match first {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |end| end + 2),
+            '#' if rest.starts_with("#[") || rest.starts_with("#![") => {
+                let length = attribute(rest);
+                if !rest.starts_with("#!") {
+                    let inside = rest[2..length].trim_end_matches(']');
+                    let plain = inside.chars().filter(|c| !c.is_whitespace() && *c != '"');
+                    tokens.push(Token::Attribute(plain.collect()));
+                }
+                length
+            }
+            '"' => string(rest),
+            '\'' => character_or_lifetime(rest),
+            ':' if rest.starts_with("::") => {
+                tokens.push(Token::Colons);
+                2
+            }
+            _ if first.is_alphabetic() || first == '_' => {
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                match raw_string(rest, &rest[..end]) {
+                    Some(length) => length,
+                    None => {
+                        tokens.push(Token::Name(rest[..end].to_owned()));
+                        end
+                    }
+                }
+            }
+            _ => {
+                if !first.is_whitespace() {
+                    tokens.push(Token::Sign(first));
+                }
+                first.len_utf8()
+            }
+        };
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+/// The length of the attribute at the beginning.
+fn attribute(text: &str) -> usize {
+    let (mut depth, mut place) = (0, 0);
+    while let Some(next) = text[place..].chars().next() {
+        match next {
+            '"' => {
+                place += string(&text[place..]);
+                continue;
+            }
+            '[' => depth += 1,
+            ']' if depth == 1 => return place + 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        place += next.len_utf8();
+    }
+    text.len()
+}
+
+/// The length of the string at the beginning.
+fn string(text: &str) -> usize {
+    let mut escaped = false;
+    for (place, next) in text.char_indices().skip(1) {
+        match next {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return place + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The length of `r"…"`, `br#"…"#` and the like, if that is what begins with this word.
+fn raw_string(text: &str, word: &str) -> Option<usize> {
+    if !["r", "br", "cr"].contains(&word) {
+        return None;
+    }
+    let after = &text[word.len()..];
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    let inside = after[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(word.len() + hashes + 1 + inside.find(&end)? + end.len())
+}
+
+/// The length of `'x'` or `'\n'`, or of the quotation mark of a lifetime.
+fn character_or_lifetime(text: &str) -> usize {
+    let mut inside = text.chars().skip(1);
+    match (inside.next(), inside.next()) {
+        (Some('\\'), _) => text[3..].find('\'').map_or(text.len(), |end| end + 4),
+        (Some(one), Some('\'')) => one.len_utf8() + 2,
+        _ => 1,
+    }
+}
+
+#[test]
+fn tokens_leave_out_comments_and_literals() {
+    let source = "use a::b; // crate::c\nlet x = \"crate::d \\\" \"; let y = r#\"crate::e\"#; f('\\'', '\"', 'g: loop {})";
+    let names = tokens(source).into_iter().filter_map(|token| match token {
+        Token::Name(name) => Some(name),
+        _ => None,
+    });
+    assert_eq!(Vec::from_iter(names), ["use", "a", "b", "let", "x", "let", "y", "f", "g", "loop"]);
+    let attribute = Token::Attribute("path=a/b.rs".to_owned());
+    assert_eq!(tokens("#![cfg(test)] #[path = \"a/b.rs\"]"), [attribute]);
+}

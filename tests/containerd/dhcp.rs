@@ -1,0 +1,71 @@
+//! A container runtime whose pods have addresses by DHCP: the node changes over from the Go plugins, the pods stay.
+//!
+//! ```text
+//!   containerd ── bridge, dhcp ── dhcp daemon        first Go's, then ours, under the same names and the same socket
+//!   br0 10.1.0.1, dnsmasq ─┬─ eth0 of each pod
+//! ```
+//!
+//! What there is to be taken over is told by the runtime's own libcni, whichever release it has.
+//!
+//! Source: containerd `pkg/cri/server/sandbox_run.go`; go-cni; libcni `libcni/api.go`.
+
+use rig::Containerd;
+use rig::dhcp::{self, LEASES, LOG};
+use rig::machine::until;
+use rig::peers::go_plugins;
+use serde_json::json;
+use testkit::{Feature, host};
+
+/// A bridge with a server that wants to be asked every second.
+fn serve(node: &Containerd) {
+    node.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+    // An address of its own: not that of a pod's port, with which it would go.
+    node.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
+    node.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
+    node.run(["ip", "link", "set", "br0", "up"]);
+    let words = dhcp::words(50, &dhcp::IMPATIENT);
+    node.start("dnsmasq", std::iter::once("dnsmasq").chain(words.iter().map(String::as_str)));
+    until("the server listens", || node.run(["ss", "-lun"]).contains(":67 ").then_some(()));
+}
+
+#[track_caller]
+fn start_daemon(node: &Containerd, program: &str) {
+    node.start("dhcp", [program, "daemon"]);
+    until("the daemon listens", || node.run(["ss", "-lx"]).contains("/run/cni/dhcp.sock").then_some(()));
+}
+
+#[test]
+fn a_node_with_leases_changes_over_and_its_pods_keep_them() {
+    let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
+    let Some(node) = Containerd::new(host) else { return };
+    serve(&node);
+    node.run(["mkdir", "-p", "/opt/cni/bin", "/run/cni"]);
+    for name in ["bridge", "dhcp", "loopback"] {
+        node.run(["cp", &go_plugins().join(name).display().to_string(), "/opt/cni/bin/"]);
+    }
+    start_daemon(&node, "/opt/cni/bin/dhcp");
+    node.configure(&json!({ "type": "bridge", "bridge": "br0", "ipam": { "type": "dhcp" } }));
+    let pods = ["web", "db"].map(|name| node.cri().run_pod_sandbox(&node.pod(name, &[])).expect("a pod"));
+    let had = pods.each_ref().map(|id| node.sandbox(id).addresses);
+    assert!(had.iter().all(|addresses| addresses[0].starts_with("10.1.0.")), "{had:?}");
+
+    let program = testkit::binary("weft-cni").display().to_string();
+    node.run([&program, "install", "/opt/cni/bin", "--names", "bridge,dhcp,loopback", "--replace"]);
+    node.stop("dhcp", "TERM");
+    node.run(["rm", "-f", "/run/cni/dhcp.sock"]);
+    let asked = node.read(LOG).unwrap_or_default().matches("DHCPDISCOVER(").count();
+    start_daemon(&node, "/opt/cni/bin/dhcp");
+    let said = |words: &str| node.read(LOG).unwrap_or_default().matches(words).count();
+    for address in had.iter().flatten() {
+        let extended = format!("DHCPACK(br0) {address} ");
+        let so_far = said(&extended);
+        until("it is extended", || (said(&extended) > so_far + 3).then_some(()));
+    }
+    assert_eq!(said("DHCPDISCOVER("), asked, "{}", node.log("dhcp"));
+    for (id, addresses) in pods.iter().zip(&had) {
+        assert_eq!(&node.sandbox(id).addresses, addresses);
+        node.remove(id);
+    }
+    let left = || node.read(LEASES).unwrap_or_default().lines().any(|line| line.contains(" 10.1.0."));
+    until("the server has heard of it", || (!left()).then_some(()));
+}

@@ -1,0 +1,14 @@
+//! End-to-end tests of lane `containerd`: weft under a real containerd and runc, without Kubernetes.
+//!
+//! Needs what `lanes/containerd/prepare` makes.
+
+#![cfg(test)]
+
+mod cri_proxy;
+mod dhcp;
+mod host_ports;
+mod network_api;
+mod network_api_client;
+mod network_api_failures;
+mod pod_setup_failures;
+mod pods;

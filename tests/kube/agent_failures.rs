@@ -1,0 +1,477 @@
+//! What goes wrong on a node, with a real API server: it is away, the agent is killed or replaced, pods storm, clients
+//! misbehave.
+//!
+//! Source: DESIGN §1 (a missing agent never blocks a DEL), §4.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rig::agent::node_configuration;
+use rig::cluster::bridge;
+use rig::machine::until;
+use rig::{Agent, Machine, assert_refused};
+use serde_json::{Value, json};
+use testkit::{Feature, Pod, host};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A node with an agent and a definition; with `own` beside an API server that the test may stop.
+macro_rules! node {
+    () => {
+        node!(new)
+    };
+    ($which:ident) => {{
+        let Some(agent) = Agent::$which(Machine::new(host!(Feature::Bridge), "node")) else { return };
+        agent.define(["net-a"]);
+        agent
+    }};
+}
+
+fn select(networks: &str) -> Value {
+    json!({ NETWORKS: networks })
+}
+
+/// `count` pods in the cluster, and a namespace on the node for each: name, uid and sandbox.
+fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
+    let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
+    let uids = agent.pods(&names, &select("net-a"));
+    names
+        .into_iter()
+        .zip(uids)
+        .map(|(name, uid)| {
+            let pod = agent.machine.pod(&name);
+            (name, uid, pod)
+        })
+        .collect()
+}
+
+/// The pod `web`, which selects this and of which the agent has heard; its uid.
+fn heard_of(agent: &Agent, networks: &str) -> String {
+    let uid = agent.pod("web", &select(networks));
+    let known = "weft_cache_objects{what=\"pods\"}";
+    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    uid
+}
+
+/// What the API server's process is told: to stop, where it is, or to go on.
+fn signal_api(agent: &Agent, signal: &str) {
+    let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
+    agent.machine.run(["kill", "-s", signal, id.trim()]);
+}
+
+/// The configuration with a pod's annotations, as the runtime tells them.
+fn told(annotations: &Value) -> Value {
+    let mut told = node_configuration();
+    told["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
+    told["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    told
+}
+
+fn remove_api(agent: &Agent) {
+    agent.machine.stop("kube-apiserver", "KILL");
+    let age = "weft_cache_age_seconds{what=\"pods\"}";
+    until("the agent notices", || agent.figure(age).filter(|age| *age > 0.0));
+}
+
+#[test]
+fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status_comes_later() {
+    let agent = node!(own);
+    let uid = heard_of(&agent, "net-a");
+    remove_api(&agent);
+    let web = agent.machine.pod("web");
+    agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    // A pod that we never heard of: the runtime tells its annotations, or it has to wait.
+    let other = agent.machine.pod("other");
+    let refused = agent.attachment(&other, "other", "u-9").add(&node_configuration());
+    assert_refused("unknown", &refused, 11, &["blue/other"]);
+    let told = told(&select("net-a"));
+    let attachment = agent.attachment(&other, "other", "u-9");
+    attachment.add(&told).success();
+    assert!(rig::link(&other, "net1").is_some());
+    attachment.del(&told).success();
+    agent.kube.launch();
+    agent.kube.wait();
+    assert_eq!(agent.status("web")[1]["name"], "blue/net-a");
+    remove_api(&agent);
+    agent.attachment(&web, "web", &uid).del(&node_configuration()).success();
+}
+
+#[test]
+fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
+    let agent = node!(own);
+    let uid = heard_of(&agent, "net-new");
+    let web = agent.machine.pod("web");
+    let add = || agent.attachment(&web, "web", &uid).add(&node_configuration());
+    assert_refused("missing", &add(), 7, &["net-new"]);
+    signal_api(&agent, "STOP");
+    let refused = add();
+    signal_api(&agent, "CONT");
+    assert_refused("not known", &refused, 11, &["net-new", "not known: blue/net-new: "]);
+}
+
+#[test]
+fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_nor_a_plan() {
+    let agent = node!(own);
+    for name in ["ippools.weft.dev", "ipblocks.weft.dev"] {
+        let path = testkit::workspace().join(format!("deploy/crds/{name}.yaml"));
+        agent.kube.apply(&std::fs::read_to_string(path).expect("a file of the project"));
+    }
+    agent.kube.wait_until_served();
+    let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "p" },
+        "spec": { "range": "10.82.0.0/24", "blockBits": 6 } });
+    agent.kube.apply(&pool.to_string());
+    let ipam = json!({ "type": "weft-ipam", "range": "10.82.0.0/24", "pool": "p", "quarantine": 0 });
+    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
+    let sandbox = agent.machine.pod("a");
+    let attachment = |container: &str| {
+        let mut attachment = agent.machine.attachment("weft-ipam", &sandbox, "eth0");
+        attachment.container_id = container.to_owned();
+        attachment
+    };
+    for at in 0..45 {
+        attachment(&format!("c{at}")).add(&conf).success();
+    }
+    // One outside of the node's block is given back by its DEL, and every DEL after it tries again.
+    let blocks = agent.kube.json(["ipblocks.weft.dev"]);
+    let first = blocks["items"][0]["spec"]["range"] == "10.82.0.0/26";
+    let mut named = conf.clone();
+    named["args"] = json!({ "cni": { "ips": [if first { "10.82.0.200" } else { "10.82.0.20" }] } });
+    attachment("named").add(&named).success();
+    let uid = heard_of(&agent, "net-a");
+    signal_api(&agent, "STOP");
+    attachment("named").del(&named).success();
+    let begun = thread::scope(|scope| {
+        for at in 0..40 {
+            let (attachment, conf) = (&attachment, &conf);
+            scope.spawn(move || attachment(&format!("c{at}")).del(conf).success());
+        }
+        thread::sleep(Duration::from_secs(1));
+        let begun = Instant::now();
+        attachment("new").add(&conf).success();
+        let web = agent.machine.pod("web");
+        agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+        begun.elapsed()
+    });
+    signal_api(&agent, "CONT");
+    assert!(begun < Duration::from_secs(6), "{begun:?}");
+}
+
+#[test]
+fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_status() {
+    let agent = node!();
+    let slow =
+        rig::cluster::recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
+    agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
+    agent.machine.write(rig::cluster::RECORD, "");
+    agent.definition("slow", &json!({}), &slow);
+    let uid = agent.pod("web", &select("slow"));
+    let web = agent.machine.pod("web");
+    thread::scope(|scope| {
+        let adding = scope.spawn(|| agent.attachment(&web, "web", &uid).add(&node_configuration()).success());
+        let planned = "weft_answers_total{outcome=\"planned\"}";
+        until("the plan", || agent.figure(planned).filter(|count| *count >= 1.0));
+        agent.stop("KILL");
+        adding.join().expect("the ADD");
+    });
+    agent.start(&[]);
+    agent.wait_until_ready();
+    assert_eq!(agent.status("web").len(), 2);
+}
+
+/// How an agent is when it is killed: it thinks, its status is on its way, it was told how it went, it tells Events.
+#[test]
+fn an_agent_killed_at_any_moment_of_a_pod_harms_nobody() {
+    const MOMENTS: u64 = 16;
+    let agent = node!();
+    let config = node_configuration();
+    let mut earlier = 0;
+    for (moment, (name, uid, pod)) in (0..MOMENTS).zip(pods(&agent, MOMENTS as usize)) {
+        // Spread over what an ADD takes here and what comes after it, whatever the machine is doing.
+        let killed = thread::scope(|scope| {
+            let adding = scope.spawn(|| agent.attachment(&pod, &name, &uid).add(&config));
+            thread::sleep(Duration::from_millis(moment * moment / 2));
+            agent.stop("KILL");
+            adding.join().expect("the ADD")
+        });
+        let before = match killed.code {
+            Some(0) => "attached",
+            _ => {
+                earlier += 1;
+                assert_eq!(rig::refusal(&killed).0, 11, "nothing but «try again»: {killed}");
+                assert_eq!(addresses(&pod), [""; 0], "nothing of it stays");
+                "refused"
+            }
+        };
+        // Without any agent the pod can go, and be made when there is one.
+        if before == "attached" && moment % 2 == 0 {
+            agent.attachment(&pod, &name, &uid).del(&config).success();
+            assert_eq!(addresses(&pod), [""; 0], "DEL needs no agent");
+        }
+        agent.start(&[]);
+        agent.wait_until_ready();
+        if addresses(&pod).is_empty() {
+            agent.attachment(&pod, &name, &uid).add(&config).success();
+        }
+        // What a predecessor wrote of an earlier sandbox is there until it is written anew.
+        until(&format!("what is told of {name}, {before} when it was killed, is what is there"), || {
+            let status = agent.status(&name);
+            let shown: Vec<&str> = status.iter().filter_map(|entry| entry["ips"][0].as_str()).collect();
+            (shown == addresses(&pod)).then_some(())
+        });
+        agent.attachment(&pod, &name, &uid).del(&config).success();
+    }
+    assert!(earlier > 0, "it was never killed before its answer");
+}
+
+/// The addresses of the pod's interfaces, in order.
+fn addresses(pod: &Pod) -> Vec<String> {
+    let links = ["eth0", "net1"].into_iter().filter(|name| rig::link(pod, name).is_some());
+    let of = links.flat_map(|name| rig::addresses_on(pod, name));
+    of.filter(|address| !address.contains(':'))
+        .map(|address| address.split('/').next().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// Attaches as a kubelet does: again and again, as long as it is told to try again, and nothing else.
+#[track_caller]
+fn add_in_the_end(agent: &Agent, config: &Value, (name, uid, pod): (&String, &String, &Pod)) {
+    until("the ADD", || {
+        let finished = agent.attachment(pod, name, uid).add(config);
+        if finished.code != Some(0) {
+            assert_eq!(rig::refusal(&finished).0, 11, "{finished}");
+            thread::sleep(Duration::from_millis(200));
+        }
+        finished.code.filter(|code| *code == 0)
+    });
+}
+
+#[test]
+fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again() {
+    let agent = node!();
+    let all = pods(&agent, 50);
+    let config = node_configuration();
+    thread::scope(|scope| {
+        let (agent, config) = (&agent, &config);
+        for (name, uid, pod) in &all {
+            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
+        }
+        scope.spawn(|| {
+            for signal in ["TERM", "KILL"] {
+                thread::sleep(Duration::from_millis(150));
+                agent.stop(signal);
+                agent.start(&[]);
+                agent.wait_until_ready();
+            }
+        });
+    });
+    for (name, ..) in &all {
+        assert_eq!(agent.status(name).len(), 2, "{name}");
+    }
+    for (name, uid, pod) in &all {
+        agent.attachment(pod, name, uid).del(&config).success();
+    }
+}
+
+#[test]
+fn a_storm_of_128_pods_is_served_by_an_agent_that_has_just_begun() {
+    let agent = node!();
+    let all = pods(&agent, 128);
+    let config = node_configuration();
+    agent.stop("KILL");
+    thread::scope(|scope| {
+        let (agent, config) = (&agent, &config);
+        // As after a reboot: every pod is there before it.
+        for (name, uid, pod) in &all {
+            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
+        }
+        agent.start(&[]);
+        agent.wait_until_ready();
+    });
+    for (name, ..) in &all {
+        assert_eq!(agent.status(name).len(), 2, "{name}");
+    }
+    // One write a pod, and not one object asked for.
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
+    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"failed\"}"), None);
+}
+
+#[test]
+fn a_definition_changed_or_gone_between_add_and_del_is_of_no_account() {
+    let agent = node!();
+    let uid = agent.pod("web", &select("net-a"));
+    let web = agent.machine.pod("web");
+    let attachment = agent.attachment(&web, "web", &uid);
+    attachment.add(&node_configuration()).success();
+    agent.definition("net-a", &json!({}), &bridge("another", 99));
+    attachment.del(&node_configuration()).success();
+    assert_eq!(agent.machine.run(["ls", "/var/lib/cni/networks/net-a"]).matches("10.11.").count(), 0);
+    attachment.add(&node_configuration()).success();
+    agent.kube.kubectl(["delete", "net-attach-def", "-n", rig::agent::NAMESPACE, "net-a"]);
+    attachment.del(&node_configuration()).success();
+    assert_eq!(agent.machine.run(["ls", "/var/lib/cni/networks/another"]).matches("10.99.").count(), 0);
+}
+
+#[test]
+fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
+    let agent = node!();
+    agent.stop("TERM");
+    agent.start(&["--orphan-grace", "1"]);
+    agent.wait_until_ready();
+    let config = node_configuration();
+    let uid = agent.pod("lost", &select("net-a"));
+    let alive = agent.pod("alive", &select("net-a"));
+    let (lost, kept) = (agent.machine.pod("lost"), agent.machine.pod("kept"));
+    agent.attachment(&lost, "lost", &uid).add(&config).success();
+    agent.attachment(&kept, "alive", &alive).add(&config).success();
+    let _ = agent.status("lost");
+    agent.delete_pod("lost");
+    // Its namespace is there: its runtime will call. Nobody does anything.
+    let next = |number: usize| {
+        let name = format!("next{number}");
+        let (pod, uid) = (agent.machine.pod(&name), agent.pod(&name, &json!({})));
+        agent.attachment(&pod, &name, &uid).add(&config).success();
+        agent.attachment(&pod, &name, &uid).del(&config).success();
+    };
+    next(1);
+    thread::sleep(Duration::from_millis(1500));
+    next(2);
+    thread::sleep(Duration::from_millis(500));
+    assert!(rig::link(&lost, "net1").is_some());
+    let entry = rig::cluster::entry_path(&lost);
+    lost.remove();
+    let mut number = 3;
+    until("it is taken down", || {
+        next(number);
+        number += 1;
+        thread::sleep(Duration::from_millis(500));
+        agent.machine.read(&entry).is_none().then_some(())
+    });
+    let held = agent.machine.run(["ls", "/var/lib/cni/networks/net-a"]);
+    assert_eq!(held.lines().filter(|line| line.starts_with("10.11.")).count(), 1, "{held}");
+    assert!(rig::link(&kept, "net1").is_some(), "one whose pod is there is left alone");
+}
+
+#[test]
+fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
+    let agent = node!();
+    let web = agent.machine.pod("web");
+    // All annotations of an object, their keys among them: the API server takes no more.
+    let most = 256 * 1024 - NETWORKS.len();
+    for (number, text) in [
+        "[".repeat(most),
+        format!("[{}]", vec!["{\"name\":\"net-a\"}"; most / 17 - 1].join(",")),
+        vec!["net-a"; most / 6].join(","),
+        format!("[{{\"name\":\"{}\"}}]", "x".repeat(most - 20)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("hostile{number}");
+        let uid = agent.pod(&name, &select(&text));
+        let refused = agent.attachment(&web, &name, &uid).add(&node_configuration());
+        let (code, why) = rig::refusal(&refused);
+        assert!(code == 7 && why.len() < 2000, "{code}: {} bytes", why.len());
+    }
+    // No room is left for network-status: the pod runs, and its status costs nobody else theirs.
+    let filler = "x".repeat(most - "net-a".len() - "example.org/filler".len());
+    let uid = agent.pod("full", &json!({ NETWORKS: "net-a", "example.org/filler": filler }));
+    let full = agent.machine.pod("full");
+    agent.attachment(&full, "full", &uid).add(&node_configuration()).success();
+    let failed = "weft_status_updates_total{outcome=\"failed\"}";
+    until("it cannot be written", || agent.figure(failed).filter(|count| *count >= 1.0));
+    let uid = agent.pod("web", &select("net-a"));
+    agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    assert_eq!(agent.status("web").len(), 2);
+    agent.attachment(&full, "full", &uid).del(&node_configuration()).success();
+    assert_eq!(addresses(&full), [""; 0]);
+}
+
+#[test]
+fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
+    let agent = node!();
+    let path = agent.machine.reach("/run/weft/agent.sock");
+    let connect = || UnixStream::connect(&path).expect("the socket");
+    let mut stalled = Vec::new();
+    for bytes in [&b""[..], b"\0", b"\xff\xff\xff\xff", b"\0\0\0\x05{}", b"\0\0\0\x02{}", b"\0\0\0\x02[]"] {
+        let mut stream = connect();
+        stream.write_all(bytes).expect("bytes go");
+        stalled.push(stream);
+    }
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let mut stream = connect();
+                    let _ = stream.write_all(b"\0\0\0\x10{\"version\":  99}");
+                    let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
+                    let _ = stream.read(&mut [0; 64]);
+                }
+            });
+        }
+        let uid = agent.pod("web", &select("net-a"));
+        let web = agent.machine.pod("web");
+        agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
+    });
+    assert_eq!(agent.page("/healthz"), "ok\n");
+    // Nobody but root is answered.
+    let mode = agent.machine.run(["stat", "-c", "%a %u", "/run/weft/agent.sock"]);
+    assert_eq!(mode.trim(), "600 0");
+    // Not even where somebody has opened the door.
+    agent.machine.run(["chmod", "755", "/run/weft"]);
+    agent.machine.run(["chmod", "666", "/run/weft/agent.sock"]);
+    let stranger = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--max-time", "5"];
+    let ask = ["--unix-socket", "/run/weft/agent.sock", "http://weft/"];
+    let _ = agent.machine.attempt(stranger.into_iter().chain(ask));
+    until("a stranger is noticed", || agent.log().contains("a stranger asked").then_some(()));
+    assert!(agent.log().contains("uid=65534"), "{}", agent.log());
+}
+
+#[test]
+fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_others_are_told_why_not() {
+    let agent = node!();
+    let uid = agent.pod("plain", &json!({}));
+    let choosy = agent.pod("choosy", &select("net-a"));
+    agent.stop("TERM");
+    agent.kube.kubectl(["delete", "crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
+    agent.start(&[]);
+    let reason = "network-attachment-definitions (the cluster has no such kind of object: weft crds";
+    until("it says why", || agent.page("/readyz").contains(reason).then_some(()));
+    let plain = agent.machine.pod("plain");
+    agent.attachment(&plain, "plain", &uid).add(&node_configuration()).success();
+    let sandbox = agent.machine.pod("choosy");
+    let refused = agent.attachment(&sandbox, "choosy", &choosy).add(&node_configuration());
+    assert_refused("choosy", &refused, 11, &[reason]);
+}
+
+#[test]
+fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_told() {
+    let agent = node!(own);
+    agent.stop("TERM");
+    agent.kube.stop("kube-apiserver", "KILL");
+    let earlier = agent.log().len();
+    agent.start(&["--log-format", "json"]);
+    let waiting = until("it answers", || Some(agent.page("/readyz")).filter(|page| !page.is_empty()));
+    assert!(waiting.starts_with("waiting for: ") && waiting.contains("pods"), "{waiting}");
+    let code = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:9464/readyz"];
+    assert_eq!(agent.machine.run(code), "503");
+    assert_eq!(agent.page("/healthz"), "ok\n", "it lives");
+    // It is no worse than no agent: who wants nothing of the cluster does not wait for it.
+    let began = Instant::now();
+    let other = agent.machine.pod("other");
+    let attachment = agent.attachment(&other, "other", "u-9");
+    attachment.add(&told(&json!({ "a": "b" }))).success();
+    attachment.call("STATUS", rig::in_version(&node_configuration(), "1.1.0").to_string()).success();
+    attachment.del(&node_configuration()).success();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let refused = attachment.add(&told(&select("net-a")));
+    assert_refused("waits", &refused, 11, &["has not been seen yet: pods (", "definitions ("]);
+    agent.kube.launch();
+    agent.kube.wait();
+    agent.wait_until_ready();
+    let log = agent.log();
+    let lines: Vec<Value> =
+        log[earlier..].lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    assert!(lines.iter().all(|line| line["level"].is_string() && line["timestamp"].is_string()), "{log}");
+}

@@ -1,0 +1,408 @@
+//! The Helm chart beside the kustomizations, by Helm's own code and with a real API server.
+//!
+//! ```text
+//!   deploy/helm/weft ── Helm ──┐
+//!                              ├── the same objects ──► kube-apiserver
+//!   deploy/{base,…} ── kubectl kustomize ──┘
+//! ```
+//!
+//! Rules: what a value is good for is seen in what it changes; the table of values has every one of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rig::parts::{parts, text};
+use rig::{Kube, Machine};
+use serde_json::{Value, json};
+use testkit::{Finished, Host, host, workspace};
+
+/// A machine where Helm runs, with no network but its own and no right that is not needed.
+struct Helm {
+    machine: Arc<Machine>,
+    interpreter: PathBuf,
+}
+
+impl Helm {
+    fn new(host: Host) -> Option<Helm> {
+        let interpreter = parts("helm")?.join("bin/python");
+        Some(Helm { machine: Arc::new(Machine::new(host, "control")), interpreter })
+    }
+
+    /// `helm COMMAND CHART WORDS`.
+    fn run(&self, command: &str, words: &[&str], stdin: &str) -> Finished {
+        let bare = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
+        let (script, chart) = (workspace().join("lanes/kube/helm"), workspace().join("deploy/helm/weft"));
+        let helm = self.machine.command("setpriv").args(bare).args([text(&self.interpreter), text(&script)]);
+        // Its cache of what the server offers.
+        let helm = helm.env("HOME", rig::machine::CONFIGURATIONS).args([command, text(&chart)]).args(words);
+        helm.stdin(stdin).deadline(rig::machine::PATIENCE).finish()
+    }
+
+    /// What the chart makes with each of these values: objects as YAML, or a refusal.
+    fn template(&self, values: &[Value]) -> Vec<Result<String, String>> {
+        let answers = self.run("template", &[], &json!(values).to_string()).success().json();
+        let answers = answers.as_array().expect("a list").clone();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let answer =
+            |value: Value| text(&value["objects"]).ok_or(text(&value["refused"]).unwrap_or_default());
+        answers.into_iter().map(answer).collect()
+    }
+}
+
+/// Every object of a document in YAML by kind and name, as kubectl reads it.
+fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
+    let read = kube.attempt(["create", "--dry-run=client", "-o", "json", "-f", "-"], yaml).success().stdout;
+    let objects = serde_json::Deserializer::from_str(&read).into_iter::<Value>().map(|object| {
+        let object = object.expect("JSON");
+        let name = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+        let kind = object["kind"].as_str().expect("a kind");
+        (format!("{kind} {}/{}", name("namespace"), name("name")), object.clone())
+    });
+    objects.collect()
+}
+
+/// Each value and what it may be instead; with everything that can be there.
+fn others() -> Vec<(&'static str, Value)> {
+    let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
+    let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
+    [
+        ("image.repository", json!("registry.example/weft")),
+        ("image.tag", json!("1.2.3")),
+        ("image.digest", json!(format!("sha256:{}", "0".repeat(64)))),
+        ("image.pullPolicy", json!("Always")),
+        ("imagePullSecrets", json!([{ "name": "a" }])),
+        ("paths.configurations", json!("/var/lib/rancher/k3s/agent/etc/cni/net.d")),
+        ("paths.plugins", json!("/var/lib/rancher/k3s/data/cni")),
+        ("paths.podResources", json!("/var/snap/kubelet/pod-resources")),
+        ("install.fileName", json!("000-weft.conflist")),
+        ("install.readyFile", json!("/run/flannel/subnet.env")),
+        ("install.follow", json!(true)),
+        ("install.thin", json!(true)),
+        ("install.defaultNetwork", json!("cbr0")),
+        ("install.set", json!({ "namespaceIsolation": true, "globalNamespaces": "shared" })),
+        ("install.configuration", json!("{}")),
+        ("install.resources", resources.clone()),
+        ("agent.log", json!("debug")),
+        ("agent.policy", json!(true)),
+        ("agent.logFormat", json!("json")),
+        ("agent.listen.address", json!("0.0.0.0")),
+        ("agent.listen.port", json!(9999)),
+        ("agent.orphanGrace", json!(0)),
+        ("agent.checkInterval", json!(0)),
+        ("agent.runtimeEndpoint", json!("/run/containerd/containerd.sock")),
+        ("agent.syncNetworks", json!(true)),
+        ("agent.traces.endpoint", json!("http://127.0.0.1:4318")),
+        ("agent.extraEnv", json!([{ "name": "OTEL_EXPORTER_OTLP_PROTOCOL", "value": "grpc" }])),
+        ("agent.extraArgs", json!(["--journal=/var/lib/cni/multus"])),
+        ("agent.resources", resources.clone()),
+        ("agent.nodeSelector", words.clone()),
+        ("agent.affinity", json!({ "nodeAffinity": {} })),
+        ("agent.tolerations", tolerations),
+        ("agent.priorityClassName", json!("")),
+        ("agent.maxUnavailable", json!(1)),
+        ("agent.podAnnotations", words.clone()),
+        ("agent.podLabels", words),
+        ("agent.securityContext", json!({ "seLinuxOptions": { "type": "spc_t" } })),
+        ("hotPlug.enabled", json!(false)),
+        ("hotPlug.resources", resources.clone()),
+        ("removal.enabled", json!(true)),
+        ("removal.resources", resources),
+    ]
+    .into_iter()
+    .chain(others_of_controllers())
+    .collect()
+}
+
+/// The same of the controllers.
+fn others_of_controllers() -> [(&'static str, Value); 24] {
+    let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
+    let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
+    [
+        ("ipam.enabled", json!(false)),
+        ("ipam.replicas", json!(1)),
+        ("ipam.resources", resources.clone()),
+        ("ipam.nodeSelector", words.clone()),
+        ("ipam.tolerations", tolerations.clone()),
+        ("ipam.priorityClassName", json!("")),
+        ("services.enabled", json!(false)),
+        ("services.replicas", json!(1)),
+        ("services.resources", resources.clone()),
+        ("services.nodeSelector", words.clone()),
+        ("services.tolerations", tolerations.clone()),
+        ("services.priorityClassName", json!("")),
+        ("neutron.enabled", json!(false)),
+        ("neutron.replicas", json!(1)),
+        ("neutron.vifStore", json!("kuryrport")),
+        ("neutron.policy", json!("always")),
+        ("neutron.configuration.cloud.name", json!("other")),
+        ("neutron.configuration.cloud.file", json!("/other")),
+        ("neutron.configuration.neutron", json!({ "portDebug": true })),
+        ("neutron.cloudsSecret", json!("other")),
+        ("neutron.resources", resources),
+        ("neutron.nodeSelector", words),
+        ("neutron.tolerations", tolerations),
+        ("neutron.priorityClassName", json!("")),
+    ]
+}
+
+/// Values in which everything is there.
+fn all() -> Value {
+    let on = json!({ "enabled": true });
+    json!({ "hotPlug": on, "ipam": on, "services": on, "neutron": on })
+}
+
+/// `values` with one of them set.
+fn with(values: &Value, path: &str, value: &Value) -> Value {
+    let mut values = values.clone();
+    let place = path.split('.').fold(&mut values, |place, key| &mut place[key]);
+    *place = value.clone();
+    values
+}
+
+/// The paths of values that are none of maps, but for those that mean something as a whole.
+fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let is_whole = ["resources", "nodeSelector", "securityContext"].iter().any(|end| path.ends_with(end));
+    match value.as_object().filter(|map| !map.is_empty() && !is_whole) {
+        None => drop(found.insert(path.to_owned())),
+        Some(map) => map.iter().for_each(|(key, value)| {
+            let dot = if path.is_empty() { "" } else { "." };
+            leaves(value, &format!("{path}{dot}{key}"), found);
+        }),
+    }
+}
+
+#[test]
+fn the_chart_makes_what_the_kustomizations_make() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
+    let found = helm.run("lint", &[], "").success().stdout;
+    assert_eq!(found, "1 Chart.yaml icon is recommended\n");
+    let ways: [(Value, &[&str]); 8] = [
+        (json!({}), &["base"]),
+        (json!({ "install": { "thin": true } }), &["thin"]),
+        (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
+        (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
+        (json!({ "services": { "enabled": true } }), &["base", "services"]),
+        (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
+        (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
+        (all(), &["hot-plug", "ipam", "services", "neutron"]),
+    ];
+    let values: Vec<Value> = ways.iter().map(|(values, _)| values.clone()).collect();
+    for ((values, directories), made) in ways.iter().zip(helm.template(&values)) {
+        let made = objects(&kube, &made.unwrap_or_else(|why| panic!("{values}: {why}")));
+        let kustomized = directories.iter().map(|directory| {
+            let directory = workspace().join("deploy").join(directory);
+            kube.kubectl(["kustomize", text(&directory)])
+        });
+        let kustomized = objects(&kube, &kustomized.collect::<Vec<_>>().join("\n---\n"));
+        let names = |of: &BTreeMap<String, Value>| of.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&made), names(&kustomized), "{directories:?}");
+        for (name, object) in &kustomized {
+            assert_eq!(&made[name], object, "{directories:?}: {name}");
+        }
+    }
+}
+
+#[test]
+fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
+    let ours = |kind: &str| {
+        let names = kube.kubectl(["get", kind, "-A", "-o", "name"]);
+        names.lines().filter(|name| name.contains("/weft-")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let admin = kube.admin();
+    let install = |values: &Value| helm.run("install", &[&admin], &values.to_string()).success().stdout;
+    assert_eq!(install(&json!({})), "1 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
+    assert_eq!(ours("clusterrole"), ["clusterrole.rbac.authorization.k8s.io/weft-agent"]);
+    let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
+    let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").count();
+    assert_eq!(definitions.lines().count(), shipped, "{definitions}");
+    // Each value that there is, as something else, is taken by the server; but for what takes a whole part away, and what
+    // an old server has not.
+    let mut values = all();
+    let is_left_out = |path: &str| {
+        path.ends_with("enabled")
+            || ["install.thin", "install.configuration", "agent.policy", "neutron.policy"].contains(&path)
+    };
+    for (path, value) in others().iter().filter(|(path, _)| !is_left_out(path)) {
+        values = with(&values, path, value);
+    }
+    assert_eq!(install(&values), "2 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-hands"]);
+    let controllers = ["controller-ipam", "controller-services", "neutron"];
+    assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
+    let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);
+    let words = agent["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    for word in ["--hot-plug", "--listen=0.0.0.0:9999", "--orphan-grace=0", "--journal=/var/lib/cni/multus"] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+    // None at all would mean those of before.
+    assert_eq!(install(&json!({ "hotPlug": { "enabled": false } })), "3 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
+    assert_eq!(install(&json!({ "removal": { "enabled": true } })), "4 deployed\n");
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-removal"]);
+    assert_eq!(ours("clusterrole"), [""; 0]);
+    helm.run("uninstall", &[&admin], "").success();
+    for kind in [
+        "daemonset",
+        "deployment",
+        "configmap",
+        "serviceaccount",
+        "clusterrole",
+        "clusterrolebinding",
+        "role",
+    ] {
+        assert_eq!(ours(kind), [""; 0], "{kind}");
+    }
+    assert_eq!(kube.kubectl(["get", "crd", "-o", "name"]), definitions, "networks outlive their chart");
+}
+
+#[test]
+fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let addresses = [
+        ("0.0.0.0", "--listen=0.0.0.0:9464", "host: 127.0.0.1\n"),
+        ("::", "--listen=[::]:9464", "host: ::1\n"),
+        ("fd00::7", "--listen=[fd00::7]:9464", "host: fd00::7\n"),
+    ];
+    let values = addresses.map(|(address, ..)| with(&json!({}), "agent.listen.address", &json!(address)));
+    for ((address, listen, probed), made) in addresses.into_iter().zip(helm.template(&values)) {
+        let made = made.unwrap_or_else(|why| panic!("{address}: {why}"));
+        assert!(made.contains(listen) && made.matches(probed).count() == 2, "{address}: {made}");
+    }
+}
+
+#[test]
+fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let neutron = json!({ "enabled": true, "vifStore": "kuryrport" });
+    let mut made = helm
+        .template(&[
+            json!({ "neutron": neutron }),
+            json!({ "neutron": neutron, "install": { "thin": true } }),
+            json!({ "neutron": neutron, "install": { "thin": true, "set": { "vifStore": "annotation" } } }),
+        ])
+        .into_iter()
+        .map(|made| made.expect("objects"));
+    let (agent, thin, otherwise) = (made.next().unwrap(), made.next().unwrap(), made.next().unwrap());
+    assert!(agent.contains("- --vif-store=kuryrport\n") && !agent.contains("--set=vifStore"), "{agent}");
+    assert!(thin.contains("- --set=vifStore=kuryrport\n"), "{thin}");
+    // The last of them counts.
+    let places = ["- --set=vifStore=kuryrport\n", "- --set=vifStore=\"annotation\"\n"]
+        .map(|word| otherwise.find(word));
+    assert!(places[0].is_some() && places[0] < places[1], "{otherwise}");
+}
+
+#[test]
+fn where_the_kubelet_tells_devices_is_told_to_a_node_without_an_agent() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let elsewhere = json!({ "podResources": "/var/lib/k0s/kubelet/pod-resources" });
+    let made = helm
+        .template(&[
+            json!({ "paths": elsewhere, "install": { "thin": true } }),
+            json!({ "paths": elsewhere }),
+            json!({ "install": { "thin": true } }),
+        ])
+        .into_iter()
+        .map(|made| made.expect("objects"))
+        .collect::<Vec<_>>();
+    let told = "- --set=podResources=/var/lib/k0s/kubelet/pod-resources/kubelet.sock\n";
+    // Init container, and the one that follows.
+    assert_eq!(made[0].matches(told).count(), 2, "{}", made[0]);
+    for others in &made[1..] {
+        assert!(!others.contains("podResources="), "{others}");
+    }
+}
+
+/// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
+#[test]
+fn the_policies_of_the_chart_are_those_beside_the_kustomizations() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let policy = |part: &str| {
+        let path = workspace().join("deploy").join(part).join("policy.yaml");
+        let policy = std::fs::read_to_string(path).expect("the policy");
+        policy[policy.find("apiVersion").expect("an object")..].to_owned()
+    };
+    let made =
+        ["auto", "always", "never"].map(|word| json!({ "neutron": { "enabled": true, "policy": word } }));
+    let agents = [false, true].map(|is_wanted| json!({ "agent": { "policy": is_wanted } }));
+    let made = helm.template(&made.into_iter().chain(agents).collect::<Vec<_>>());
+    let made = made.into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
+    assert!(made[1].contains(&policy("neutron")), "{}", made[1]);
+    assert!(made[4].contains(&policy("base")), "{}", made[4]);
+    for without in [&made[0], &made[2], &made[3]] {
+        assert!(!without.contains("ValidatingAdmissionPolicy"));
+    }
+}
+
+#[test]
+fn each_value_is_good_for_something() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let mut there = BTreeSet::new();
+    leaves(&helm.run("values", &[], "").success().json(), "", &mut there);
+    let tried: BTreeSet<String> = others().iter().map(|(path, _)| (*path).to_owned()).collect();
+    assert_eq!(there, tried, "values of the chart, and values that are tried");
+    let all = &all();
+    let removing = with(all, "removal.enabled", &json!(true));
+    let bare = json!({});
+    let without = |path: &str| match path {
+        "removal.resources" => &removing,
+        "install.thin" => &bare,
+        _ => all,
+    };
+    let values = others().into_iter().flat_map(|(path, value)| {
+        let plain = without(path);
+        [plain.clone(), with(plain, path, &value)]
+    });
+    let made = helm.template(&values.collect::<Vec<_>>());
+    for ((path, value), made) in others().iter().zip(made.chunks(2)) {
+        let [plain, changed] = [&made[0], &made[1]]
+            .map(|made| made.as_ref().unwrap_or_else(|why| panic!("{path}: {value}: {why}")));
+        assert_ne!(changed, plain, "{path}: {value} changes nothing");
+    }
+}
+
+#[test]
+fn values_that_are_wrong_are_refused_by_name() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let wrong = [
+        ("agents", json!({}), "agents"),
+        ("agent.loglevel", json!("debug"), "loglevel"),
+        ("agent.orphanGrace", json!(-1), "/agent/orphanGrace"),
+        ("agent.listen.port", json!(70000), "/agent/listen/port"),
+        ("agent.listen.address", json!("node"), "/agent/listen/address"),
+        ("agent.logFormat", json!("xml"), "/agent/logFormat"),
+        ("agent.traces.endpoint", json!("127.0.0.1"), "/agent/traces/endpoint"),
+        ("agent.securityContext", json!("spc_t"), "/agent/securityContext"),
+        ("agent.extraEnv", json!([{ "value": "grpc" }]), "/agent/extraEnv"),
+        ("image.digest", json!("latest"), "/image/digest"),
+        ("image.pullPolicy", json!("Sometimes"), "/image/pullPolicy"),
+        ("paths.plugins", json!("opt/cni/bin"), "/paths/plugins"),
+        ("install.fileName", json!("../00-weft.conflist"), "/install/fileName"),
+        ("install.fileName", json!("00-weft.yaml"), "/install/fileName"),
+        ("hotPlug.enabled", json!("yes"), "/hotPlug/enabled"),
+        ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
+        ("ipam.replicas", json!(-1), "/ipam/replicas"),
+    ];
+    let together = [
+        json!({ "install": { "configuration": "{}", "set": { "builtin": "never" } } }),
+        json!({ "install": { "configuration": "{}", "defaultNetwork": "cbr0" } }),
+        json!({ "install": { "thin": true }, "hotPlug": { "enabled": true } }),
+        json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
+    ];
+    for (values, made) in together.iter().zip(helm.template(&together)) {
+        let why = made.expect_err(&format!("{values} is taken"));
+        assert!(
+            why.contains("install.configuration is") || why.contains("install.thin has"),
+            "{values}: {why}"
+        );
+    }
+    let values: Vec<Value> = wrong.iter().map(|(path, value, _)| with(&json!({}), path, value)).collect();
+    for ((path, value, word), made) in wrong.iter().zip(helm.template(&values)) {
+        let why = made.expect_err(&format!("{path}: {value} is taken"));
+        assert!(why.contains(word), "{path}: {value}: {why}");
+    }
+}

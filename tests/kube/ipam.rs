@@ -1,0 +1,746 @@
+//! Addresses that are unique in a cluster: a real API server, several nodes' agents, and the plugin as runtimes call it.
+//!
+//! ```text
+//!   kube-apiserver ◄── agents of four nodes ◄── weft-ipam ADD/DEL ◄── the test, in the place of the runtimes
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rig::addresses::{Nodes, assert_right, control, given, last_byte, ledgers, network, pool, rounds, weft};
+use rig::machine::until;
+use rig::{assert_refused, nodes};
+use serde_json::{Value, json};
+use testkit::Pod;
+
+#[test]
+fn two_nodes_lease_blocks_and_give_each_address_once() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let conf = |node| network(node, &json!({ "range": "10.9.0.0/20", "quarantine": 0 }));
+    let mut seen = BTreeSet::new();
+    for round in 0..20 {
+        for node in 0..2 {
+            let container = format!("c{node}-{round}");
+            let ips = given(nodes.attachment(&pod, &container).add(&conf(node)));
+            assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
+            // The same once more.
+            assert_eq!(given(nodes.attachment(&pod, &container).add(&conf(node))), ips);
+            nodes.attachment(&pod, &container).check(&conf(node)).success();
+        }
+    }
+    let blocks = nodes.blocks();
+    let owners: BTreeSet<&str> = blocks.iter().filter_map(|block| block["spec"]["node"].as_str()).collect();
+    assert_eq!((blocks.len(), owners.len()), (2, 2), "{blocks:#?}");
+    // The rest of a full node of 250 pods.
+    for round in 20..250 {
+        let ips = given(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
+        assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
+    }
+    for node in 0..2 {
+        // Made, and the pool asked about it: what 250 pods cost.
+        let requests = nodes.figure(node, "weft_address_requests_total ");
+        assert!(requests <= 2, "node {node}: {requests} requests");
+    }
+    let pool = nodes.kube.json(["ippools.weft.dev", "10.9.0.0-20"]);
+    assert_eq!(pool["spec"], json!({ "range": "10.9.0.0/20", "blockBits": 8 }));
+    // All of it goes again: some by DEL, some by GC, which the runtime calls with what is left.
+    for round in 0..10 {
+        nodes.attachment(&pod, &format!("c0-{round}")).del(&conf(0)).success();
+    }
+    for node in 0..2 {
+        let mut sweep = conf(node);
+        sweep["cni.dev/valid-attachments"] = json!([]);
+        nodes.attachment(&pod, "none").call("GC", sweep.to_string()).success();
+        let gone = nodes.attachment(&pod, &format!("c{node}-19")).check(&conf(node));
+        assert_refused("after GC", &gone, 999, &["holds no address for eth0 in pool 10.9.0.0-20"]);
+    }
+}
+
+/// Milliseconds since 1970, so long ago.
+fn ago(past: Duration) -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from((since - past).as_millis()).unwrap()
+}
+
+#[test]
+fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_for_an_hour() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    let (blocks, singles) = (pool(&nodes, "10.13.0.0/24", 4), pool(&nodes, "10.14.0.0/29", 0));
+    // Given and taken back by the plugin: its object stays, and says since when it rests.
+    let mut conf = network(0, &json!({ "range": "10.13.0.0/24" }));
+    conf["args"] = json!({ "cni": { "ips": ["10.13.0.77"] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
+    nodes.attachment(&sandbox, "r1").del(&conf).success();
+    let name = format!("{blocks}.10.13.0.77-32");
+    let object = nodes.kube.json(["ipblocks.weft.dev", &name]);
+    let since = object["spec"]["freed"].as_u64().unwrap();
+    assert!(since > ago(HOUR) && object["spec"]["node"].is_null(), "{object}");
+    // Others are as if they had been given back earlier, or are somebody's.
+    let write = |pool: &str, ip: &str, spec: &Value| {
+        let mut object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock",
+            "metadata": { "name": format!("{pool}.{ip}-32"), "labels": { "weft.dev/pool": pool } }, "spec": spec });
+        object["spec"]["pool"] = json!(pool);
+        object["spec"]["range"] = json!(format!("{ip}/32"));
+        nodes.kube.apply(&object.to_string());
+    };
+    let old = json!({ "freed": ago(2 * HOUR), "turn": 3 });
+    write(&blocks, "10.13.0.78", &old);
+    write(&blocks, "10.13.0.79", &json!({ "freed": ago(HOUR / 2), "turn": 1 }));
+    write(
+        &blocks,
+        "10.13.0.80",
+        &json!({ "freed": ago(2 * HOUR), "claim": "pod/blue/db-0/net/eth0", "turn": 1 }),
+    );
+    write(
+        &blocks,
+        "10.13.0.81",
+        &json!({ "node": "worker-0", "ledger": blocks, "owner": "u/c/i", "turn": 1 }),
+    );
+    // Where every address is an object of its own, it says which has rested longest.
+    write(&singles, "10.14.0.2", &old);
+    let names = || -> BTreeSet<String> {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        nodes.blocks().iter().map(name).collect()
+    };
+    let before = names();
+    control(&nodes, &[("one", 9601)]);
+    let removed = format!("{blocks}.10.13.0.78-32");
+    until("the object of the address that rested for two hours", || {
+        (!names().contains(&removed)).then_some(())
+    });
+    let round = rounds(&nodes, 9601);
+    until("two rounds more", || (rounds(&nodes, 9601) > round + 1).then_some(()));
+    let gone: Vec<String> = before.difference(&names()).cloned().collect();
+    assert_eq!(gone, [removed]);
+    // It is anybody's again, and so is the one that still rests for who asks for it.
+    conf["args"] = json!({ "cni": { "ips": ["10.13.0.78"] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
+}
+
+#[test]
+fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
+    let nodes = nodes!(1);
+    let pod = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.12.0.0/22", 4);
+    let conf = network(0, &json!({ "range": "10.12.0.0/22", "quarantine": 0 }));
+    let add = |container: &str| given(nodes.attachment(&pod, container).add(&conf))[0].clone();
+    let ledger = || {
+        let words = ["ipam", "-o", "json", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"];
+        let shown = weft(&nodes, &words).success().json();
+        shown[0]["ledger"].as_array().cloned().unwrap_or_default()
+    };
+    let of_state = |state: &str| ledger().iter().filter(|block| block["state"] == state).count();
+    let kept: Vec<usize> = (0..40).step_by(5).collect();
+    let before: Vec<String> = (0..40).map(|at| add(&format!("c{at}"))).collect();
+    assert_eq!((ledger().len(), of_state("active")), (3, 3));
+    for at in (0..40).filter(|at| !kept.contains(at)) {
+        nodes.attachment(&pod, &format!("c{at}")).del(&conf).success();
+    }
+    // What is left holds its addresses; nobody new comes into the blocks that are being emptied.
+    assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", ledger());
+    let table =
+        weft(&nodes, &["ipam", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"]).success().stdout;
+    assert!(table.contains("ON THIS NODE") && table.contains("draining"), "{table}");
+    for at in &kept {
+        nodes.attachment(&pod, &format!("c{at}")).check(&conf).success();
+    }
+    let open: Vec<String> = ledger()
+        .iter()
+        .filter(|block| block["state"] == "active")
+        .map(|block| block["range"].to_string())
+        .collect();
+    for at in &kept {
+        nodes.attachment(&pod, &format!("c{at}")).del(&conf).success();
+        let ip = add(&format!("n{at}"));
+        assert!(open[0].contains(ip.rsplit_once('.').unwrap().0), "{ip} {open:?}");
+    }
+    let left = ledger();
+    assert_eq!((left.len(), &left[0]["held"]), (1, &json!(8)), "{left:#?}");
+    // In the cluster, too: but for one that the agent may have leased ahead.
+    let leased = nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-0").count();
+    assert!(leased <= 2, "{leased} blocks of {name} for 8 pods that were {before:?}");
+}
+
+/// Two nodes, eight addresses: each block is one, and the name of each is made once.
+fn tiny(node: usize) -> Value {
+    network(node, &json!({ "range": "10.7.0.0/29", "quarantine": 0 }))
+}
+
+/// Gives all of them, to both nodes.
+#[track_caller]
+fn fill(nodes: &Nodes, pod: &Pod) -> BTreeSet<String> {
+    let add = |at: usize| given(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
+    let all: BTreeSet<String> = (0..6).flat_map(add).collect();
+    assert_eq!(all.len(), 6, "{all:?}");
+    all
+}
+
+#[test]
+fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let all = fill(&nodes, &pod);
+    let words = ["pool 10.7.0.0-29", "no address is free"];
+    assert_refused("full", &nodes.attachment(&pod, "c6").add(&tiny(0)), 11, &words);
+    let probe = nodes.attachment(&pod, "c6").call("STATUS", tiny(0).to_string());
+    assert_refused("full", &probe, 50, &words);
+    // What goes on one node is free on the other.
+    nodes.attachment(&pod, "c0").del(&tiny(0)).success();
+    let moved = given(nodes.attachment(&pod, "c7").add(&tiny(1)));
+    assert!(all.contains(&moved[0]));
+    nodes.attachment(&pod, "c1").check(&tiny(1)).success();
+    let who = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
+    assert_eq!((&who[0]["pool"], &who[0]["node"]), (&json!("10.7.0.0-29"), &json!("worker-1")), "{who}");
+    // Of a pool that nobody has used it is not known yet how many blocks it has; nor of one that a hand has spoilt.
+    for (name, spec) in
+        [("new", json!({ "range": "10.90.0.0/24" })), ("spoilt", json!({ "range": "10.91.0.1/24" }))]
+    {
+        let metadata = json!({ "name": name });
+        let made = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": metadata, "spec": spec });
+        nodes.kube.apply(&made.to_string());
+    }
+    let shown = weft(&nodes, &["ipam", "show"]).success().stdout;
+    for words in [["10.7.0.0-29", " 6/8 "], ["new", " not cut "], ["spoilt", " 0/? "]] {
+        let row = shown.lines().find(|line| line.starts_with(&format!("{} ", words[0]))).unwrap_or_default();
+        assert!(row.contains(words[1]), "{words:?}: {shown}");
+    }
+    nodes.kube.kubectl(["delete", "ippools.weft.dev", "new", "spoilt"]);
+    let six = ["c1", "c2", "c3", "c4", "c5", "c7"].map(|id| format!("uid-{id}/{id}/eth0"));
+    assert_right(&nodes, &six.each_ref().map(String::as_str));
+}
+
+#[test]
+fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let all = fill(&nodes, &pod);
+    // The second node is gone: what it had comes back, when somebody has deleted its object, and not before.
+    nodes.stop(1, "KILL");
+    control(&nodes, &[("one", 9601), ("two", 9602)]);
+    std::thread::sleep(Duration::from_secs(6));
+    let of_dead = || nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-1").count();
+    assert_eq!(of_dead(), 3, "its object is there: it may be alive");
+    nodes.kube.kubectl(["delete", "node", "worker-1"]);
+    until("the blocks of the dead node", || (of_dead() == 0).then_some(()));
+    for at in 10..13 {
+        let ips = given(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
+        assert!(all.contains(&ips[0]));
+    }
+    // Whoever leads dies; the other one goes on.
+    let leads = |port| rounds(&nodes, port) > 0;
+    let (first, second) = if leads(9601) { ("one", 9602) } else { ("two", 9601) };
+    nodes.machine.stop(first, "KILL");
+    until("the other controller", || leads(second).then_some(()));
+    let full = || {
+        let pool = nodes.kube.json(["ippools.weft.dev", "10.7.0.0-29"]);
+        (pool["status"]["singleAddresses"] == 6).then_some(())
+    };
+    until("the pool's status", full);
+}
+
+/// Containers by the address that each was told.
+type Told = Mutex<BTreeMap<String, String>>;
+/// Addresses that one who works has at a time.
+const KEPT: usize = 4;
+
+/// What one node does, until the time is over: ADD and DEL of its own pods, some of them killed on the way. Whoever works
+/// has some addresses at any time, and those that it has when the time is over it keeps.
+fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told: &Told) {
+    let conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+    let mut kept: VecDeque<(String, String)> = VecDeque::new();
+    for round in 0_u32.. {
+        let container = format!("n{node}w{worker}r{round}");
+        let mut attachment = nodes.attachment(pod, &container);
+        if (round as usize + worker).is_multiple_of(7) {
+            let delay = format!("0.{:03}", (round * 37 + 5) % 60);
+            attachment.through = vec!["timeout".into(), "-s".into(), "KILL".into(), delay];
+        }
+        let added = attachment.add(&conf);
+        if added.code == Some(0) {
+            let ip = given(added)[0].clone();
+            let before = told.lock().unwrap().insert(ip.clone(), container.clone());
+            assert_eq!(before, None, "{ip} is {container}'s, too");
+            kept.push_back((ip, container));
+        } else {
+            nodes.attachment(pod, &container).del(&conf).success();
+        }
+        if Instant::now() > end {
+            return;
+        }
+        if kept.len() > KEPT {
+            let (ip, container) = kept.pop_front().unwrap();
+            // It is nobody's from the moment on that its DEL begins.
+            told.lock().unwrap().remove(&ip);
+            nodes.attachment(pod, &container).del(&conf).success();
+        }
+    }
+}
+
+/// Ends every container on every node but those of `valid`.
+fn sweep(nodes: &Nodes, pod: &Pod, valid: &BTreeMap<String, String>) {
+    for node in 0..nodes.count() {
+        let mut conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
+        let entry = |container: &String| json!({ "containerID": container, "ifname": "eth0" });
+        conf["cni.dev/valid-attachments"] = valid.values().map(entry).collect();
+        nodes.attachment(pod, "none").call("GC", conf.to_string()).success();
+    }
+}
+
+/// What a node's ledger has: ranges, and how many addresses are held.
+fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
+    let place = format!("/var/lib/weft/ipam-{node}");
+    let shown = weft(nodes, &["ipam", "-o", "json", "show", "--data-dir", &place]).success().json();
+    let blocks: Vec<Value> = shown
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|pool| pool["ledger"].as_array().cloned().unwrap_or_default())
+        .collect();
+    let ranges = blocks.iter().map(|block| block["range"].as_str().unwrap().to_owned()).collect();
+    (ranges, blocks.iter().map(|block| block["held"].as_u64().unwrap()).sum())
+}
+
+#[test]
+fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
+    let nodes = nodes!(own 4);
+    let pod = nodes.machine.pod("a");
+    let told = Told::default();
+    // On a quiet machine of more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (seconds, calls) = (number("WEFT_TEST_SECONDS").unwrap_or(8), number("WEFT_TEST_CALLS").unwrap_or(6));
+    let end = Instant::now() + Duration::from_secs(seconds);
+    std::thread::scope(|scope| {
+        for node in 0..nodes.count() {
+            for worker in 0..usize::try_from(calls).unwrap() {
+                let (nodes, pod, told) = (&nodes, &pod, &told);
+                scope.spawn(move || work(nodes, pod, node, worker, end, told));
+            }
+        }
+        // In the meantime agents are killed, and the API server is started again.
+        std::thread::sleep(Duration::from_secs(seconds / 4));
+        nodes.stop(0, "KILL");
+        nodes.kube.stop("kube-apiserver", "KILL");
+        std::thread::sleep(Duration::from_secs(seconds / 4));
+        nodes.kube.launch();
+        nodes.start(0);
+    });
+    nodes.kube.wait();
+    for node in 0..nodes.count() {
+        nodes.wait(node);
+    }
+    let told = told.into_inner().unwrap();
+    sweep(&nodes, &pod, &told);
+    // What is held is what somebody was told of, and what is leased is what the nodes' ledgers have.
+    let ledgers: Vec<_> = (0..nodes.count()).map(|node| in_ledger(&nodes, node)).collect();
+    assert_eq!(ledgers.iter().map(|(_, held)| *held).sum::<u64>(), told.len() as u64);
+    assert!(told.len() > nodes.count(), "{told:?}");
+    for (node, (ranges, _)) in ledgers.iter().enumerate() {
+        let own = nodes.blocks_of(node);
+        let leased: BTreeSet<_> =
+            own.iter().map(|block| block["spec"]["range"].as_str().unwrap().to_owned()).collect();
+        assert!(!leased.is_empty() && leased == *ranges, "node {node}: {leased:?} {ranges:?}");
+    }
+    sweep(&nodes, &pod, &BTreeMap::new());
+    // Nothing is held, on no node.
+    for node in 0..nodes.count() {
+        let place = format!("/var/lib/weft/ipam-{node}/10.16.0.0-20/ledger");
+        let slots = nodes.machine.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}")]);
+        let held = slots.lines().filter(|line| line.split_whitespace().nth(7) == Some("01"));
+        // Of what comes before the slots of a second group nothing looks like one that is held: tags are erased, too.
+        assert_eq!(held.count(), 0, "node {node}");
+    }
+    assert_right(&nodes, &[]);
+}
+
+#[test]
+fn requested_and_sticky_addresses_follow_their_pods() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let range = json!({ "range": "10.8.0.0/20", "quarantine": 0 });
+    let conf = |node| network(node, &range);
+    let asking = |node: usize, container: &str, ip: &str| {
+        let mut conf = conf(node);
+        conf["args"] = json!({ "cni": { "ips": [ip] } });
+        nodes.attachment(&sandbox, container).add(&conf)
+    };
+    // An address of nobody's block, asked for on one node, is not to be had on another.
+    assert_eq!(given(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
+    assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
+    nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
+    assert_eq!(given(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
+
+    // A StatefulSet's pod: the same name, another uid, another node.
+    let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
+        let mut conf = network(node, &json!({ "range": "10.8.0.0/20", "sticky": true }));
+        conf["ipam"]["quarantine"] = json!(60);
+        let mut attachment = nodes.attachment(&sandbox, container);
+        attachment.args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=db-0;K8S_POD_UID={uid}");
+        attachment.call(verb, conf.to_string())
+    };
+    let make = || {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "db-0", "namespace": "blue" },
+            "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+        nodes.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
+        nodes.kube.json(["pod", "-n", "blue", "db-0"])["metadata"]["uid"].as_str().unwrap().to_owned()
+    };
+    let first = make();
+    let kept = given(sticky(0, &first, "s1", "ADD"));
+    // The old pod is still there: its address is not given to another.
+    assert_refused("still held", &sticky(1, "other", "s2", "ADD"), 11, &["leased by node worker-0"]);
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "db-0", "--force", "--grace-period=0"]);
+    let second = make();
+    assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
+    sticky(1, &second, "s2", "DEL").success();
+    // On its own node the sandbox of the one that was deleted by force is there until it is taken down.
+    let words = ["allocated to another container on this node", &kept[0]];
+    assert_refused("not taken down", &sticky(0, &second, "s3", "ADD"), 11, &words);
+    sticky(0, &first, "s1", "DEL").success();
+    assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
+}
+
+#[test]
+fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.11.0.0/22", 6);
+    let conf = |node| network(node, &json!({ "range": "10.11.0.0/22", "quarantine": 0 }));
+    let asking = |node: usize, container: &str, ip: &str| {
+        let mut conf = conf(node);
+        conf["args"] = json!({ "cni": { "ips": [ip] } });
+        nodes.attachment(&sandbox, container).add(&conf)
+    };
+    // A node that is busy answers later; then it is asked again.
+    let had = |node: usize, container: &str, ip: &str| {
+        nodes.machine.wait("agent-0", "gives an address up", || {
+            let ended = asking(node, container, ip);
+            (ended.code == Some(0)).then(|| given(ended))
+        })
+    };
+    let object =
+        |ip: &str| nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.{ip}-32")])["spec"].clone();
+    let own = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
+    let (net, first) = own.rsplit_once('.').unwrap();
+    let first = first.parse::<u8>().unwrap() / 64 * 64;
+    let at = |offset: u8| format!("{net}.{}", first + offset);
+    // Free: the node gives it up, and the other one has it, and nobody else any more.
+    assert_eq!(had(1, "r1", &at(20)), [at(20)]);
+    let block = nodes.blocks().into_iter().find(|block| block["spec"]["holes"].is_array()).unwrap();
+    assert_eq!((&block["spec"]["node"], &block["spec"]["holes"]), (&json!("worker-0"), &json!([at(20)])));
+    assert_eq!((&object(&at(20))["node"], &object(&at(20))["asks"]), (&json!("worker-1"), &Value::Null));
+    assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
+    nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
+    assert_right(&nodes, &["uid-r1/r1/eth0"]);
+    // Held: who has it is said, it stays where it is, and nothing is left of the question.
+    let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
+    assert_refused("held", &asking(1, "r3", &own), 11, &words);
+    nodes.attachment(&sandbox, "b1").check(&conf(0)).success();
+    let left =
+        |ip: &str| nodes.blocks().iter().filter(|block| block["spec"]["range"] == format!("{ip}/32")).count();
+    assert_eq!(left(&own), 0);
+    // Both nodes at the same time: never both.
+    let both = at(30);
+    let (one, other) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| asking(1, "r5", &both));
+        (asking(0, "r4", &both), other.join().unwrap())
+    });
+    assert!(one.code != Some(0) || other.code != Some(0), "{one:?} {other:?}");
+    // The node's agent is away: it is said which node that is. When it is there again the address is had.
+    nodes.stop(0, "KILL");
+    let words = [&at(40), "leased by node worker-0", "has not answered the transfer request yet"];
+    assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
+    assert_eq!(object(&at(40))["asks"], json!("worker-0"));
+    nodes.start(0);
+    assert_eq!(had(1, "r7", &at(40)), [at(40)]);
+    // It goes back, and whoever names it next has it, on any node.
+    let back = || {
+        // What an agent that is busy did not hear goes with a later call.
+        nodes.attachment(&sandbox, "r7").del(&conf(1)).success();
+        object(&at(40))["node"].is_null().then_some(())
+    };
+    until("the address that goes back", back);
+    assert_eq!(had(0, "r8", &at(40)), [at(40)]);
+    // The rest of the block is given by its node, but for what is another's.
+    let mut rest = BTreeSet::new();
+    for at in 0..70 {
+        assert!(rest.insert(given(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone()));
+    }
+    assert!([at(20), at(40)].iter().all(|gone| !rest.contains(gone)), "{rest:?}");
+    nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
+    let alone = ["uid-r1/r1/eth0", "uid-r8/r8/eth0", "uid-r5/r5/eth0"];
+    assert_right(&nodes, &alone[..2 + usize::from(other.code == Some(0))]);
+}
+
+#[test]
+fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let claim = |name: &str, interface: &str| {
+        let spec = json!({ "network": "net", "interface": interface });
+        let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+            "metadata": { "name": name, "namespace": "blue" }, "spec": spec });
+        nodes.kube.apply(&claim.to_string());
+    };
+    let status =
+        |name: &str| nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name])["status"].clone();
+    let call = |verb: &str, node: usize, container: &str, name: &str| {
+        let both = json!({ "quarantine": 0, "ipRanges": [{ "range": "10.18.0.0/20" }, { "range": "fd00:18::/64" }] });
+        let mut conf = network(node, &both);
+        conf["args"] = json!({ "cni": { "ipam-claim-reference": name } });
+        nodes.attachment(&sandbox, container).call(verb, conf.to_string())
+    };
+    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not there"]);
+    claim("vm.net", "eth0");
+    claim("other.net", "net7");
+    let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
+    assert_refused("another interface", &call("ADD", 0, "p0", "other.net"), 11, &words);
+    // Given once; the status says which, and whose.
+    let kept = given(call("ADD", 0, "p1", "vm.net"));
+    let told = status("vm.net");
+    assert_eq!(told["ips"], json!([format!("{}/20", kept[0]), format!("{}/64", kept[1])]));
+    assert_eq!(
+        (&told["ownerPod"], &told["conditions"][0]["status"]),
+        (&json!({ "name": "p1" }), &json!("True"))
+    );
+    assert_eq!(told["conditions"][0]["type"], "IPsAllocated");
+    // A machine that moves has two pods; then the first one goes.
+    assert_eq!(given(call("ADD", 1, "p2", "vm.net")), kept);
+    assert_eq!(status("vm.net")["ownerPod"], json!({ "name": "p2" }));
+    for (node, pod) in [(0, "p1"), (1, "p2")] {
+        call("DEL", node, pod, "vm.net").success();
+    }
+    assert_eq!(given(call("ADD", 0, "p3", "vm.net")), kept, "nobody else gets it while the claim is there");
+    call("DEL", 0, "p3", "vm.net").success();
+    // One that was restored gets what it had; where that is another's it says whose.
+    for (name, ip) in [("back.net", "10.18.7.7/20"), ("late.net", "10.18.7.7/20")] {
+        claim(name, "eth0");
+        let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
+        object["status"] = json!({ "ips": [ip] });
+        let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
+        nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
+    }
+    assert_eq!(given(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
+    assert_refused(
+        "another's",
+        &call("ADD", 0, "p5", "late.net"),
+        11,
+        &["10.18.7.7", "leased by node worker-1"],
+    );
+    assert_eq!(status("late.net")["conditions"][0]["status"], "False");
+    // Deleted, and its pods gone: nobody keeps it any more.
+    control(&nodes, &[("one", 9601)]);
+    nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
+    let of_claim =
+        || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
+    until("the claim's addresses", || (of_claim() == 0).then_some(()));
+}
+
+#[test]
+fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_back() {
+    let nodes = nodes!(2);
+    let pod = nodes.machine.pod("a");
+    let _ = pool(&nodes, "10.15.0.0/28", 2);
+    let conf = |node| network(node, &json!({ "range": "10.15.0.0/28", "quarantine": 0 }));
+    let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
+    let _ = given(add(0, "a1"));
+    let block = nodes.blocks_of(0)[0].clone();
+    let object = block["metadata"]["name"].as_str().unwrap().to_owned();
+    let patch = |holes: &Value| {
+        let words = ["patch", "ipblock", &object, "--type", "merge", "-p"];
+        let patch = json!({ "spec": { "holes": holes } }).to_string();
+        nodes.kube.kubectl(words.into_iter().chain([patch.as_str()]));
+    };
+    patch(&json!(["x"]));
+    // Who has the block keeps what it has given, and nobody else gets any of it.
+    let mut theirs = BTreeSet::new();
+    let refused = (0..20).find_map(|at| {
+        let ended = add(1, &format!("b{at}"));
+        if ended.code != Some(0) {
+            return Some(ended);
+        }
+        theirs.insert(given(ended)[0].clone());
+        None
+    });
+    let words = [&object, "spec was edited and makes no sense"];
+    assert_refused("spoilt", &refused.expect("a full pool"), 11, &words);
+    let range = block["spec"]["range"].as_str().unwrap();
+    let first = last_byte(range.split_once('/').unwrap().0);
+    assert!(theirs.iter().all(|ip| !(first..first + 4).contains(&last_byte(ip))), "{range}: {theirs:?}");
+    nodes.attachment(&pod, "a1").check(&conf(0)).success();
+    // It is found, told, and not to be removed while its node is there.
+    let found = weft(&nodes, &["ipam", "check"]);
+    assert!(found.code == Some(1) && found.stdout.contains("spoilt"), "{}", found.stdout);
+    for words in [vec!["ipam", "free", &object], vec!["ipam", "free", &object, "--force"]] {
+        let refused = weft(&nodes, &words);
+        assert!(refused.code == Some(1), "{refused:?}");
+        for word in [&object, "node worker-0 has it and is there", "out-of-service", "kubectl edit"] {
+            assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
+        }
+    }
+    control(&nodes, &[("one", 9601)]);
+    nodes.machine.wait("one", "tells an Event about the object", || {
+        let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
+        let about = |event: &&Value| {
+            event["reason"] == "ObjectSpoilt" && event["involvedObject"]["name"] == object.as_str()
+        };
+        let event = events.iter().find(about)?.clone();
+        assert_eq!(event["involvedObject"]["uid"], block["metadata"]["uid"], "{event}");
+        assert!(
+            event["type"] == "Warning" && event["message"].as_str()?.contains("makes no sense"),
+            "{event}"
+        );
+        Some(())
+    });
+    patch(&json!(null));
+    assert_right(&nodes, &[]);
+    let mine = given(add(0, "a2"))[0].clone();
+    assert!(!theirs.contains(&mine), "{mine} {theirs:?}");
+    // Of a node that is gone it is removed.
+    let theirs = nodes.blocks_of(1)[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    nodes.kube.kubectl(["delete", "node", "worker-1"]);
+    let freed = weft(&nodes, &["ipam", "free", &theirs]);
+    // The controller may have been quicker.
+    assert!(freed.code == Some(0) || freed.stderr.contains("not there"), "{freed:?}");
+}
+
+#[test]
+fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives_only_what_it_has() {
+    let nodes = nodes!(own 2);
+    let pod = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.15.0.0/26", 3);
+    let conf = |node| network(node, &json!({ "range": "10.15.0.0/26", "quarantine": 0 }));
+    let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
+    let boot = |node: usize| {
+        let ledger = format!("{}/{name}/ledger", ledgers(node));
+        let line = format!("printf another-boot | dd of={ledger} bs=1 seek=16 conv=notrunc status=none");
+        nodes.machine.run(["sh", "-c", &line])
+    };
+    let before: BTreeSet<String> = (0..3).map(|at| given(add(0, &format!("a{at}")))[0].clone()).collect();
+    let object = nodes.blocks_of(0)[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    // Its block is still its own, under a new lease, and nothing in it is held: no pod outlived the boot.
+    boot(0);
+    let after = given(add(0, "b0"))[0].clone();
+    let again = nodes.kube.json(["ipblocks.weft.dev", &object]);
+    assert_eq!(again["spec"]["turn"], json!(1), "{again}");
+    for at in 0..3 {
+        let gone = nodes.attachment(&pod, &format!("a{at}")).check(&conf(0));
+        assert_refused("before the boot", &gone, 999, &["holds no address"]);
+        nodes.attachment(&pod, &format!("a{at}")).del(&conf(0)).success();
+    }
+    nodes.attachment(&pod, "b0").check(&conf(0)).success();
+    let mut all: BTreeSet<String> = (1..8).map(|at| given(add(0, &format!("b{at}")))[0].clone()).collect();
+    all.insert(after);
+    assert!(all.len() == 8 && before.is_subset(&all), "{before:?} {all:?}");
+    // Taken away while the node was off: it gives nothing of it any more, whoever has it now.
+    boot(0);
+    nodes.lose(&object);
+    let theirs: BTreeSet<String> = (0..12).map(|at| given(add(1, &format!("c{at}")))[0].clone()).collect();
+    let mine = given(add(0, "d0"))[0].clone();
+    assert!(theirs.len() == 12 && !theirs.contains(&mine), "{mine} {theirs:?}");
+    // Without the API server: what the node has it gives, what it has not it refuses, and nothing is lost.
+    nodes.kube.stop("kube-apiserver", "KILL");
+    nodes.attachment(&pod, "c0").del(&conf(1)).success();
+    assert!(nodes.attachment(&pod, "late").add(&conf(1)).code == Some(0));
+    let other = network(1, &json!({ "range": "10.15.9.0/28" }));
+    let refused = nodes.attachment(&pod, "c0").add(&other);
+    assert_refused("no API server", &refused, 11, &["pool 10.15.9.0-28"]);
+    let probe = nodes.attachment(&pod, "c0").call("STATUS", other.to_string());
+    assert_refused("no API server", &probe, 50, &["pool 10.15.9.0-28"]);
+    nodes.attachment(&pod, "c1").check(&conf(1)).success();
+    nodes.kube.launch();
+    nodes.kube.wait();
+    until("an address when it is there again", || {
+        let ended = nodes.attachment(&pod, "c0").add(&other);
+        (ended.code == Some(0)).then_some(())
+    });
+    assert_right(&nodes, &[]);
+}
+
+/// What whereabouts writes its addresses in.
+fn define_whereabouts(nodes: &Nodes) {
+    for (plural, kind) in [
+        ("ippools", "IPPool"),
+        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
+        ("nodeslicepools", "NodeSlicePool"),
+    ] {
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.whereabouts.cni.cncf.io") },
+            "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced",
+                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
+                "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] },
+        });
+        nodes.kube.apply(&definition.to_string());
+    }
+    nodes.kube.wait_until_served();
+}
+
+#[test]
+fn what_whereabouts_has_given_stays_with_its_pods() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    define_whereabouts(&nodes);
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let pod = |name: &str| {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "blue" },
+            "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
+        nodes.kube.apply(&pod.to_string());
+    };
+    pod("old-a");
+    pod("old-b");
+    let old = json!({ "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "10.6.0.0-29", "namespace": "kube-system" },
+        "spec": { "range": "10.6.0.0/29", "allocations": {
+            "1": { "id": "a", "podref": "blue/old-a", "ifname": "net1" },
+            "2": { "id": "b", "podref": "blue/old-b", "ifname": "net1" },
+            "5": { "id": "b", "podref": "blue/old-b", "ifname": "net2" },
+            "3": { "id": "c", "podref": "blue/long-gone" } } } });
+    nodes.kube.apply(&old.to_string());
+    let dry = weft(&nodes, &["import", "whereabouts"]).success().stdout;
+    assert!(dry.contains("10.6.0.2") && dry.contains("nothing was changed"), "{dry}");
+    let would_be =
+        |ip: &str| dry.lines().find(|line| line.starts_with(&format!("{ip} "))).unwrap_or_default();
+    assert!(would_be("10.6.0.1").contains("would be kept"), "{dry}");
+    assert!(would_be("10.6.0.3").contains("its pod is gone: not kept"), "{dry}");
+    assert_eq!(nodes.blocks().len(), 0);
+    let conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
+    let mut conf = conf;
+    conf["ipam"]["type"] = json!("whereabouts");
+    let mut early = nodes.attachment(&sandbox, "early");
+    early.args = format!("{};IP=10.6.0.5", early.args);
+    assert_eq!(given(early.add(&conf)), ["10.6.0.5"]);
+    for _ in 0..2 {
+        let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
+        assert_eq!(told.code, Some(1), "one address is another pod's: {}", told.stdout);
+        assert!(told.stderr.contains("1 of 4 addresses were not kept"), "{}", told.stderr);
+        assert!(told.stdout.contains("not kept: it is node worker-0's"), "{}", told.stdout);
+    }
+    let told = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let kept = |row: &Value| (row["address"].clone(), row["kept"].clone());
+    let kept: Vec<_> = told.as_array().unwrap().iter().map(kept).collect();
+    let expected = [("10.6.0.1", true), ("10.6.0.2", true), ("10.6.0.3", false), ("10.6.0.5", false)];
+    assert_eq!(kept, expected.map(|(address, kept)| (json!(address), json!(kept))));
+    // A pod that was made anew is the one that it is kept for.
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "old-a", "--force", "--grace-period=0"]);
+    pod("old-a");
+    assert_eq!(weft(&nodes, &["import", "whereabouts", "--apply"]).code, Some(1));
+    let uid = nodes.kube.json(["pod", "-n", "blue", "old-a"])["metadata"]["uid"].clone();
+    let blocks = nodes.blocks();
+    let object = blocks.iter().find(|block| block["spec"]["range"] == "10.6.0.1/32").expect("its address");
+    assert!(object["spec"]["owner"].as_str().unwrap().starts_with(uid.as_str().unwrap()), "{object} {uid}");
+    let mut taken = BTreeSet::new();
+    for at in 0..3 {
+        taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
+    }
+    let expected = ["10.6.0.3", "10.6.0.4", "10.6.0.6"];
+    assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "but for those of pods that are there");
+    assert_refused("full", &nodes.attachment(&sandbox, "n9").add(&conf), 11, &["no address is free"]);
+}

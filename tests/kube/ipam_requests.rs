@@ -1,0 +1,87 @@
+//! What addresses cost: a real API server counts what an agent asks of it.
+//!
+//! ```text
+//!   kube-apiserver /metrics ◄── before and after ── agents of two nodes ◄── weft-ipam ADD ◄── the test
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rig::addresses::{Nodes, control, given, network, pool};
+use rig::machine::until;
+use rig::nodes;
+use serde_json::json;
+
+/// What the API server has been asked about addresses so far, but for what is followed, as the server itself counts it.
+fn requests(nodes: &Nodes) -> BTreeMap<String, u64> {
+    let mut counted = BTreeMap::new();
+    for line in nodes.kube.kubectl(["get", "--raw", "/metrics"]).lines() {
+        let Some((labels, count)) =
+            line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "))
+        else {
+            continue;
+        };
+        let label = |name: &str| {
+            let value = labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
+            value.map_or("", |value| value.trim_end_matches('"')).to_owned()
+        };
+        let (what, resource) = (label("verb"), label("resource"));
+        if ["ippools", "ipblocks"].contains(&resource.as_str()) && what != "WATCH" {
+            *counted.entry(format!("{what} {resource}{}", label("subresource"))).or_default() +=
+                count.parse::<f64>().unwrap() as u64;
+        }
+    }
+    counted
+}
+
+#[test]
+fn a_node_starts_250_pods_with_two_requests_about_its_block_beside_one_for_the_pool() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let conf = |node| network(node, &json!({ "range": "10.20.0.0/16", "quarantine": 0 }));
+    // The pool is there, and the second node follows what is its own.
+    let _ = given(nodes.attachment(&sandbox, "first").add(&conf(0)));
+    let other = network(1, &json!({ "range": "10.21.0.0/16" }));
+    let _ = given(nodes.attachment(&sandbox, "other").add(&other));
+    let (before, told) = (requests(&nodes), nodes.figure(1, "weft_address_requests_total "));
+    for pod in 0..250 {
+        let _ = given(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf(1)));
+    }
+    let mut since = requests(&nodes);
+    since.retain(|what, count| {
+        *count -= before.get(what).copied().unwrap_or(0);
+        *count > 0
+    });
+    let expected = [("GET ippools".to_owned(), 2), ("POST ipblocks".to_owned(), 1)];
+    assert_eq!(since, BTreeMap::from(expected), "the pool is read before and after the block is made");
+    assert_eq!(nodes.figure(1, "weft_address_requests_total ") - told, 2);
+}
+
+#[test]
+fn a_pool_says_in_which_blocks_single_addresses_were_made_and_these_are_looked_into() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let name = pool(&nodes, "10.22.0.0/26", 4);
+    let mut conf = network(0, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
+    conf["args"] = json!({ "cni": { "ips": ["10.22.0.17"] } });
+    assert_eq!(given(nodes.attachment(&sandbox, "named").add(&conf)), ["10.22.0.17"]);
+    let said = || nodes.kube.json(["ippools.weft.dev", &name])["status"]["singles"].clone();
+    let uid = nodes.kube.json(["ippools.weft.dev", &name])["metadata"]["uid"].clone();
+    assert_eq!(said(), json!({ "1": "made", "since": uid }));
+    let conf = network(1, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
+    let mut seen = BTreeSet::from(["10.22.0.17".to_owned()]);
+    for pod in 0..61 {
+        let ips = given(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf));
+        assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
+    }
+    let block = nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.10.22.0.16-28")]);
+    assert_eq!(block["spec"]["holes"], json!(["10.22.0.17"]));
+    assert_eq!(said(), json!({ "1": "made", "since": uid }), "nothing is ever taken back, nor added in vain");
+    // Written by hand, without a word: the controller says it.
+    let object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock",
+        "metadata": { "name": format!("{name}.10.22.0.40-32"), "labels": { "weft.dev/pool": name } },
+        "spec": { "pool": name, "range": "10.22.0.40/32", "claim": "pod/blue/db-0/net/eth0" } });
+    nodes.kube.apply(&object.to_string());
+    control(&nodes, &[("one", 9601)]);
+    let kept = || (said() == json!({ "1": "made", "2": "made", "since": uid })).then_some(());
+    until("the pool says it", kept);
+}

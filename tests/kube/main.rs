@@ -1,0 +1,25 @@
+//! End-to-end tests of lane `kube`: agents and controllers beside a real etcd and kube-apiserver, without a kubelet.
+//!
+//! Needs what `lanes/kube/prepare` makes.
+
+#![cfg(test)]
+
+mod agent;
+mod agent_failures;
+mod api_pool;
+mod helm_chart;
+mod hot_plug_and_drift;
+mod ipam;
+mod ipam_claims;
+mod ipam_findings;
+mod ipam_leases;
+mod ipam_prefetch;
+mod ipam_requests;
+mod multus;
+mod network_attachment_definitions;
+mod scale;
+mod services;
+mod services_leader_election;
+mod throttling;
+mod traces;
+mod whereabouts;

@@ -1,0 +1,189 @@
+//! Two controllers of Services beside a real API server, one of which works: it is killed, or stands still while it writes, and
+//! the other goes on. Who wrote what, the server's own audit log says.
+//!
+//! ```text
+//!   one ── 127.0.0.1 ──► kube-apiserver ─► audit log        the Lease weft-services says who works
+//!   two ── 192.0.2.1 ──►
+//! ```
+//!
+//! Source: `crates/agent/src/controller/election.rs`; Kubernetes, «Auditing».
+
+use std::sync::Arc;
+
+use rig::Machine;
+use rig::kube::{Accounts, Kube, files};
+use rig::machine::until;
+use rig::parts::text;
+use serde_json::{Value, json};
+use testkit::{Feature, Host, host};
+
+/// The two: its name, the address from which it asks, and where it tells its figures.
+const ONE: (&str, &str, &str) = ("one", "127.0.0.1", "127.0.0.1:9465");
+const TWO: (&str, &str, &str) = ("two", "192.0.2.1", "127.0.0.1:9466");
+const AUDIT: &str = "/run/audit.log";
+const POLICY: &str = "/etc/kubernetes/audit.json";
+
+/// A cluster whose server writes down who writes slices; a pod on a network, and Services that list it.
+struct Cluster {
+    kube: Kube,
+    machine: Arc<Machine>,
+    account: String,
+}
+
+impl Cluster {
+    fn new(host: Host) -> Option<Cluster> {
+        let machine = Arc::new(Machine::new(host, "control"));
+        machine.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"]);
+        let kube = Kube::prepare(Arc::clone(&machine), Accounts::Absent)?;
+        let policy = json!({ "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
+            { "level": "Metadata", "verbs": ["create", "update", "delete"],
+                "resources": [{ "group": "discovery.k8s.io", "resources": ["endpointslices"] }] },
+            { "level": "None" },
+        ] });
+        machine.write(POLICY, policy.to_string());
+        kube.launch_etcd();
+        let words = [format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={AUDIT}")];
+        kube.launch_server_with(&words.each_ref().map(String::as_str));
+        kube.wait();
+        kube.apply(&files(&["deploy/services/rbac.yaml"]));
+        let account = kube.service_account("kube-system", "weft-controller-services");
+        Some(Cluster { kube, machine, account })
+    }
+
+    fn start(&self, (name, address, listen): (&str, &str, &str)) {
+        let account = format!("{}-{name}", self.account);
+        let known = self.machine.run(["cat", &self.account]);
+        self.machine.write(&account, known.replace("127.0.0.1", address));
+        let program = testkit::binary("weft");
+        let words =
+            ["controller", "--services", "--identity", name, "--listen", listen, "--kubeconfig", &account];
+        self.machine.start(name, [text(&program)].into_iter().chain(words));
+    }
+
+    /// Starts both; the first works.
+    fn start_both(&self) {
+        self.start(ONE);
+        self.machine.wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("leads").then_some(()));
+        self.start(TWO);
+        self.machine.wait(TWO.0, "is ready", || {
+            let asked = self.machine.attempt(["curl", "-sf", &format!("http://{}/readyz", TWO.2)]);
+            asked.code.filter(|code| *code == 0)
+        });
+    }
+
+    fn signal(&self, name: &str, signal: &str) {
+        let id = self.machine.run(["cat", &format!("/run/services/{name}.pid")]);
+        self.machine.run(["kill", "-s", signal, id.trim()]);
+    }
+
+    /// Services `web-0`, `web-1`… and the pod that they list.
+    fn create(&self, count: usize) {
+        let status = json!([{ "name": "default/storage", "ips": ["10.1.0.1"] }]).to_string();
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "a", "namespace": "default", "labels": { "app": "web" },
+                "annotations": { "k8s.v1.cni.cncf.io/network-status": status } },
+            "spec": { "nodeName": "worker", "containers": [{ "name": "c", "image": "none" }] } });
+        let services = (0..count).map(|number| {
+            json!({ "apiVersion": "v1", "kind": "Service",
+                "metadata": { "name": format!("web-{number}"), "namespace": "default", "annotations": {
+                    "k8s.v1.cni.cncf.io/service-network": "storage", "weft.dev/service-selector": "app=web" } },
+                "spec": { "clusterIP": "None", "ports": [{ "port": 80 }] } })
+        });
+        let items: Vec<Value> = [pod].into_iter().chain(services).collect();
+        let all = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+        self.kube.attempt(["create", "-f", "-"], &all.to_string()).success();
+        self.make_ready("True");
+    }
+
+    /// What the kubelet says of the pod.
+    fn make_ready(&self, ready: &str) {
+        let mut pod = self.kube.json(["pod", "-n", "default", "a"]);
+        pod["status"] = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }] });
+        let words = ["replace", "--raw", "/api/v1/namespaces/default/pods/a/status", "-f", "-"];
+        self.kube.attempt(words, &pod.to_string()).success();
+    }
+
+    /// How many slices there are, and of how many Services the pod is ready.
+    fn listed(&self) -> (usize, usize) {
+        let slices = self.kube.json(["endpointslices", "-n", "default"]);
+        let slices = slices["items"].as_array().expect("a list");
+        let is_ready = |slice: &&Value| slice["endpoints"][0]["conditions"]["ready"] == true;
+        let ours: Vec<_> = slices.iter().filter(|slice| named(slice).starts_with("web-")).collect();
+        (ours.len(), ours.iter().copied().filter(is_ready).count())
+    }
+
+    /// Address of the writer and name of each slice that was written, in the order of the server.
+    fn written(&self) -> Vec<(String, String)> {
+        let log = self.machine.attempt(["cat", AUDIT]).stdout;
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let done =
+            events.filter(|event| event["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300));
+        let ours =
+            done.filter(|event| event["user"]["username"].as_str().unwrap_or_default().contains("weft"));
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        ours.map(|event| (text(&event["sourceIPs"][0]), text(&event["objectRef"]["name"]))).collect()
+    }
+
+    /// How many slices this one wrote.
+    fn count(&self, (_, address, _): (&str, &str, &str)) -> usize {
+        self.written().iter().filter(|(by, _)| by == address).count()
+    }
+}
+
+fn named(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().expect("a name")
+}
+
+#[test]
+fn a_second_controller_goes_on_where_a_killed_one_was_and_writes_nothing_twice() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    cluster.create(3);
+    cluster.start_both();
+    cluster.machine.wait(ONE.0, "lists all", || (cluster.listed() == (3, 3)).then_some(()));
+    cluster.machine.stop(ONE.0, "KILL");
+    // What happens while nobody works.
+    cluster.make_ready("False");
+    cluster.machine.wait(TWO.0, "goes on", || (cluster.listed() == (3, 0)).then_some(()));
+    let written = cluster.written();
+    // Made by the one, written once by the other: nothing of what was right is written again.
+    assert_eq!((cluster.count(ONE), cluster.count(TWO)), (3, 3), "{written:?}");
+    assert!(written[3..].iter().all(|(by, _)| by == TWO.1), "{written:?}");
+}
+
+/// One that stood still does not know how long: what it had begun is another one's by now.
+#[test]
+fn a_controller_that_stood_still_while_it_wrote_writes_nothing_more() {
+    const COUNT: usize = 100;
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    cluster.create(COUNT);
+    cluster.start_both();
+    cluster.machine.wait(ONE.0, "lists all", || (cluster.listed() == (COUNT, COUNT)).then_some(()));
+    // Whoever is fast is done before: another time, then, with what is wrong once it is left.
+    let (mut now, mut next) = ("False", "True");
+    loop {
+        let written = cluster.count(ONE);
+        cluster.make_ready(now);
+        until("it is in the middle of it", || (cluster.count(ONE) > written).then_some(()));
+        cluster.signal(ONE.0, "STOP");
+        if cluster.count(ONE) - written < COUNT - 1 {
+            break;
+        }
+        cluster.signal(ONE.0, "CONT");
+        (now, next) = (next, now);
+    }
+    cluster.make_ready(next);
+    let expected = (COUNT, if next == "True" { COUNT } else { 0 });
+    cluster.machine.wait(TWO.0, "goes on", || (cluster.listed() == expected).then_some(()));
+    assert!(cluster.count(TWO) > 0);
+    cluster.signal(ONE.0, "CONT");
+    cluster.machine.wait(ONE.0, "ends", || (!cluster.machine.lives(ONE.0)).then_some(()));
+    let written = cluster.written();
+    let first = written.iter().position(|(by, _)| by == TWO.1).expect("a write");
+    assert!(written[first..].iter().all(|(by, _)| by == TWO.1), "{:?}", &written[first..]);
+    cluster.machine.wait(TWO.0, "leaves it right", || (cluster.listed() == expected).then_some(()));
+    assert!(
+        cluster.machine.log(ONE.0).contains("another controller goes on"),
+        "{}",
+        cluster.machine.log(ONE.0)
+    );
+}

@@ -1,0 +1,673 @@
+//! The command `weft` on a host without Kubernetes: attach, list, check, detach, and all that can go wrong.
+//!
+//! ```text
+//!   host ─┬─ weft0 ─┬─ eth0  my-pod, my-partner     (examples/)
+//!         ├─ weft-a ┼─ net1, net4
+//!         ├─ weft-b ┼─ net2, blue
+//!         └─ ptp ───┴─ net3
+//! ```
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rig::{assert_nothing_left, cluster, links};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use testkit::{Feature, Finished, Host, host, workspace};
+
+const JOURNAL: &str = "/var/lib/weft/sandboxes";
+const POD: &str = "my-namespace/my-pod";
+const PARTNER: &str = "my-namespace/my-partner";
+const NETNS: &str = "weft-my-namespace_my-pod";
+
+// Exit codes as `weft --help` has them.
+const FAILED: Option<i32> = Some(1);
+const NEEDS_ROOT: Option<i32> = Some(3);
+const INTERRUPTED: Option<i32> = Some(130);
+
+fn weft(host: &Host) -> testkit::Command {
+    // What it changes, the program beside it changes.
+    let _ = testkit::binary("weft-cni");
+    host.command(testkit::binary("weft")).clean_environment()
+}
+
+fn run(host: &Host, line: &str) -> Finished {
+    weft(host).args(line.split_whitespace()).finish()
+}
+
+fn examples() -> String {
+    workspace().join("examples").display().to_string()
+}
+
+fn attach(host: &Host, pod: &str) -> Finished {
+    run(host, &format!("attach -f {} --pod {pod}", examples()))
+}
+
+fn list(host: &Host) -> Value {
+    run(host, "list -o json").success().json()
+}
+
+/// `ip` in a namespace that weft made.
+fn ip(host: &Host, netns: &str, words: &[&str]) -> Value {
+    host.json(["ip", "-n", netns, "-j"].iter().chain(words))
+}
+
+#[track_caller]
+fn assert_failed(finished: &Finished, code: Option<i32>, words: &[&str]) {
+    assert_eq!(finished.code, code, "{finished}");
+    assert!(finished.stderr.lines().any(|line| line.starts_with("weft: ")), "{finished}");
+    for word in words {
+        assert!(finished.stderr.contains(word), "{word:?} is missing: {finished}");
+    }
+}
+
+/// Attaches and detaches once, so that what stays for the next pod (bridges, tables) is there.
+fn settled(host: &Host) -> testkit::Snapshot {
+    for pod in [POD, PARTNER] {
+        attach(host, pod).success();
+    }
+    for pod in [POD, PARTNER] {
+        run(host, &format!("detach --pod {pod}")).success();
+    }
+    host.snapshot()
+}
+
+// === the whole way ===
+
+#[test]
+fn a_pod_is_attached_listed_checked_and_detached() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = settled(&host);
+    let attached = attach(&host, POD).success();
+    let lines: Vec<&str> = attached.stdout.lines().filter(|line| line.starts_with("  attached ")).collect();
+    assert_eq!(lines.len(), 5, "{attached}");
+    for heading in ["NETWORK", "INTERFACE", "MAC", "ADDRESSES", "GATEWAY", "PLUGINS", "MS"] {
+        assert!(attached.stdout.contains(heading), "{attached}");
+    }
+    assert!(attached.stdout.contains("  k8s.v1.cni.cncf.io/network-status: |\n"), "{attached}");
+    assert_eq!(attached.stderr, "", "{attached}");
+
+    // What it says is what is there.
+    let listed = list(&host);
+    let [sandbox] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
+    assert_eq!(sandbox["pod"], json!({"namespace": "my-namespace", "name": "my-pod", "uid": ""}));
+    assert_eq!(sandbox["netns"], format!("/run/netns/{NETNS}"));
+    assert_eq!(sandbox["containerId"], "my-namespace_my-pod");
+    assert_shows_the_kernel(&host, sandbox);
+    run(&host, &format!("check --pod {POD}")).success();
+
+    let detached = run(&host, &format!("detach --pod {POD}")).success();
+    assert!(detached.stdout.contains(&format!("removed /run/netns/{NETNS}")), "{detached}");
+    assert_nothing_left("detach", &host, &before);
+    assert_eq!(list(&host), json!([]));
+    assert_eq!(run(&host, "list").success().stdout, "nothing is attached\n");
+}
+
+/// Every attachment and every status entry against `ip -j`.
+#[track_caller]
+fn assert_shows_the_kernel(host: &Host, sandbox: &Value) {
+    let name = sandbox["netns"].as_str().unwrap().trim_start_matches("/run/netns/").to_owned();
+    let attachments = sandbox["attachments"].as_array().unwrap();
+    let status = sandbox["networkStatus"].as_array().unwrap();
+    let shown = ip(host, &name, &["address"]);
+    let links: Vec<&Value> = shown.as_array().unwrap().iter().filter(|link| link["ifname"] != "lo").collect();
+    assert_eq!((links.len(), status.len()), (attachments.len(), attachments.len()), "{shown}");
+    for (attachment, status) in attachments.iter().zip(status) {
+        let interface = attachment["interface"].as_str().unwrap();
+        let link = links.iter().find(|link| link["ifname"] == interface).unwrap();
+        let addresses: Vec<Value> = link["addr_info"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|a| a["scope"] == "global")
+            .cloned()
+            .collect();
+        let with_prefix: Vec<String> = addresses
+            .iter()
+            .map(|a| format!("{}/{}", a["local"].as_str().unwrap(), a["prefixlen"]))
+            .collect();
+        let bare: Vec<&str> = addresses.iter().map(|a| a["local"].as_str().unwrap()).collect();
+        assert_eq!(attachment["state"], "attached");
+        let result = &attachment["result"];
+        let own = result["interfaces"].as_array().unwrap().iter().find(|i| i["name"] == interface).unwrap();
+        assert_eq!((&own["mac"], &own["sandbox"]), (&link["address"], &sandbox["netns"]), "{attachment}");
+        let given: Vec<&str> =
+            result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
+        assert_eq!(given, with_prefix, "{attachment}");
+        assert_eq!(status["name"], attachment["network"]);
+        assert_eq!((&status["interface"], &status["mac"]), (&attachment["interface"], &link["address"]));
+        assert_eq!(status["ips"], json!(bare));
+        assert_eq!(status["default"], json!(interface == "eth0"));
+    }
+}
+
+#[test]
+fn requests_of_the_json_form_are_served_and_programs_read_only_json() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    attach(&host, POD).success();
+    let attached = run(&host, &format!("attach -f {} --pod {PARTNER} -o json", examples())).success();
+    let sandbox = attached.json();
+    assert_eq!(
+        attached.stderr.lines().filter(|line| line.starts_with("  attached ")).count(),
+        4,
+        "{attached}"
+    );
+    assert_shows_the_kernel(&host, &sandbox);
+    let blue = ip(&host, "weft-my-namespace_my-partner", &["address", "show", "dev", "blue"]);
+    assert_eq!(
+        (&blue[0]["address"], &blue[0]["addr_info"][0]["local"]),
+        (&json!("aa:bb:cc:dd:ee:ff"), &json!("10.101.2.44"))
+    );
+    // Each keeps what it was given when the other has joined its networks.
+    let listed = list(&host);
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+    assert_eq!(listed[0], sandbox);
+    for pod in [POD, PARTNER] {
+        run(&host, &format!("check --pod {pod}")).success();
+    }
+    // The annotation that is shown for people is what programs get.
+    let names: Vec<String> =
+        listed[1]["networkStatus"].as_array().unwrap().iter().map(|e| e["name"].to_string()).collect();
+    assert_eq!(names.len(), 5);
+}
+
+#[test]
+fn a_namespace_that_was_brought_stays() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let pod = host.pod("blue");
+    settled(&host);
+    let (before, inside) = (host.snapshot(), pod.snapshot());
+    let line =
+        format!("attach -f {} --pod {POD} --netns /run/netns/../netns/blue --container-id c-1", examples());
+    run(&host, &line).success();
+    assert_eq!(links(&pod).len(), 5);
+    assert_eq!(list(&host)[0]["containerId"], "c-1");
+    // Found by the pod's name, too.
+    run(&host, &format!("check --pod {POD}")).success();
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert_nothing_left("detach", &host, &before);
+    assert!(rig::changes(&inside, &pod.snapshot()).is_empty());
+}
+
+#[test]
+fn of_several_sandboxes_of_a_pod_one_must_be_named() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let attach = |id: &str| run(&host, &format!("attach -f {} --pod {POD} --container-id {id}", examples()));
+    attach("one").success();
+    attach("two").success();
+    assert_failed(
+        &run(&host, &format!("detach --pod {POD}")),
+        FAILED,
+        &["2 sandboxes: one, two", "--container-id"],
+    );
+    assert_failed(
+        &run(&host, "detach --pod other/pod --container-id one"),
+        FAILED,
+        &["container one is of pod my-namespace/my-pod, not of other/pod"],
+    );
+    run(&host, "detach --container-id one").success();
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert_eq!(list(&host), json!([]));
+}
+
+// === what is refused ===
+
+#[test]
+fn a_second_attach_is_refused_and_a_second_detach_finds_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    attach(&host, POD).success();
+    let before = host.snapshot();
+    assert_failed(&attach(&host, POD), FAILED, &["attached already", "weft detach"]);
+    assert_nothing_left("a second attach", &host, &before);
+    run(&host, &format!("detach --pod {POD}")).success();
+    let again = run(&host, &format!("detach --pod {POD}")).success();
+    assert_eq!(again.stdout, "pod my-namespace/my-pod: nothing is attached\n");
+    assert_failed(&run(&host, &format!("check --pod {POD}")), FAILED, &["nothing is attached"]);
+}
+
+#[test]
+fn what_cannot_be_planned_changes_nothing() {
+    let host = host!(Feature::Bridge);
+    let file = |name: &str, text: &str| {
+        host.write(format!("/run/test/{name}"), text);
+    };
+    let conflist = |plugin: &str| {
+        json!({"cniVersion": "1.0.0", "name": "w", "plugins": [{"type": "weft",
+            "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": plugin}]}]})
+        .to_string()
+    };
+    let pod = |networks: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "home",
+            "annotations": {"k8s.v1.cni.cncf.io/networks": networks}}})
+        .to_string()
+    };
+    let definition = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "net-a", "namespace": "home"}, "spec": {"config": r#"{"cniVersion":"1.0.0","type":"no-such-plugin"}"#}});
+    file("good.conflist", &conflist("bridge"));
+    file("other.conflist", &conflist("bridge"));
+    file("missing.conflist", &conflist("no-such-plugin"));
+    file("none.conflist", &conflist("bridge").replace("weft", "bridge"));
+    file("wrong.conflist", &conflist("bridge").replace("delegates", "delegate"));
+    file("plain.json", &pod(""));
+    file("unknown.json", &pod("net-z"));
+    file("misspelt.json", &pod("net-a"));
+    file("net-a.json", &definition.to_string());
+    let before = host.snapshot();
+    for (words, expected) in [
+        (
+            "-f plain.json good.conflist --pod home/other",
+            &["home/other is in none of the manifests", "pods there: home/web"][..],
+        ),
+        ("-f unknown.json good.conflist --pod home/web", &["home/net-z"]),
+        ("-f misspelt.json net-a.json good.conflist --pod home/web", &["no-such-plugin", "detached again"]),
+        ("-f plain.json missing.conflist --pod home/web", &["no-such-plugin"]),
+        ("-f plain.json --pod home/web", &["no configuration of the meta-plugin", "--config"]),
+        ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin"]),
+        ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "not weft"]),
+        ("-f plain.json wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
+        ("-f plain.json good.conflist other.conflist --pod home/web", &["both configure", "--config"]),
+        ("-f nowhere.json --pod home/web", &["nowhere.json", "No such file"]),
+        ("--config good.conflist --pod home/web", &["no manifests", "-f FILE|DIR"]),
+        ("-f plain.json good.conflist --pod home/web --netns /run/test/absent", &["/run/test/absent"]),
+        ("-f plain.json good.conflist --pod home/web --netns /etc/hostname", &["/etc/hostname"]),
+    ] {
+        let words = words.split(' ').map(|word| match word.contains('.') && !word.starts_with('/') {
+            true => format!("/run/test/{word}"),
+            false => word.to_owned(),
+        });
+        let refused = weft(&host).args(["attach"]).args(words).finish();
+        assert_failed(&refused, FAILED, expected);
+        let changes = rig::changes(&before, &host.snapshot());
+        let changes: Vec<&str> =
+            changes.lines().filter(|line| !line.contains("directory /var/lib/weft")).collect();
+        assert!(changes.is_empty(), "{refused}: {changes:?}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let host = host!();
+    for line in [
+        "attach",
+        "attach --pod a",
+        "attach --pod A/b -f x",
+        "detach",
+        "list -o yaml",
+        "frob",
+        "plan",
+        "explain",
+        "explain -n A b -f x",
+        "lint",
+        "attach --pod a/b --container-id -x",
+    ] {
+        assert_eq!(run(&host, line).code, Some(2), "{line}");
+    }
+}
+
+#[test]
+fn without_root_it_is_said_how_to_get_it() {
+    let host = host!();
+    host.write(format!("{JOURNAL}/x.json"), "{}");
+    host.run(["chmod", "0700", "/var/lib/weft"]);
+    let program = testkit::binary("weft").display().to_string();
+    let _ = testkit::binary("weft-cni");
+    host.run(["mkdir", "-p", "-m", "0700", "/run/roots"]);
+    host.write("/run/roots/there", "");
+    let socket = "import socket; socket.socket(socket.AF_UNIX).bind('/run/roots.sock')";
+    host.run(["python3", "-c", &format!("{socket}; import os; os.chmod('/run/roots.sock', 0o600)")]);
+    for line in [
+        "attach --pod a/b -f /x",
+        "detach --pod a/b",
+        "check --pod a/b",
+        "list",
+        "demo",
+        "install --bin-dir /run/roots",
+        "cri-proxy --journal /run/roots/a --store /run/roots/b --runtime /run/c.sock",
+        "network list --socket /run/roots.sock",
+    ] {
+        let words = line.split(' ');
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
+        let refused = host.command("setpriv").args(nobody).args(words).finish();
+        assert_failed(&refused, NEEDS_ROOT, &[&format!("run it as: sudo {program} {line}")]);
+    }
+    let explain = format!("explain -n my-namespace my-pod -f {}", examples());
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
+    host.command("setpriv").args(nobody).args(explain.split(' ')).finish().success();
+}
+
+// === what breaks ===
+
+#[test]
+fn a_broken_entry_is_a_row_and_hides_no_other() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    attach(&host, POD).success();
+    let newer = r#"{"version":99,"anything":[]}"#;
+    for (name, text) in [("newer", newer), ("half", r#"{"version":1,"netw"#), ("empty", ""), ("a b", "{}")] {
+        host.write(format!("{JOURNAL}/{name}.json"), text);
+    }
+    host.write(format!("{JOURNAL}/.half.new"), "{");
+    let entry = host.read(format!("{JOURNAL}/my-namespace_my-pod.json")).unwrap();
+    host.write(format!("{JOURNAL}/copied.json"), entry);
+    let listed = run(&host, "list -o json");
+    assert_eq!((listed.code, listed.stderr.as_str()), (FAILED, ""), "{listed}");
+    let listed = listed.json();
+    let broken: Vec<&str> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row.get("error").is_some())
+        .map(|row| row["containerId"].as_str().unwrap())
+        .collect();
+    assert_eq!(broken, ["a b", "copied", "empty", "half", "newer"], "{listed}");
+    let good = listed.as_array().unwrap().iter().find(|row| row.get("pod").is_some()).unwrap();
+    assert_shows_the_kernel(&host, good);
+    let people = run(&host, "list");
+    assert_eq!(people.code, FAILED);
+    assert!(
+        people.stdout.contains("newer") && people.stdout.contains("version 99: this release reads up to 1"),
+        "{people}"
+    );
+
+    // The good one can still be taken down; the broken one says why it cannot, and stays.
+    assert_failed(&run(&host, "detach --container-id newer"), FAILED, &["version 99", "left as it is"]);
+    assert_eq!(host.read(format!("{JOURNAL}/newer.json")).unwrap(), newer);
+    run(&host, &format!("detach --pod {POD}")).success();
+}
+
+#[test]
+fn a_namespace_that_a_killed_attach_left_is_used_or_removed() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    host.run(["ip", "netns", "add", NETNS]);
+    let found = attach(&host, POD).success();
+    assert!(found.stdout.contains(&format!("found /run/netns/{NETNS}")), "{found}");
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
+    host.run(["ip", "netns", "add", NETNS]);
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
+}
+
+#[test]
+fn a_changed_attachment_fails_the_check() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    attach(&host, POD).success();
+    host.run(["ip", "-n", NETNS, "address", "flush", "dev", "net2"]);
+    assert_failed(
+        &run(&host, &format!("check --pod {POD}")),
+        FAILED,
+        &["check pod my-namespace/my-pod: check net2"],
+    );
+    run(&host, &format!("detach --pod {POD}")).success();
+}
+
+/// Manifests of pod `blue/web` whose networks are of recording plugins, with orders for the last one.
+fn recording<'a>(host: &'a Host, orders: &Value) -> rig::Cluster<'a> {
+    let cluster = rig::Cluster::new(host);
+    cluster.recording("first", "one", &json!({}));
+    cluster.recording("last", "two", orders);
+    cluster.pod("web", "first,last");
+    let config = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft",
+        "delegates": [cluster::recording("home", "three", &json!({}))]});
+    host.write(format!("{}/weft.conf", cluster::MANIFESTS), config.to_string());
+    cluster
+}
+
+#[test]
+fn a_plugin_that_fails_undoes_everything_and_is_named() {
+    let host = host!();
+    let cluster = recording(
+        &host,
+        &json!({"ADD": [{"do": "stderr", "text": "disk on\u{1b}[31m fire"}, {"do": "fail", "code": 11, "message": "not now"}]}),
+    );
+    let before = host.snapshot();
+    let failed = run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS));
+    assert_failed(&failed, FAILED, &["weft: attach blue/web net2: ", "not now", "detached again"]);
+    assert!(failed.stdout.contains("attached net1 on blue/first"), "{failed}");
+    assert!(!failed.stdout.contains("attached net2"), "{failed}");
+    assert!(!failed.stderr.contains('\u{1b}'), "{failed}");
+    let calls: Vec<String> = cluster
+        .calls()
+        .iter()
+        .map(|call| format!("{} {}", call.command, call.environment("CNI_IFNAME")))
+        .collect();
+    assert_eq!(calls, ["ADD eth0", "ADD net1", "ADD net2", "DEL net2", "DEL net1", "DEL eth0"]);
+    let changes = rig::changes(&before, &host.snapshot());
+    let changes: Vec<&str> = changes
+        .lines()
+        .filter(|line| !line.contains("directory /var/lib/weft") && !line.contains(cluster::RECORD))
+        .collect();
+    assert!(changes.is_empty(), "{changes:?}");
+}
+
+#[test]
+fn what_cannot_be_detached_stays_in_the_journal_for_the_next_time() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({"DEL": [{"do": "fail", "message": "not yet"}]}));
+    run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
+    let failed = run(&host, "detach --pod blue/web");
+    assert_failed(&failed, FAILED, &["not yet", "weft detach tries again"]);
+    assert!(failed.stdout.contains("detached net1") && !failed.stdout.contains("detached net2"), "{failed}");
+    let listed = list(&host);
+    let states: Vec<&str> =
+        listed[0]["attachments"].as_array().unwrap().iter().map(|a| a["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["detached", "detached", "attached"]);
+    assert!(host.snapshot().titles("file /run/netns/").next().is_some(), "the namespace stays for it");
+}
+
+#[test]
+fn an_interrupted_attach_is_undone() {
+    let host = host!();
+    let cluster = recording(&host, &json!({"ADD": [{"do": "sleep", "milliseconds": 1500}]}));
+    let before = host.snapshot();
+    let words = format!("attach -f {} --pod blue/web", cluster::MANIFESTS);
+    let running = weft(&host).args(words.split(' ')).start();
+    wait_for("the second network", || host.read(cluster::RECORD).unwrap_or_default().lines().count() >= 3);
+    kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    assert_eq!(running.finish(Duration::from_secs(20)).code(), INTERRUPTED);
+    let verbs: Vec<String> = cluster.calls().iter().map(|call| call.command.clone()).collect();
+    assert_eq!(verbs, ["ADD", "ADD", "ADD", "DEL", "DEL", "DEL"]);
+    let changes = rig::changes(&before, &host.snapshot());
+    let changes: Vec<&str> = changes
+        .lines()
+        .filter(|line| !line.contains("directory /var/lib/weft") && !line.contains(cluster::RECORD))
+        .collect();
+    assert!(changes.is_empty(), "{changes:?}");
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut come: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !come() {
+        assert!(Instant::now() < until, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn of_two_attaches_at_once_one_succeeds_and_the_sandbox_is_whole() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    settled(&host);
+    for _ in 0..5 {
+        let words = format!("attach -f {} --pod {POD}", examples());
+        let start = || weft(&host).args(words.split(' ')).start();
+        let codes: Vec<Option<i32>> =
+            [start(), start()].into_iter().map(|one| one.finish(Duration::from_secs(20)).code()).collect();
+        assert!(codes == [Some(0), FAILED] || codes == [FAILED, Some(0)], "{codes:?}");
+        assert_shows_the_kernel(&host, &list(&host)[0]);
+        run(&host, &format!("check --pod {POD}")).success();
+        run(&host, &format!("detach --pod {POD}")).success();
+    }
+}
+
+#[test]
+fn whenever_an_attach_is_killed_a_detach_leaves_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = settled(&host);
+    let words = format!("attach -f {} --pod {POD}", examples());
+    for delay in (0..200).step_by(20) {
+        let running = weft(&host).args(words.split(' ')).start();
+        std::thread::sleep(Duration::from_millis(delay));
+        // The hands finish what they have begun; none is called between the look at them and the kill.
+        let pid = running.id().to_string();
+        host.run(["kill", "-STOP", &pid]);
+        let hands = host.command("ps").args(["-o", "pid=", "--ppid", &pid]).finish().stdout;
+        running.kill();
+        for hand in hands.split_whitespace() {
+            wait_for("the end of the hands", || !Path::new("/proc").join(hand).exists());
+        }
+        run(&host, &format!("detach --pod {POD}")).success();
+        // The next attach clears the private directory of the one that was killed.
+        attach(&host, POD).success();
+        run(&host, &format!("detach --pod {POD}")).success();
+        assert_nothing_left(&format!("killed after {delay} ms"), &host, &before);
+    }
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_detached_all_the_same() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = settled(&host);
+    attach(&host, POD).success();
+    host.run(["ip", "netns", "delete", NETNS]);
+    run(&host, &format!("detach --pod {POD}")).success();
+    assert_nothing_left("detach", &host, &before);
+}
+
+#[test]
+fn what_cannot_be_read_is_passed_over_and_said() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    host.write("/run/test/broken.yaml", "kind: [");
+    let words = format!("attach -f {} /run/test/broken.yaml --pod {POD}", examples());
+    let attached = run(&host, &words).success();
+    assert!(attached.stderr.starts_with("weft: passed over: /run/test/broken.yaml:1:7: "), "{attached}");
+    run(&host, &format!("detach --pod {POD}")).success();
+}
+
+#[test]
+fn without_its_hands_it_says_what_to_do() {
+    let host = host!();
+    host.run(["cp", &testkit::binary("weft").display().to_string(), "/run/weft-alone"]);
+    let alone = host.command("/run/weft-alone").clean_environment().env("PATH", "/nonexistent");
+    let refused = alone.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
+    assert_failed(&refused, FAILED, &["weft-cni is not there", "/opt/cni/bin"]);
+    // Found in PATH, or where plugins are.
+    rig::install(&host);
+    for path in ["/nonexistent", "/opt/cni/bin"] {
+        let found = host.command("/run/weft-alone").clean_environment().env("PATH", path);
+        let refused = found.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
+        assert_failed(&refused, FAILED, &["read /x: No such file"]);
+    }
+}
+
+#[test]
+fn the_meta_plugin_asks_the_command_where_nobody_else_answers() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    let _ = testkit::binary("weft");
+    let pod = host.pod("web");
+    let mut config = cluster::configuration(&cluster::recording("home", "three", &json!({})));
+    config.as_object_mut().unwrap().remove("manifestDir");
+    rig::assert_refused(
+        "no agent",
+        &cluster.attachment(&pod).add(&config),
+        11,
+        &["weft plan --once", "no pod of a cluster", "manifestDir"],
+    );
+    assert_eq!(cluster.calls().len(), 0);
+}
+
+// === configurations ===
+
+#[test]
+fn the_configuration_may_stand_where_the_runtime_looks_and_move_the_journal() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"type": "weft", "cniDir": "/var/lib/weft/elsewhere", "manifestDir": cluster::MANIFESTS,
+        "delegates": [cluster::recording("home", "three", &json!({}))]});
+    let chain = json!({"cniVersion": "1.1.0", "name": "w", "plugins": [weft_conf, {"type": "portmap"}]});
+    host.write("/etc/cni/net.d/00-weft.conflist", chain.to_string());
+    let attached = run(&host, "attach --pod blue/web").success();
+    assert!(
+        attached
+            .stdout
+            .contains("not run are the plugins after weft in /etc/cni/net.d/00-weft.conflist: portmap"),
+        "{attached}"
+    );
+    assert!(host.read("/var/lib/weft/elsewhere/sandboxes/blue_web.json").is_some());
+    assert_eq!(list(&host).as_array().unwrap().len(), 1);
+    // Without that configuration the journal cannot be guessed; with it named it is found.
+    host.run(["mv", "/etc/cni/net.d/00-weft.conflist", "/etc/cni/weft.conflist"]);
+    assert_eq!(list(&host), json!([]));
+    let listed = run(&host, "list -o json --config /etc/cni/weft.conflist").success().json();
+    assert_eq!(listed[0]["containerId"], "blue_web");
+    run(&host, "check --pod blue/web --config /etc/cni/weft.conflist").success();
+    run(&host, "detach --pod blue/web --config /etc/cni/weft.conflist").success();
+    let verbs: Vec<String> = cluster.calls().iter().map(|call| call.command.clone()).collect();
+    assert_eq!(verbs, ["ADD", "ADD", "ADD", "CHECK", "CHECK", "CHECK", "DEL", "DEL", "DEL"]);
+}
+
+#[test]
+fn a_broken_configuration_of_the_runtime_keeps_nobody_from_looking_or_detaching() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
+    host.write(
+        "/etc/cni/net.d/00-weft.conflist",
+        r#"{"cniVersion":"1.0.0","name":"w","plugins":[{"type":"weft","x":1}]}"#,
+    );
+    assert_eq!(list(&host).as_array().unwrap().len(), 1);
+    run(&host, "detach --pod blue/web").success();
+}
+
+#[test]
+fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft", "cniDir": "/var/lib/weft/elsewhere",
+        "manifestDir": cluster::MANIFESTS, "delegates": [cluster::recording("home", "three", &json!({}))]});
+    host.write("/etc/cni/net.d/20-weft.conf", weft_conf.to_string());
+    run(&host, "attach --pod blue/web").success();
+    let attached = list(&host);
+    // It cannot be read, or another one that may be meant before it.
+    let hide = "mv 20-weft.conf ../kept; ln -s 20-weft.conf 20-weft.conf";
+    let show = "mv ../kept 20-weft.conf";
+    for (spoil, mend) in [(hide, show), ("ln -s 10-other.conf 10-other.conf", "rm 10-other.conf")] {
+        let inside = |script: &str| host.run(["sh", "-e", "-c", &format!("cd /etc/cni/net.d; {script}")]);
+        inside(spoil);
+        for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
+            let refused = run(&host, line);
+            assert_failed(&refused, FAILED, &["where the journal is cannot be told", "symbolic links"]);
+            assert!(!refused.stdout.contains("nothing is attached"), "{refused}");
+        }
+        let found = run(&host, "doctor -o json").json();
+        let told =
+            found.as_array().expect("a list").iter().filter(|finding| finding["what"] == "configuration");
+        assert_eq!(told.count(), 1, "{found}");
+        inside(mend);
+        assert_eq!(list(&host), attached);
+    }
+    // As an attach leaves it that cannot remove it.
+    host.run(["mkdir", "-p", "/run/weft-attach-blue_web/manifests"]);
+    run(&host, "detach --pod blue/web").success();
+    assert_eq!(list(&host), json!([]));
+    assert_eq!(host.run(["find", "/run", "-name", "weft-attach-*"]), "");
+}
+
+#[test]
+fn plugins_are_called_with_what_the_runtime_would_say() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    run(&host, &format!("attach -f {} --pod blue/web --path /opt/cni/bin", cluster::MANIFESTS)).success();
+    run(&host, "detach --pod blue/web").success();
+    let calls = cluster.calls();
+    for call in &calls {
+        assert_eq!(call.environment("CNI_CONTAINERID"), "blue_web");
+        assert_eq!(call.environment("CNI_NETNS"), "/run/netns/weft-blue_web");
+        assert_eq!(call.environment("CNI_PATH"), "/opt/cni/bin");
+        let args = call.environment("CNI_ARGS");
+        assert!(args.starts_with("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=web;"), "{args}");
+    }
+    assert_eq!(calls.len(), 6);
+}

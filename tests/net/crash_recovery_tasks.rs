@@ -1,0 +1,233 @@
+//! `kill -9` before every step of a work order, as `weft hands` has them carried out: the same order given again does the
+//! rest, and a DEL at any moment finds everything.
+//!
+//! ```text
+//!   attached: eth0 bridge br1, a0 bridge br2 ─┬─ change ──► eth0, b0 bridge br3 ─────┬─ taken down
+//!                                             └─ change ──► eth0, a0, b0 bridge br3 ─┘
+//! ```
+//!
+//! The steps of the plugins are walked in `crash_recovery.rs`; here it is what stands between them: the journal, the locks, and what
+//! one killed order leaves to the next.
+//!
+//! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
+
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
+use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
+use serde_json::{Value, json};
+use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
+
+/// The exit code of the killer for «killed».
+const KILLED: i32 = 200;
+/// No order takes more steps than that.
+const STEPS_MAX: usize = 500;
+const ATTACHED: &str = "net-a@a0";
+/// Another network, and one more.
+const OTHER: &str = "net-b@b0";
+const MORE: &str = "net-a@a0,net-b@b0";
+
+/// A sandbox and the orders about it.
+struct Walk<'a> {
+    host: &'a Host,
+    cluster: Cluster<'a>,
+    pod: &'a Pod,
+    attachment: Attachment<'a>,
+    config: Value,
+    before: Snapshot,
+    inside: Snapshot,
+}
+
+impl<'a> Walk<'a> {
+    fn new(host: &'a Host, pod: &'a Pod) -> Walk<'a> {
+        let cluster = Cluster::new(host);
+        cluster.definition("net-a", &bridge("net-a", 2));
+        cluster.definition("net-b", &bridge("net-b", 3));
+        let (inside, config) = (pod.snapshot(), configuration(&bridge("home", 1)));
+        let attachment = cluster.attachment(pod);
+        let before = host.snapshot();
+        let mut walk = Walk { host, cluster, pod, attachment, config, before, inside };
+        // What all pods share is there.
+        walk.attach();
+        walk.obey(&walk.change(OTHER));
+        walk.attachment.del(&walk.config).success();
+        walk.cluster.pod("web", ATTACHED);
+        walk.before = host.snapshot();
+        walk
+    }
+
+    /// Attaches the pod as it was in the beginning.
+    fn attach(&self) {
+        self.cluster.pod("web", ATTACHED);
+        self.attachment.add(&self.config).success();
+    }
+
+    /// The order to give the sandbox the networks that are `selected` now, with the plan that the planner makes.
+    fn change(&self, selected: &str) -> Value {
+        self.cluster.pod("web", selected);
+        let question = json!({ "version": 1, "request": { "plan": {
+            "pod": { "namespace": NAMESPACE, "name": "web", "uid": "" },
+            "container": self.pod.container_id(), "ifname": "eth0", "began": 0,
+            "node": { "configuration": self.config, "flavour": "weft", "files": [], "unreadable": [] },
+        } } });
+        let weft = testkit::binary("weft");
+        let planner = self.host.command(weft).args(["plan", "--once", "-f", MANIFESTS]);
+        let said = planner.stdin(framed(&question)).finish().success().stdout;
+        self.cluster.pod("web", ATTACHED);
+        let (_, answer) = said.split_once('{').expect("an answer");
+        let answer: Value = serde_json::from_str(&format!("{{{answer}")).expect("JSON");
+        json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
+    }
+
+    fn take_down(&self) -> Value {
+        json!({ "takeDown": { "container": self.pod.container_id(), "uid": "", "certainty": "gone" } })
+    }
+
+    /// Has an order carried out through `words`, as `weft hands` does.
+    fn carry_out(&self, words: &[&str], order: &Value) -> Finished {
+        let weft_cni = testkit::binary("weft-cni").display().to_string();
+        let mut line = words.iter().copied().chain([weft_cni.as_str(), "obey"]);
+        let command = self.host.command(line.next().expect("a program")).args(line);
+        command.stdin(self.errand(order)).finish()
+    }
+
+    /// An order as it is handed on.
+    fn errand(&self, order: &Value) -> Vec<u8> {
+        framed(&json!({
+            "version": 1,
+            "taskBatch": { "configuration": self.config, "flavour": "weft", "tasks": [order] },
+        }))
+    }
+
+    /// Has an order carried out; there is no agent to be told.
+    fn obey(&self, order: &Value) {
+        let Finished { code, stderr, .. } = self.carry_out(&[], order);
+        let untold = stderr.starts_with("weft-cni: agent /run/weft/agent.sock:") && !stderr.contains(';');
+        assert!(code == Some(0) || untold, "{order}: {code:?} {stderr}");
+    }
+
+    /// Has an order killed before its step `place`; nothing if it came to its end before.
+    fn killed(&self, order: &Value, place: usize) -> Option<String> {
+        let killer = testkit::binary("weft-test-killer").display().to_string();
+        let Finished { code, stderr, .. } = self.carry_out(&[&killer, &place.to_string()], order);
+        (code == Some(KILLED)).then(|| format!("step {place}, {}", stderr.trim_end()))
+    }
+
+    /// DEL, after which nothing is left.
+    fn detach(&self, what: &str) {
+        let deleted = self.attachment.del(&self.config);
+        assert_eq!(deleted.code, Some(0), "{what}, then DEL: {deleted}");
+        // Whom all changes wait for in turn; the next one, or a GC, takes the file along.
+        self.host.run(["rm", "-f", "/var/lib/weft/sandboxes/changes.lock"]);
+        self.assert_nothing_left(what);
+    }
+
+    fn assert_nothing_left(&self, what: &str) {
+        assert_nothing_left(what, self.host, &self.before);
+        assert_pod_unchanged(what, self.pod, &self.inside);
+    }
+
+    /// The sandbox is as it was ordered to be: it has these networks, on interfaces of these names.
+    fn assert_changed(&self, what: &str, names: &[(&str, &str)]) {
+        let (networks, interfaces): (Vec<_>, Vec<_>) = names.iter().copied().unzip();
+        assert_eq!(rig::links(self.pod), [&interfaces[..], &["eth0"]].concat(), "{what}");
+        let entry = self.cluster.entry(self.pod).expect("an entry");
+        let status = entry["networkStatus"].as_array().expect("a list");
+        let shown: Vec<_> = status.iter().filter_map(|one| one["interface"].as_str()).collect();
+        assert_eq!(
+            (&entry["complete"], shown),
+            (&json!(true), [&["eth0"], &interfaces[..]].concat()),
+            "{what}"
+        );
+        let held = self.host.run(["sh", "-c", "cd /var/lib/cni/networks; ls -d */10.*"]);
+        let of: Vec<_> = held.lines().filter_map(|line| line.split('/').next()).collect();
+        assert_eq!(of, [&["home"], &networks[..]].concat(), "{what}");
+        let result = entry["attachments"][0]["result"].clone();
+        let checked = self.attachment.check(&with(&self.config, &json!({ "prevResult": result })));
+        assert_eq!(checked.code, Some(0), "{what}, then CHECK: {checked}");
+    }
+}
+
+/// A message as it is framed: its length, four bytes, big-endian, and as many bytes of JSON.
+fn framed(message: &Value) -> Vec<u8> {
+    let text = message.to_string();
+    [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()
+}
+
+#[test]
+fn a_change_can_be_killed_at_any_step() {
+    let host = host!(Feature::Bridge);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    let (other, more) = (walk.change(OTHER), walk.change(MORE));
+    for place in 1..STEPS_MAX {
+        // The agent gives the order again.
+        walk.attach();
+        let replaced = walk.killed(&other, place);
+        let what = replaced.clone().unwrap_or_else(|| "at its end".to_owned());
+        walk.obey(&other);
+        walk.assert_changed(&what, &[("net-b", "b0")]);
+        walk.detach(&what);
+        // The runtime comes with a DEL before.
+        walk.attach();
+        let added = walk.killed(&more, place);
+        let what = added.clone().unwrap_or_else(|| "at its end".to_owned());
+        if added.is_none() {
+            walk.assert_changed(&what, &[("net-a", "a0"), ("net-b", "b0")]);
+        }
+        walk.detach(&what);
+        if replaced.is_none() && added.is_none() {
+            assert!(place > 30, "only {place} steps: are they all seen?");
+            return;
+        }
+    }
+    panic!("a change takes more than {STEPS_MAX} steps")
+}
+
+#[test]
+fn a_change_that_is_killed_one_step_later_each_time_comes_to_its_end() {
+    let host = host!(Feature::Bridge);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    let order = walk.change(OTHER);
+    walk.attach();
+    let kills = (1..STEPS_MAX).take_while(|place| walk.killed(&order, *place).is_some()).count();
+    assert!(kills > 10, "only {kills} kills: are they all seen?");
+    walk.assert_changed("killed again and again", &[("net-b", "b0")]);
+    walk.detach("killed again and again");
+}
+
+/// `weft hands` may be killed while it hands an order on.
+#[test]
+fn an_order_of_which_a_part_came_is_none() {
+    let host = host!(Feature::Bridge);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    walk.attach();
+    let before = (host.snapshot(), pod.snapshot());
+    let whole = walk.errand(&walk.change(OTHER));
+    for length in [0, 3, 4, whole.len() / 2, whole.len() - 1] {
+        let part = host.command(testkit::binary("weft-cni")).args(["obey"]).stdin(&whole[..length]);
+        assert_eq!(part.finish().code, Some(1), "{length} bytes");
+        assert_nothing_left("a part of an order", &host, &before.0);
+        assert_pod_unchanged("a part of an order", &pod, &before.1);
+    }
+}
+
+#[test]
+fn a_taking_down_can_be_killed_at_any_step() {
+    let host = host!(Feature::Bridge);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    let order = walk.take_down();
+    for place in 1..STEPS_MAX {
+        walk.attach();
+        let killed = walk.killed(&order, place);
+        let what = killed.clone().unwrap_or_else(|| "taking down at its end".to_owned());
+        walk.obey(&order);
+        walk.assert_nothing_left(&what);
+        if killed.is_none() {
+            assert!(place > 15, "only {place} steps: are they all seen?");
+            return;
+        }
+    }
+    panic!("taking down takes more than {STEPS_MAX} steps")
+}

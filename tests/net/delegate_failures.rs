@@ -1,0 +1,424 @@
+//! The meta-plugin when its delegates fail or misbehave: what was tried is undone, nothing else is touched.
+//!
+//! ```text
+//!   weft ─┬─ eth0  bridge br1
+//!         ├─ net1  recording plugin, or bridge br2
+//!         └─ net2  … fails
+//! ```
+//!
+//! Source: the standard, 7.2 (NPWG1-7.2-1…5); SPEC 1.1.0 §3, §4; Multus defects M10, M19, M21.
+
+use std::time::{Duration, Instant};
+
+use rig::cluster::{bridge, configuration, recording, step};
+use rig::machine::until;
+use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, assert_refused, links, refusal, with};
+use serde_json::{Value, json};
+use testkit::{Feature, Host, host};
+
+fn failing(code: u64) -> Value {
+    json!({ "ADD": [{ "do": "fail", "code": code, "message": "no room", "details": "at all" }] })
+}
+
+/// Makes what stays: bridges, the journal's directory, host-local's memory.
+#[track_caller]
+fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
+    cluster.pod("prime", networks);
+    let pod = host.pod("prime");
+    let weft = cluster.attachment(&pod);
+    weft.add(config).success();
+    weft.del(config).success();
+    pod.remove();
+    let _ = cluster.calls();
+}
+
+#[test]
+fn npwg1_7_2_1_npwg1_7_2_2_npwg1_7_2_3_a_failure_ends_it_and_what_was_attempted_is_torn_down() {
+    let host = host!();
+    let cluster = Cluster::new(&host);
+    cluster.recording("good", "two", &json!({}));
+    cluster.definition(
+        "bad",
+        &json!({ "cniVersion": "1.0.0", "plugins": [step("two", &json!({})), step("three", &failing(123))] }),
+    );
+    cluster.pod("web", "good,bad,good");
+    let pod = host.pod("web");
+    let config = configuration(&recording("default", "one", &json!({})));
+    prime(&host, &cluster, &config, "good");
+    let before = host.snapshot();
+    let (code, message) = refusal(&cluster.attachment(&pod).add(&config));
+    assert_eq!(code, 123, "M19: the delegate's own code");
+    for word in ["no room", "at all", "blue/web", "net2", "three"] {
+        assert!(message.contains(word), "{word:?} is missing in: {message}");
+    }
+    let calls = cluster.calls();
+    let order: Vec<String> = calls
+        .iter()
+        .map(|c| format!("{} {} {}", c.command, c.environment("CNI_IFNAME"), c.program))
+        .collect();
+    assert_eq!(
+        order,
+        [
+            "ADD eth0 one",
+            "ADD net1 two",
+            "ADD net2 two",
+            "ADD net2 three",
+            "DEL net2 three",
+            "DEL net2 two",
+            "DEL net1 two",
+            "DEL eth0 one",
+        ],
+        "net3 was not attempted, so it is not torn down"
+    );
+    assert_eq!(calls[6].config()["prevResult"]["interfaces"][0]["name"], "net1");
+    assert_nothing_left("7.2", &host, &before);
+}
+
+#[test]
+fn npwg1_7_2_1_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_networks() {
+    for (default, networks) in [
+        (bridge("default", 1), "red,red,bad"),
+        (bridge("default", 1), "bad,red"),
+        (recording("default", "one", &failing(11)), "red"),
+    ] {
+        let host = host!(Feature::Bridge);
+        let cluster = Cluster::new(&host);
+        cluster.definition("red", &bridge("red", 2));
+        cluster.recording("bad", "two", &failing(11));
+        prime(&host, &cluster, &configuration(&bridge("default", 1)), "red");
+        cluster.pod("web", networks);
+        let pod = host.pod("web");
+        let (before, inside) = (host.snapshot(), pod.snapshot());
+        let config = configuration(&default);
+        assert_refused(networks, &cluster.attachment(&pod).add(&config), 11, &["no room"]);
+        let _ = cluster.calls();
+        assert_nothing_left(networks, &host, &before);
+        assert_pod_unchanged(networks, &pod, &inside);
+        // And the same pod can be attached once the cause is gone.
+        cluster.recording("bad", "two", &json!({}));
+        let config = configuration(&bridge("default", 1));
+        cluster.attachment(&pod).add(&config).success();
+        cluster.attachment(&pod).del(&config).success();
+        let _ = cluster.calls();
+    }
+}
+
+#[test]
+fn s25_an_interface_that_was_there_before_survives_the_failed_add() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    let config = configuration(&bridge("default", 1));
+    prime(&host, &cluster, &config, "red");
+    cluster.pod("web", "red,red");
+    let pod = host.pod("web");
+    pod.run(["ip", "link", "add", "net2", "type", "veth", "peer", "name", "other"]);
+    let (before, inside) = (host.snapshot(), pod.snapshot());
+    assert_refused("S25", &cluster.attachment(&pod).add(&config), 4, &["net2", "exists"]);
+    assert_nothing_left("S25", &host, &before);
+    assert_pod_unchanged("S25", &pod, &inside);
+}
+
+#[test]
+fn a_del_leaves_what_another_attachment_made_under_its_names() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    let config = configuration(&bridge("default", 1));
+    cluster.pod("web", "red,red");
+    let pod = host.pod("web");
+    cluster.attachment(&pod).add(&config).success();
+    let mut blue = bridge("blue", 3)["plugins"][0].clone();
+    (blue["name"], blue["cniVersion"]) = (json!("blue"), json!("1.0.0"));
+    let others = ["net1", "net2"].map(|ifname| {
+        pod.run(["ip", "link", "delete", ifname]);
+        let mut other = host.attachment("bridge", &pod, ifname);
+        other.container_id = "other".to_owned();
+        other.add(&blue).success();
+        other
+    });
+    cluster.attachment(&pod).del(&config).success();
+    assert_eq!(links(&pod), ["net1", "net2"]);
+    for other in others {
+        other.del(&blue).success();
+    }
+    assert!(links(&pod).is_empty(), "{:?}", links(&pod));
+}
+
+/// A network whose plugin does what a file says, anew for each call.
+fn told_by_file(name: &str) -> Value {
+    let mut plugin = step("two", &json!({}));
+    plugin["debugFile"] = format!("/run/cni/{name}").into();
+    json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] })
+}
+
+const CONTENT: &str = r#"{"ReportResult":"{\"cniVersion\":\"1.1.0\"}"}"#;
+
+#[test]
+fn npwg1_7_2_4_npwg1_7_2_5_m10_conflict_c20_a_failing_del_stops_nobody_is_reported_and_the_next_finishes() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    for name in ["left", "right"] {
+        cluster.definition(name, &told_by_file(name));
+        host.write(format!("/run/cni/{name}"), CONTENT);
+    }
+    let config = configuration(&bridge("default", 1));
+    cluster.pod("web", "left,red,right");
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    weft.add(&config).success();
+    let _ = cluster.calls();
+    for name in ["left", "right"] {
+        host.write(format!("/run/cni/{name}"), r#"{"ReportError":"stuck","ReportErrorCode":111}"#);
+    }
+    let (_, message) = refusal(&weft.del(&config));
+    assert!(message.contains("net1") && message.contains("net3") && message.contains("stuck"), "{message}");
+    assert_eq!(cluster.order(), ["DEL net3", "DEL net1"], "both were tried, and the real ones between them");
+    assert!(links(&pod).is_empty(), "{:?}", links(&pod));
+    let states: Vec<Value> = cluster.entry(&pod).unwrap()["attachments"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|a| a["state"].clone())
+        .collect();
+    assert_eq!(states, ["detached", "attached", "detached", "attached"]);
+    // A sandbox of which something is left is not attached to anything new before that is gone.
+    assert_ne!(weft.add(&config).code, Some(0));
+    assert!(links(&pod).is_empty());
+    let _ = cluster.calls();
+
+    host.write("/run/cni/left", CONTENT);
+    assert_ne!(weft.del(&config).code, Some(0), "the right one still fails");
+    assert_eq!(cluster.order(), ["DEL net3", "DEL net1"]);
+    host.write("/run/cni/right", CONTENT);
+    weft.del(&config).success();
+    assert_eq!(cluster.order(), ["DEL net3"], "what is gone is not asked again");
+    assert!(cluster.entry(&pod).is_none());
+    weft.add(&config).success();
+}
+
+#[test]
+fn m21_a_failed_undoing_is_told_and_left_to_the_next_del() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("left", &told_by_file("left"));
+    cluster.recording("bad", "three", &failing(11));
+    let config = configuration(&bridge("default", 1));
+    host.write("/run/cni/left", CONTENT);
+    cluster.pod("web", "left,bad");
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    // ADD succeeds and DEL does not: told by what the caller's variables add.
+    host.install(&testkit::binary("weft-test-plugin"), &["fickle"]);
+    cluster.recording(
+        "fickle",
+        "fickle",
+        &json!({ "DEL": [{ "do": "fail", "code": 111, "message": "stuck" }] }),
+    );
+    cluster.pod("web", "fickle,bad");
+    let (code, message) = refusal(&weft.add(&config));
+    assert_eq!(code, 11, "the cause, not the consequence");
+    for word in ["no room", "not undone", "net1", "stuck"] {
+        assert!(message.contains(word), "{word:?} is missing in: {message}");
+    }
+    assert!(links(&pod).is_empty());
+    let states: Vec<Value> = cluster.entry(&pod).unwrap()["attachments"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|a| a["state"].clone())
+        .collect();
+    assert_eq!(states[..2], ["detached", "attached"]);
+    let _ = cluster.calls();
+    assert_ne!(weft.del(&config).code, Some(0));
+    assert_eq!(cluster.order(), ["DEL net1"]);
+}
+
+#[test]
+fn each_misbehaving_delegate_is_ended_and_undone_within_its_time() {
+    let verdicts: [(&str, Value, &str); 9] = [
+        ("hangs", json!({ "do": "hang" }), "killed after 1s"),
+        ("hangs with a child", json!({ "do": "hang-with-child" }), "killed after 1s"),
+        ("prints garbage", json!({ "do": "garbage" }), "net2"),
+        ("prints half a result", json!({ "do": "half" }), "net2"),
+        ("prints 100 MB", json!({ "do": "flood" }), "more than"),
+        ("ends by a signal", json!({ "do": "signal", "number": 6 }), "SIGABRT"),
+        ("exits without a word", json!({ "do": "exit", "code": 42 }), "42"),
+        ("succeeds without a word", json!({ "do": "exit", "code": 0 }), "no result"),
+        (
+            "answers in a version of its own",
+            json!({ "do": "result", "value": { "cniVersion": "7.0.0" } }),
+            "7.0.0",
+        ),
+    ];
+    for (what, order, word) in verdicts {
+        let host = host!(Feature::Bridge);
+        let cluster = Cluster::new(&host);
+        cluster.definition("red", &bridge("red", 2));
+        cluster.recording("bad", "two", &json!({ "ADD": [order] }));
+        let config = with(&configuration(&bridge("default", 1)), &json!({ "delegateTimeout": 1 }));
+        prime(&host, &cluster, &config, "red");
+        cluster.pod("web", "red,bad,red");
+        let pod = host.pod("web");
+        let (before, inside) = (host.snapshot(), pod.snapshot());
+        let started = Instant::now();
+        let (_, message) = refusal(&cluster.attachment(&pod).add(&config));
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}: {:?}", started.elapsed());
+        assert!(message.contains(word), "{what}: {word:?} is missing in: {message}");
+        assert!(message.len() < 8192, "{what}: a message for people: {} bytes", message.len());
+        assert_eq!(cluster.order(), ["ADD net2", "DEL net2"], "{what}");
+        assert_eq!(left_running(&host), "", "{what}");
+        assert_nothing_left(what, &host, &before);
+        assert_pod_unchanged(what, &pod, &inside);
+    }
+}
+
+/// The command lines of what still runs inside the host.
+fn left_running(host: &Host) -> String {
+    let inside = || {
+        let own = std::fs::read_link("/proc/thread-self/ns/mnt").expect("our own namespace");
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.path());
+        // Not /proc/self and its like, which is this thread.
+        let numbered = |path: &std::path::Path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().parse::<u32>().is_ok())
+        };
+        let others = processes.filter(|path| numbered(path));
+        let ours = others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
+        ours.map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n").collect()
+    };
+    host.within(inside)
+}
+
+#[test]
+fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    cluster.recording("slow", "two", &json!({ "ADD": [{ "do": "hang" }] }));
+    let config = configuration(&bridge("default", 1));
+    prime(&host, &cluster, &config, "red");
+    cluster.pod("web", "red,slow");
+    let pod = host.pod("web");
+    let before = host.snapshot();
+    let weft = cluster.attachment(&pod);
+    host.write("/run/config", config.to_string());
+    let running = host
+        .command("sh")
+        .args(["-c", "exec /opt/cni/bin/weft </run/config >/dev/null"])
+        .env("CNI_COMMAND", "ADD")
+        .env("CNI_CONTAINERID", &weft.container_id)
+        .env("CNI_NETNS", &weft.netns)
+        .env("CNI_IFNAME", &weft.ifname)
+        .env("CNI_ARGS", &weft.args)
+        .env("CNI_PATH", "/opt/cni/bin")
+        .start();
+    cluster.await_call("ADD net2");
+    running.kill();
+    until("nobody goes on", || left_running(&host).is_empty().then_some(()));
+    weft.del(&config).success();
+    host.run(["rm", "/run/config"]);
+    let _ = cluster.calls();
+    assert_nothing_left("killed", &host, &before);
+}
+
+#[test]
+fn a_delegate_that_takes_the_namespace_away_fails_the_next_and_nothing_is_left() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    let config = configuration(&bridge("default", 1));
+    prime(&host, &cluster, &config, "red");
+    cluster.recording("thief", "two", &json!({ "ADD": [{ "do": "delete-netns" }] }));
+    cluster.pod("web", "red,thief,red");
+    let before = host.snapshot();
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    assert_refused("the namespace is gone", &weft.add(&config), 8, &["/run/netns/web"]);
+    let _ = cluster.calls();
+    assert_nothing_left("thief", &host, &before);
+    weft.del(&config).success();
+    assert_nothing_left("thief, DEL", &host, &before);
+}
+
+#[test]
+fn l4_a_delegate_that_does_not_read_or_talks_on_stderr_is_fine() {
+    let host = host!();
+    let cluster = Cluster::new(&host);
+    cluster.recording(
+        "loud",
+        "two",
+        &json!({ "ADD": [{ "do": "stderr", "text": "chatter", "times": 100_000 }] }),
+    );
+    cluster.pod("web", "loud");
+    let pod = host.pod("web");
+    let mut weft = cluster.attachment(&pod);
+    weft.args.push_str(";TEST_DEL=deaf");
+    let config = configuration(&recording("default", "one", &json!({})));
+    let finished = weft.add(&config).success();
+    assert_eq!(finished.json()["cniVersion"], "1.1.0", "what plugins say to people is not on stdout");
+    assert!(finished.stderr.contains("chatter"));
+    weft.del(&config).success();
+    assert!(cluster.entry(&pod).is_none());
+}
+
+#[test]
+fn a_del_that_hangs_is_ended_reported_and_finished_later() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.recording("slow", "two", &json!({ "DEL": [{ "do": "hang-with-child" }] }));
+    cluster.pod("web", "slow");
+    let pod = host.pod("web");
+    let weft = cluster.attachment(&pod);
+    let config = with(&configuration(&bridge("default", 1)), &json!({ "delegateTimeout": 1 }));
+    weft.add(&config).success();
+    let started = Instant::now();
+    let (_, message) = refusal(&weft.del(&config));
+    assert!(started.elapsed() < Duration::from_secs(30) && message.contains("killed after 1s"), "{message}");
+    assert!(links(&pod).is_empty(), "the others went");
+    assert_eq!(left_running(&host), "");
+    // The plugin is replaced by one that works, as an operator would.
+    host.run(["rm", "/opt/cni/bin/two"]);
+    assert_refused("its program is gone", &weft.del(&config), 5, &["two"]);
+    host.write("/opt/cni/bin/two", "#!/bin/sh\ncat >/dev/null\n");
+    host.run(["chmod", "755", "/opt/cni/bin/two"]);
+    weft.del(&config).success();
+    assert!(cluster.entry(&pod).is_none());
+}
+
+#[test]
+fn without_an_agent_it_is_to_be_tried_again_unless_the_pod_asks_for_nothing() {
+    let host = host!(Feature::Bridge);
+    // As it is on a node: the program in the plugin directory, where `weft` is a link to it.
+    host.command(testkit::binary("weft-cni")).args(["install", "/opt/cni/bin"]).finish().success();
+    let pod = host.pod("web");
+    let mut attachment = host.attachment("weft", &pod, "eth0");
+    attachment.args = "K8S_POD_NAMESPACE=blue;K8S_POD_NAME=web".to_owned();
+    let config = json!({
+        "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [bridge("default", 1)],
+    });
+    assert_refused("no agent", &attachment.add(&config), 11, &["weft plan --once", "there is no agent"]);
+    // What the runtime says of the pod is enough where it asks for nothing, and nothing is to be looked up.
+    let told = |annotations: Value| {
+        let told = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+        with(&config, &json!({ "runtimeConfig": told }))
+    };
+    let mut by_name = with(&told(json!({})), &json!({ "clusterNetwork": "home" }));
+    by_name.as_object_mut().expect("a map").remove("delegates");
+    for (what, config) in [
+        ("it selects", told(json!({ "k8s.v1.cni.cncf.io/networks": "a" }))),
+        ("wrongly, too", told(json!({ "k8s.v1.cni.cncf.io/networks": "," }))),
+        ("it chooses", told(json!({ "v1.multus-cni.io/default-network": "a" }))),
+        ("it asks us", told(json!({ "weft.dev/networks": "a" }))),
+        ("a definition, perhaps", by_name),
+    ] {
+        assert_refused(what, &attachment.add(&config), 11, &["there is no agent"]);
+    }
+    let plain = told(json!({ "example.org/other": "x" }));
+    attachment.add(&plain).success();
+    assert_eq!(links(&pod), ["eth0"]);
+    let entry = host.run(["sh", "-c", "cat /var/lib/weft/sandboxes/*.json"]);
+    assert!(entry.contains("\"name\":\"web\""), "who comes later knows whose it is: {entry}");
+    attachment.call("STATUS", with(&config, &json!({ "cniVersion": "1.1.0" })).to_string()).success();
+    attachment.del(&plain).success();
+}

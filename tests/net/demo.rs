@@ -1,0 +1,207 @@
+//! `weft demo`: it works from nothing, it ends as it should, and it leaves nothing, whatever happens.
+//!
+//! ```text
+//!   host: nothing on it
+//!     └─ what the demo makes: a pretend host with two pods
+//! ```
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use testkit::{Feature, Finished, Host, host, workspace};
+
+/// What the demo may take.
+const LIMIT: Duration = Duration::from_secs(10);
+const MANIFESTS: &str = "/etc/cni/demo";
+
+fn demo(host: &Host, words: &str) -> testkit::Command {
+    // The program beside it does the work.
+    let _ = testkit::binary("weft-cni");
+    host.command(testkit::binary("weft")).clean_environment().args(["demo"]).args(words.split_whitespace())
+}
+
+#[track_caller]
+fn assert_says(finished: &Finished, words: &[&str]) {
+    let said = format!("{}{}", finished.stdout, finished.stderr);
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing: {finished}");
+    }
+}
+
+#[test]
+fn it_works_from_nothing_and_leaves_nothing() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    let shown = demo(&host, "").deadline(LIMIT).finish().success();
+    host.assert_unchanged(&before);
+    assert_eq!(shown.stderr, "", "{shown}");
+    let lines = |beginning: &str| shown.stdout.lines().filter(|line| line.starts_with(beginning)).count();
+    assert_eq!((lines("  attached "), lines("  detached "), lines("checked ")), (9, 9, 2), "{shown}");
+    assert_says(
+        &shown,
+        &[
+            "NETWORK",
+            "PLUGINS",
+            "aa:bb:cc:dd:ee:ff  10.101.2.44/24",
+            "k8s.v1.cni.cncf.io/network-status: |",
+            "ACROSS",
+            "net2 10.101.2.2  blue 10.101.2.44",
+            "net4 10.101.1.3  net1 10.101.1.4",
+            "left on the pretend host",
+            "no difference",
+            "done in",
+        ],
+    );
+    assert!(!shown.stdout.contains("no answer"), "{shown}");
+}
+
+#[test]
+fn two_at_once_do_not_meet() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    let running: Vec<testkit::Running> = (0..3).map(|_| demo(&host, "").start()).collect();
+    for one in running {
+        assert!(one.finish(LIMIT * 2).success());
+    }
+    host.assert_unchanged(&before);
+}
+
+#[test]
+fn the_examples_are_what_is_built_in() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    let words = format!(
+        "-f {} --pod my-namespace/my-partner --partner my-namespace/my-pod",
+        workspace().join("examples").display()
+    );
+    let shown = demo(&host, &words).finish().success();
+    assert_says(
+        &shown,
+        &["pings from my-namespace/my-partner to my-namespace/my-pod", "blue 10.101.2.44  net2 10.101.2"],
+    );
+    host.assert_unchanged(&before);
+}
+
+/// Two pods on one network with this plugin, and the configuration of the meta-plugin.
+fn script(host: &Host, plugin: &Value) {
+    let pod = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns",
+            "annotations": {"k8s.v1.cni.cncf.io/networks": "net-a"}}})
+    };
+    let mut config = plugin.clone();
+    config["cniVersion"] = "1.1.0".into();
+    config["name"] = "net-a".into();
+    let definition = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "net-a", "namespace": "ns"}, "spec": {"config": config.to_string()}});
+    let home = json!({"cniVersion": "1.1.0", "name": "home", "type": "bridge", "bridge": "home0",
+        "ipam": {"type": "host-local", "subnet": "10.7.0.0/24", "dataDir": "/run/weft-example/addresses"}});
+    let weft = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft", "delegates": [home]});
+    for (name, object) in
+        [("a.json", pod("a")), ("b.json", pod("b")), ("n.json", definition), ("weft.conf", weft)]
+    {
+        host.write(format!("{MANIFESTS}/{name}"), object.to_string());
+    }
+    host.install(&testkit::binary("weft-test-plugin"), &["one"]);
+}
+
+#[test]
+fn a_plugin_that_fails_ends_it_and_everything_is_removed() {
+    let host = host!(Feature::Bridge);
+    script(&host, &json!({"type": "one", "testPlugin": {"ADD": [{"do": "fail", "message": "not today"}]}}));
+    let before = host.snapshot();
+    let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
+    assert_eq!(failed.code, Some(1), "{failed}");
+    assert_says(
+        &failed,
+        &["weft: demo: attach ns/a net1: ", "not today", "removed /run/netns/weft-demo-", "no difference"],
+    );
+    host.assert_unchanged(&before);
+}
+
+#[test]
+fn interrupted_it_removes_everything_and_says_so() {
+    let host = host!(Feature::Bridge);
+    script(&host, &json!({"type": "one", "testPlugin": {"ADD": [{"do": "sleep", "milliseconds": 1500}]}}));
+    let before = host.snapshot();
+    for signal in [Signal::INT, Signal::TERM] {
+        let running = demo(&host, &format!("-f {MANIFESTS}")).start();
+        let until = Instant::now() + LIMIT;
+        while host.snapshot().titles("file /run/netns/").count() < 2 {
+            assert!(Instant::now() < until, "the demo makes no namespaces");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), signal).unwrap();
+        assert_eq!(running.finish(LIMIT).code(), Some(130));
+        host.assert_unchanged(&before);
+    }
+}
+
+#[test]
+fn whenever_it_is_interrupted_it_removes_everything() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    for delay in (0..400).step_by(40) {
+        let running = demo(&host, "").start();
+        std::thread::sleep(Duration::from_millis(delay));
+        kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+        let ended = running.finish(LIMIT);
+        // Before it watches for it the signal ends it, and there is nothing to remove.
+        assert!(matches!(ended.code(), Some(0 | 130)) || ended.signal() == Some(2), "{delay} ms: {ended:?}");
+        host.assert_unchanged(&before);
+    }
+}
+
+#[test]
+fn what_a_killed_one_leaves_the_next_one_removes() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let before = host.snapshot();
+    for delay in [60, 150] {
+        let running = demo(&host, "").start();
+        std::thread::sleep(Duration::from_millis(delay));
+        running.kill();
+        // Its hands may still be at work.
+        std::thread::sleep(Duration::from_millis(300));
+        demo(&host, "").finish().success();
+        // It cannot tell who made the empty directory of the copies.
+        let changes = before.changes(&host.snapshot());
+        let files = changes.lines().filter(|line| !line.starts_with("+ directory /run/weft"));
+        assert_eq!(files.collect::<Vec<_>>(), [""; 0], "killed after {delay} ms");
+    }
+}
+
+#[test]
+fn a_ping_without_an_answer_fails_it() {
+    let host = host!(Feature::Bridge);
+    let isolated = json!({"type": "bridge", "bridge": "iso0", "portIsolation": true,
+        "ipam": {"type": "host-local", "subnet": "10.8.0.0/24", "dataDir": "/run/weft-example/addresses"}});
+    script(&host, &isolated);
+    let before = host.snapshot();
+    let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
+    assert_eq!(failed.code, Some(1), "{failed}");
+    assert_says(&failed, &["weft: demo: no answer from 10.8.0.3 across ns/net-a", "no difference"]);
+    host.assert_unchanged(&before);
+}
+
+#[test]
+fn what_a_plugin_leaves_on_the_machine_is_seen() {
+    let host = host!(Feature::Bridge);
+    script(&host, &json!({"type": "one", "testPlugin": {"record": "/run/cni/left-behind"}}));
+    host.write("/run/cni/other", "");
+    let left = demo(&host, &format!("-f {MANIFESTS}")).finish();
+    assert_eq!(left.code, Some(1), "{left}");
+    assert_says(&left, &["+ file /run/cni/left-behind", "weft: demo: this machine differs in 1 places"]);
+}
+
+#[test]
+fn two_pods_are_needed() {
+    let host = host!();
+    script(&host, &json!({"type": "one"}));
+    host.run(["rm", &format!("{MANIFESTS}/b.json")]);
+    let before = host.snapshot();
+    let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
+    assert_eq!(failed.code, Some(1), "{failed}");
+    assert_says(&failed, &["the demo needs two pods, and the manifests hold 1", "--partner"]);
+    host.assert_unchanged(&before);
+}

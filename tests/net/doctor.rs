@@ -1,0 +1,263 @@
+//! `weft doctor`: it finds what is wrong, and nothing where nothing is.
+
+use serde_json::{Value, json};
+use testkit::{Feature, Finished, Host, Pod, host, workspace};
+
+const SANDBOX: &str = "my-namespace_my-pod";
+
+fn run(host: &Host, line: &str) -> Finished {
+    let _ = testkit::binary("weft-cni");
+    let weft = host.command(testkit::binary("weft")).clean_environment();
+    weft.args(line.split_whitespace()).finish()
+}
+
+fn findings(host: &Host) -> Vec<Value> {
+    let finished = run(host, "doctor -o json");
+    let found = finished.json().as_array().expect("a list").clone();
+    assert_eq!(finished.code, Some(i32::from(!found.is_empty())), "{finished}");
+    found
+}
+
+#[test]
+fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    rig::install(&host);
+    let examples = workspace().join("examples");
+    host.run(["mkdir", "-p", "/etc/cni/net.d"]);
+    let configuration = std::fs::read_to_string(examples.join("10-weft.conflist")).expect("an example");
+    // It plans from these manifests, not by an agent.
+    let planned = format!("\"type\": \"weft\", \"manifestDir\": \"{}\",", examples.display());
+    host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
+    run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
+    let quiet = run(&host, "doctor").success();
+    assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
+
+    // The runtime takes the first file.
+    host.write(
+        "/etc/cni/net.d/05-other.conflist",
+        r#"{"cniVersion":"1.0.0","name":"o","plugins":[{"type":"ptp"}]}"#,
+    );
+    let found = findings(&host);
+    let [other] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(other["what"], "configuration /etc/cni/net.d/10-weft.conflist");
+    assert!(other["why"].as_str().unwrap().starts_with("/etc/cni/net.d/05-other.conflist"), "{other}");
+    host.run(["rm", "/etc/cni/net.d/05-other.conflist"]);
+
+    // Somebody took an interface away.
+    host.run(["ip", "-n", &format!("weft-{SANDBOX}"), "link", "delete", "net1"]);
+    let found = findings(&host);
+    let [changed] = found.as_slice() else { panic!("{found:?}") };
+    assert!(changed["why"].as_str().unwrap().contains("net1"), "{changed}");
+
+    // The journal is lost: what is left is nobody's.
+    let entry = format!("/var/lib/weft/sandboxes/{SANDBOX}.json");
+    let kept = host.read(&entry).expect("an entry");
+    host.run(["rm", &entry]);
+    let found = findings(&host);
+    let whats: Vec<&str> = found.iter().map(|finding| finding["what"].as_str().unwrap()).collect();
+    assert!(whats.iter().filter(|what| what.starts_with("link veth")).count() >= 3, "{whats:?}");
+    assert!(whats.contains(&"element of inet weft_masquerade sources4"), "{whats:?}");
+    assert!(found.iter().all(|finding| finding["why"].as_str().unwrap().contains(SANDBOX)), "{found:?}");
+
+    // It cannot be read; then it can, and its namespace is gone.
+    host.write(&entry, "{");
+    assert!(findings(&host).iter().any(|finding| finding["what"] == format!("journal entry {SANDBOX}")));
+    host.write(&entry, kept);
+    host.run(["ip", "netns", "delete", &format!("weft-{SANDBOX}")]);
+    let found = findings(&host);
+    assert!(found[0]["why"].as_str().unwrap().contains("is gone"), "{found:?}");
+    run(&host, "detach --pod my-namespace/my-pod").success();
+    run(&host, "doctor").success();
+}
+
+/// What of the findings is about things that nobody knows.
+fn orphans(host: &Host) -> Vec<String> {
+    let found = findings(host);
+    let own = found.iter().filter(|finding| finding["why"].as_str().unwrap().contains("which nobody knows"));
+    own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A device as the kernel leaves it when its container ends, under its name there. Returns the container that had it.
+fn leave_device(host: &Host) -> String {
+    host.run("ip link add dev8 type veth peer name far8".split(' '));
+    let card = host.pod("card");
+    let moved = json!({ "cniVersion": "1.0.0", "name": "lan", "type": "host-device", "device": "dev8" });
+    host.attachment("host-device", &card, "net8").add(&moved).success();
+    host.run(["sh", "-c", "ip -n card link set net8 netns $$"]);
+    card.container_id()
+}
+
+/// A pod whose address and port are iptables' matter.
+fn behind_iptables(host: &Host) -> Pod {
+    let behind = host.pod("b");
+    let eth0 = |plugin: &str, keys: Value| {
+        let base = json!({ "cniVersion": "1.0.0", "name": "old", "type": plugin });
+        host.attachment(plugin, &behind, "eth0").add(&rig::with(&base, &keys)).success().json()
+    };
+    let result = eth0(
+        "bridge",
+        json!({
+            "bridge": "br1", "ipMasq": true, "ipMasqBackend": "iptables",
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.2.0.0/24" }]] },
+        }),
+    );
+    let ports = json!([{ "hostPort": 8081, "containerPort": 80, "protocol": "tcp" }]);
+    eth0(
+        "portmap",
+        json!({ "backend": "iptables", "prevResult": result, "runtimeConfig": { "portMappings": ports } }),
+    );
+    behind
+}
+
+#[test]
+fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container() {
+    let host = host!(
+        Feature::Bridge,
+        Feature::NftBridge,
+        Feature::NftFib,
+        Feature::NftMasquerade,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred,
+        Feature::IptablesNft
+    );
+    rig::install(&host);
+    let pod = host.pod("a");
+    // Longer than a comment has room for.
+    let network = format!("n{}", "-long".repeat(15));
+    let call = |plugin: &str, keys: Value| {
+        let base = json!({ "cniVersion": "1.0.0", "name": network, "type": plugin });
+        host.attachment(plugin, &pod, "eth0").add(&rig::with(&base, &keys)).success().json()
+    };
+    let result = call(
+        "bridge",
+        json!({
+            "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] },
+        }),
+    );
+    let rates = json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
+    call("bandwidth", rig::with(&rates, &json!({ "prevResult": result })));
+    let ports = json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }]);
+    call("portmap", json!({ "prevResult": result, "runtimeConfig": { "portMappings": ports } }));
+    call("firewall", json!({ "prevResult": result, "backend": "nftables", "ingressPolicy": "isolated" }));
+    call("firewall", json!({ "prevResult": result, "backend": "iptables" }));
+    let behind = behind_iptables(&host);
+    let card = leave_device(&host);
+
+    let found = orphans(&host);
+    for what in [
+        "link veth",
+        "link bwp",
+        "link net8",
+        "element of inet weft_masquerade sources4",
+        "element of inet weft_masquerade sources6",
+        "element of bridge weft_spoofing checked",
+        "element of inet weft_portmap ports4",
+        "element of inet weft_firewall",
+        "element of bridge weft_firewall",
+        "iptables -A CNI-FORWARD -s 10.1.0.2/32",
+        "iptables -A CNI-FORWARD -s fd01::2/128",
+        "iptables -A CNI-HOSTPORT-DNAT -p tcp",
+        "iptables -A POSTROUTING -s 10.2.0.2/32",
+    ] {
+        assert!(found.iter().any(|found| found.starts_with(what)), "{what}: {found:#?}");
+    }
+    // The runtime's own memory is enough, also where a comment has not all of the network's name.
+    host.run(["mkdir", "-p", "/var/lib/cni/results"]);
+    host.write(format!("/var/lib/cni/results/{network}-{}-eth0", pod.container_id()), "{}");
+    host.write(format!("/var/lib/cni/results/old-{}-eth0", behind.container_id()), "{}");
+    assert_eq!(orphans(&host), ["link net8"]);
+    host.write(format!("/var/lib/cni/results/lan-{card}-net8"), "{}");
+    assert!(orphans(&host).is_empty());
+}
+
+const WRITTEN: &str = "/etc/cni/net.d/00-weft.conflist";
+const DEFAULT: &str = "/etc/cni/net.d/10-lan.conflist";
+
+/// A default network of its own and weft on it, which plans from `/etc/weft`.
+fn with_default_network(host: &Host) {
+    rig::install(host);
+    host.run(["mkdir", "-p", "/etc/cni/net.d", "/etc/weft"]);
+    let lan = json!({ "cniVersion": "1.0.0", "name": "lan", "plugins": [
+        { "type": "bridge", "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" } }] });
+    host.write(DEFAULT, lan.to_string());
+    run(host, "install --set manifestDir=/etc/weft").success();
+    run(host, "doctor").success();
+}
+
+/// The one thing that is wrong: what, why and what to do in a line.
+#[track_caller]
+fn one(host: &Host) -> String {
+    let found = findings(host);
+    let [one] = found.as_slice() else { panic!("{found:#?}") };
+    let text = |key: &str| one[key].as_str().unwrap().to_owned();
+    format!("{} | {} | {}", text("what"), text("why"), text("cure"))
+}
+
+#[test]
+fn a_node_on_which_no_pod_could_start_is_not_said_to_be_right() {
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    let written = host.read(WRITTEN).expect("what weft installed");
+    let lan = host.read(DEFAULT).expect("the default network");
+
+    // The default network is taken away, or its plugin is none.
+    host.run(["rm", DEFAULT]);
+    let gone = one(&host);
+    assert!(gone.contains("STATUS") && gone.contains(DEFAULT), "{gone}");
+    host.write(DEFAULT, lan.replace("bridge", "nope"));
+    let nope = one(&host);
+    assert!(nope.contains("STATUS") && nope.contains("nope"), "{nope}");
+    host.write(DEFAULT, lan);
+
+    // The runtime finds no weft; other plugins are nowhere.
+    host.run(["mv", "/opt/cni/bin", "/opt/cni/away"]);
+    host.run(["mkdir", "/opt/cni/bin"]);
+    let emptied = one(&host);
+    assert!(emptied.contains("the plugin weft is not in /opt/cni/bin"), "{emptied}");
+    host.run(["rmdir", "/opt/cni/bin"]);
+    host.run(["mv", "/opt/cni/away", "/opt/cni/bin"]);
+    host.write(WRITTEN, written.replace("\"/opt/cni/bin\"", "\"/nowhere\""));
+    let nowhere = one(&host);
+    assert!(nowhere.contains("binDir /nowhere: No such file"), "{nowhere}");
+
+    // No agent, and nothing to plan with in its place; credentials that reach nobody are nothing, either.
+    let without = |keys: &str| written.replace("\"manifestDir\": \"/etc/weft\"", keys);
+    host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock""#));
+    let alone = one(&host);
+    assert!(alone.starts_with("agent /run/none.sock | nobody answers (No such file"), "{alone}");
+    host.write("/etc/weft.kubeconfig", "apiVersion: v1\nkind: Config\n");
+    host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock", "kubeconfig": "/etc/weft.kubeconfig""#));
+    let unread = one(&host);
+    assert!(unread.contains("/etc/weft.kubeconfig"), "{unread}");
+    host.write(WRITTEN, &written);
+    run(&host, "doctor").success();
+}
+
+#[test]
+fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    // Multus's own, whose program is there.
+    host.run(["rm", "-f", "/opt/cni/bin/multus"]);
+    host.write("/opt/cni/bin/multus", "#!/bin/sh\n");
+    let multus =
+        r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"lan"}"#;
+    host.write("/etc/cni/net.d/00-multus.conf", multus);
+    let first = one(&host);
+    assert!(first.contains("/etc/cni/net.d/00-multus.conf comes before it"), "{first}");
+    host.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
+
+    let held = "/var/lib/cni/networks/lan";
+    host.run(["mkdir", "-p", held, "/var/lib/cni/results"]);
+    for last in 2..=254 {
+        host.write(format!("{held}/10.1.0.{last}"), format!("c{last}\r\neth0"));
+    }
+    run(&host, "doctor").success();
+    host.run(["sh", "-c", &format!("touch -d '1 hour ago' {held}/*")]);
+    host.write("/var/lib/cni/results/lan-c2-eth0", "{}");
+    let lost = one(&host);
+    assert!(lost.starts_with("addresses of network lan | 252 addresses are held"), "{lost}");
+    assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
+}

@@ -1,0 +1,75 @@
+//! A pod's ports on the host, and what it may send and receive, by way of the meta-plugin: what the runtime asks for
+//! arrives at the plugins of the default network, and nowhere else.
+//!
+//! ```text
+//!   outside ── up0 ── host ── br1 ── web eth0      default: bridge, portmap, firewall
+//!                          └─ br2 ── web net1      extra: bridge, portmap
+//! ```
+//!
+//! Source: NPWG v1.1, 7.5; containerd `pkg/cri` (how host ports come to a CNI configuration).
+
+use rig::cluster::{bridge, configuration};
+use rig::traffic::{Transport, UPLINK, outside, reached};
+use rig::{Cluster, assert_nothing_left, with};
+use serde_json::{Value, json};
+use testkit::{Feature, Host, host};
+
+/// A bridge network, behind which ports are forwarded.
+fn forwarding(name: &str, subnet: u8, more: &[Value]) -> Value {
+    let mut network = bridge(name, subnet);
+    network["plugins"][0]["isDefaultGateway"] = (subnet == 1).into();
+    let plugins = network["plugins"].as_array_mut().expect("plugins");
+    plugins.push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+    plugins.extend(more.iter().cloned());
+    network
+}
+
+/// What a runtime passes to the meta-plugin, which declares the capability.
+fn called(host_port: u16) -> Value {
+    let default = forwarding("default", 1, &[json!({ "type": "firewall", "ingressPolicy": "same-bridge" })]);
+    with(
+        &configuration(&default),
+        &json!({ "capabilities": { "portMappings": true }, "runtimeConfig": { "portMappings": [
+            { "hostPort": host_port, "containerPort": 80, "protocol": "tcp" },
+            { "hostPort": host_port, "containerPort": 53, "protocol": "udp" },
+        ] } }),
+    )
+}
+
+fn entries(host: &Host, what: &str) -> usize {
+    host.run(["nft", "list", "ruleset"]).matches(what).count()
+}
+
+#[test]
+fn v11_7_5_1_host_ports_are_the_default_networks_and_go_with_the_pod() {
+    let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    let outside = outside(&host);
+    cluster.definition("extra", &forwarding("extra", 2, &[]));
+    cluster.pod("web", "extra");
+    let pod = host.pod("web");
+    let attachment = cluster.attachment(&pod);
+    let prime = called(8080);
+    attachment.add(&prime).success();
+    attachment.del(&prime).success();
+    let before = host.snapshot();
+    // A host that drops what it forwards: without firewall nothing would be answered.
+    host.run(["nft", "table inet theirs { chain c { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }"]);
+    let result = attachment.add(&called(8080)).success().json();
+    let address = rig::addresses(&result)[0].split('/').next().unwrap().to_owned();
+    for (transport, port) in [(Transport::Tcp, 80), (Transport::Udp, 53)] {
+        let seen =
+            reached(transport, &outside, &format!("{}:8080", UPLINK[0]), &pod, &format!("{address}:{port}"));
+        assert!(seen.is_some(), "{transport:?}");
+    }
+    assert_eq!(entries(&host, "weft/portmap/default/"), 3, "two ports and their address");
+    assert_eq!(entries(&host, "weft/portmap/extra/"), 0, "the other network's plugin was asked for nothing");
+    assert_eq!(entries(&host, "weft/firewall/default/"), 3, "the address, and what is about the bridge");
+    attachment.check(&with(&called(8080), &json!({ "prevResult": result }))).success();
+    // DEL as some runtimes make it: without the ports, and after the pod has gone.
+    let mut last = called(8080);
+    last.as_object_mut().unwrap().remove("runtimeConfig");
+    attachment.del(&last).success();
+    host.run(["nft", "delete", "table", "inet", "theirs"]);
+    assert_nothing_left("DEL", &host, &before);
+}

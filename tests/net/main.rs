@@ -1,0 +1,44 @@
+//! End-to-end tests of lane `net`: plugins and the meta-plugin on this machine's kernel, in network namespaces of each test's own.
+//!
+//! Needs root; a test that needs more names it as a `Feature`.
+
+#![cfg(test)]
+
+mod bandwidth;
+mod bond;
+mod bridge;
+mod chained_plugins;
+mod command_line;
+mod concurrency;
+mod crash_recovery;
+mod crash_recovery_tasks;
+mod delegate_failures;
+mod delegates;
+mod demo;
+mod dhcp;
+mod dhcp_v6;
+mod doctor;
+mod dummy;
+mod firewall;
+mod host_device;
+mod host_local;
+mod host_ports;
+mod import_multus;
+mod interface_plugins;
+mod ipvlan;
+mod journal;
+mod lint;
+mod macvlan;
+mod masquerade;
+mod network_selection;
+mod plugin_options;
+mod portmap;
+mod preexisting_attachments;
+mod ptp;
+mod sbr;
+mod static_ipam;
+mod tap;
+mod tuning;
+mod vlan;
+mod vrf;
+mod weft_ipam;

@@ -1,0 +1,18 @@
+//! End-to-end tests of lane `neutron`: the Neutron controller and plugin beside a real Neutron with ML2/OVN.
+//!
+//! Needs what `lanes/neutron/prepare` makes.
+
+#![cfg(test)]
+
+mod auth;
+mod controller;
+mod controller_failover;
+mod default_network;
+mod deployment;
+mod nested_ports;
+mod plugin;
+mod pod_annotations;
+mod pods;
+mod security_groups;
+mod trunk_ports;
+mod vif_annotation;

@@ -1,0 +1,202 @@
+//! The plugin `neutron` beside a real Neutron: what it plugs works, and what it unplugs is gone.
+//!
+//! ```text
+//!   a ── tap ─ br-int ─ machine (node-1) ── Geneve ── node-2 ─ br-int ─ tap ── c
+//!   b ── tap ─┘
+//! ```
+//!
+//! Source: ovn-architecture(7), "Life Cycle of a VIF"; os_vif `vif_plug_ovs`.
+
+use std::sync::Arc;
+
+use rig::machine::until;
+use rig::neutron::{Mode, Subnet};
+use rig::{Machine, Neutron, with};
+use serde_json::{Value, json};
+use testkit::{Attachment, Pod, host};
+
+/// A port for a node, made by hand.
+fn port(neutron: &Neutron, subnet: &Subnet, chassis: &str) -> Value {
+    let port = json!({ "port": {
+        "network_id": subnet.network, "fixed_ips": [{ "subnet_id": subnet.id }], "device_owner": "compute:kuryr",
+        "binding:host_id": chassis } });
+    neutron.api("POST", "ports", Some(&port))["port"].clone()
+}
+
+fn address(port: &Value) -> &str {
+    port["fixed_ips"][0]["ip_address"].as_str().expect("an address")
+}
+
+/// The plugin's configuration for a port, as the agent would write it.
+fn config(neutron: &Neutron, chassis: &str, port: &Value, kind: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": "os", "type": "neutron", "ovsdb": neutron.ovsdb(chassis), "timeout": 20,
+        "vif": {
+            "id": port["id"], "mac": port["mac_address"], "kind": kind, "bridge": "br-int", "mtu": 1442,
+            "result": { "ips": [{ "address": format!("{}/24", address(port)) }] },
+        },
+    })
+}
+
+fn attachment<'a>(machine: &'a Arc<Machine>, chassis: &str, pod: &Pod) -> Attachment<'a> {
+    let mut attachment = machine.attachment("neutron", pod, "eth0");
+    if chassis != "node-1" {
+        attachment.through = vec!["nsenter".into(), format!("--net=/run/netns/{chassis}"), "--".into()];
+    }
+    attachment
+}
+
+fn status(neutron: &Neutron, port: &Value) -> String {
+    neutron.port(port["id"].as_str().unwrap())["status"].as_str().unwrap().to_owned()
+}
+
+/// So many bytes over TCP, which a wrong checksum stops.
+fn carries_tcp(from: &Pod, to: &Pod, address: &str) -> bool {
+    let serve = "import socket,sys;s=socket.create_server(('0.0.0.0',5001));print('up',flush=True);s.settimeout(9);\
+                 c,_=s.accept();n=0\nwhile d:=c.recv(65536): n+=len(d)\nprint(n)";
+    let send = "import socket,sys;s=socket.create_connection((sys.argv[1],5001),timeout=8)\n\
+                for _ in range(200): s.sendall(b'x'*10000)\ns.close()";
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| to.attempt(["/usr/bin/python3", "-c", serve]));
+        until("the server listens", || to.run(["ss", "-ltn"]).contains(":5001").then_some(()));
+        from.attempt(["/usr/bin/python3", "-c", send, address]);
+        server.join().unwrap().stdout.contains("2000000")
+    })
+}
+
+#[test]
+fn ports_work_within_and_across_chassis_and_leave_nothing() {
+    let machine = Arc::new(Machine::new(host!(), "node"));
+    let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1", "node-2"]) else { return };
+    rig::install(&machine);
+    let subnet = neutron.subnet("pods", "10.20.0.0/24", &json!({}));
+    let pods = [("a", "node-1", "ovs"), ("b", "node-1", "bridge"), ("c", "node-2", "ovs")];
+    let before = machine.snapshot();
+    let attached: Vec<_> = pods
+        .iter()
+        .map(|(name, chassis, kind)| {
+            let pod = machine.pod(name);
+            let port = port(&neutron, &subnet, chassis);
+            let config = config(&neutron, chassis, &port, kind);
+            let result = attachment(&machine, chassis, &pod).add(&config).success().json();
+            assert_eq!(result["interfaces"][0]["mac"], port["mac_address"]);
+            until("ACTIVE", || (status(&neutron, &port) == "ACTIVE").then_some(()));
+            let link = &pod.json(["ip", "-j", "link", "show", "eth0"])[0];
+            assert_eq!((&link["mtu"], &link["address"]), (&json!(1442), &port["mac_address"]));
+            (pod, *chassis, port, with(&config, &json!({ "prevResult": result })))
+        })
+        .collect();
+    let (a, _, port_a, config_a) = &attached[0];
+    for (pod, chassis, port, config) in &attached {
+        attachment(&machine, chassis, pod).check(config).success();
+        if port != port_a {
+            assert!(a.pings(address(port)), "{} does not answer", pod.name());
+            assert!(carries_tcp(a, pod, address(port)), "no TCP to {}", pod.name());
+        }
+    }
+    // With the switch's port gone CHECK sees it.
+    neutron.ovs("node-1", &["del-port", &neutron.plugged("node-1")[0]]);
+    let broken = [0, 1].map(|n| attachment(&machine, "node-1", &attached[n].0).check(&attached[n].3).code);
+    assert!(broken.iter().any(|code| *code != Some(0)), "{broken:?}");
+    let _ = config_a;
+    for (pod, chassis, port, config) in &attached {
+        let attachment = attachment(&machine, chassis, pod);
+        attachment.del(config).success();
+        attachment.del(config).success();
+        until("DOWN", || (status(&neutron, port) == "DOWN").then_some(()));
+    }
+    assert!(neutron.plugged("node-1").is_empty() && neutron.plugged("node-2").is_empty());
+    let left = rig::changes(&before, &machine.snapshot());
+    assert!(!left.contains("tap") && !left.contains("qbr") && !left.contains("qv"), "{left}");
+}
+
+#[test]
+fn a_port_that_cannot_be_plugged_leaves_nothing_and_del_works_without_the_switch() {
+    let machine = Arc::new(Machine::new(host!(), "node"));
+    let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1"]) else { return };
+    rig::install(&machine);
+    let subnet = neutron.subnet("pods", "10.20.0.0/24", &json!({}));
+    let pod = machine.pod("a");
+    let port = port(&neutron, &subnet, "node-1");
+    let good = config(&neutron, "node-1", &port, "ovs");
+    let attachment = attachment(&machine, "node-1", &pod);
+    let before = machine.snapshot();
+    let vif = |keys: &Value| with(&good, &json!({ "vif": with(&good["vif"], keys) }));
+    let refusals = [
+        (vif(&json!({ "bridge": "nowhere" })), "no such bridge"),
+        (with(&good, &json!({ "ovsdb": "/run/nobody.sock" })), "/run/nobody.sock"),
+        (with(&good, &json!({ "vif": null })), "weft controller --neutron"),
+        (vif(&json!({ "id": "../../x" })), "not the id of a port"),
+        (vif(&json!({ "kind": "sriov" })), "ovs, bridge, vlan, macvlan"),
+        (vif(&json!({ "result": { "ips": [{ "address": "10.20.0.9" }] } })), "prefix length"),
+        // Nobody binds it: OVN never installs it.
+        (
+            with(&vif(&json!({ "id": "00000000-0000-0000-0000-000000000000" })), &json!({ "timeout": 1 })),
+            "does not install",
+        ),
+    ];
+    for (config, words) in refusals {
+        let refused = attachment.add(&config);
+        assert_ne!(refused.code, Some(0), "{words}");
+        assert!(refused.stdout.contains(words), "{words}: {}", refused.stdout);
+        assert!(neutron.plugged("node-1").is_empty(), "{words}");
+        machine.assert_unchanged(&before);
+    }
+    // Without the switch the link goes, and its port stays behind.
+    attachment.add(&good).success();
+    let process = machine.read("/run/neutron/ovn/node-1/ovsdb.pid").unwrap();
+    machine.run(["kill", "-s", "STOP", process.trim()]);
+    let socket = neutron.ovsdb("node-1");
+    machine.run(["mv", &socket, &format!("{socket}.away")]);
+    attachment.del(&good).success();
+    assert_eq!(pod.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1, "the link is gone");
+    machine.run(["mv", &format!("{socket}.away"), &socket]);
+    machine.run(["kill", "-s", "CONT", process.trim()]);
+    let left = neutron.plugged("node-1");
+    assert_eq!(left.len(), 1, "{left:?}");
+    // The next call that finds the switch there clears it away, whosever it is.
+    let other = machine.pod("other");
+    let mut next = machine.attachment("neutron", &other, "eth0");
+    next.container_id = "other".to_owned();
+    next.del(&good).success();
+    assert!(neutron.plugged("node-1").is_empty());
+    // And the port can be plugged in again.
+    attachment.add(&good).success();
+    until("ACTIVE", || (status(&neutron, &port) == "ACTIVE").then_some(()));
+}
+
+#[test]
+fn ports_that_come_and_go_at_once_on_one_switch_take_none_of_each_other_away() {
+    const PODS: usize = 5;
+    const ROUNDS: usize = 2;
+    let machine = Arc::new(Machine::new(host!(), "node"));
+    let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1"]) else { return };
+    rig::install(&machine);
+    let subnet = neutron.subnet("pods", "10.20.0.0/24", &json!({}));
+    let pods: Vec<(Pod, Value)> = (0..PODS)
+        .map(|number| {
+            let port = port(&neutron, &subnet, "node-1");
+            (machine.pod(&format!("pod{number}")), config(&neutron, "node-1", &port, "ovs"))
+        })
+        .collect();
+    // Whose link is not there yet, or not any more, is nobody's in the eyes of every other call.
+    std::thread::scope(|scope| {
+        for (pod, config) in &pods {
+            let (machine, neutron) = (&machine, &neutron);
+            scope.spawn(move || {
+                let attachment = attachment(machine, "node-1", pod);
+                for _ in 0..ROUNDS {
+                    attachment.add(config).success();
+                    let device = format!("tap{}", &config["vif"]["id"].as_str().unwrap()[..11]);
+                    assert!(neutron.plugged("node-1").contains(&device), "{device} was taken away");
+                    attachment.del(config).success();
+                }
+                attachment.add(config).success();
+            });
+        }
+    });
+    assert_eq!(neutron.plugged("node-1").len(), PODS);
+    for (_, config) in &pods {
+        until("ACTIVE", || (status(&neutron, &config["vif"]) == "ACTIVE").then_some(()));
+    }
+}

@@ -1,0 +1,123 @@
+//! What a pod wishes for, as its annotations and the definitions say and as they change, and what Kuryr left on it.
+//!
+//! Neutron runs with its own mechanism drivers for tests, beside a real API server with the rights that are shipped.
+//!
+//! Source: the standard, 4.1.2; Multus `v1.multus-cni.io/default-network`; Kuryr-Kubernetes `handlers/kuryrport.py`.
+
+use rig::OpenStack;
+use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, NETWORKS, VIF, eventually};
+use serde_json::{Value, json};
+use testkit::host;
+
+/// Makes a pod with this metadata from its author.
+fn pod_with(cluster: &OpenStack, name: &str, metadata: &Value) {
+    let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+        "spec": { "nodeName": BOUND, "containers": [{ "name": "c", "image": "none" }] } });
+    (pod["metadata"]["name"], pod["metadata"]["namespace"]) = (json!(name), json!(NAMESPACE));
+    cluster.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
+}
+
+/// Waits until a pod's interfaces are these, each with its address's beginning.
+fn wait_for(cluster: &OpenStack, name: &str, expected: &[(&str, &str)]) {
+    eventually(&format!("{name}: {expected:?}"), || {
+        let vifs = cluster.vifs(name)?;
+        let fits = |(vif, (name, start)): (&Value, &(&str, &str))| {
+            vif["ifname"] == *name && vif["ips"][0].as_str().is_some_and(|ip| ip.starts_with(start))
+        };
+        (vifs.len() == expected.len() && vifs.iter().zip(expected).all(fits)).then_some(())
+    });
+}
+
+#[test]
+fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let pods = cluster.neutron.subnet("pods", "10.20.0.0/24", &json!({}));
+    let _one = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    let two = cluster.network("net-b", "10.22.0.0/24", &json!({}));
+    let config = json!({ KURYR_CONFIG: json!({ "subnetId": two.id }).to_string() });
+    cluster.definition_in("kube-system", "net-d", &config);
+    cluster.definition_in(NAMESPACE, "late", &json!({}));
+    cluster.start_controller("one", &json!({ "defaultNetwork": true, "podSubnet": pods.id }), &[]);
+    cluster.wait_until_leading("one");
+    let default = ("eth0", "10.20.0.");
+    // What is not Neutron's becomes so.
+    cluster.pod(BOUND, "later", "late");
+    wait_for(&cluster, "later", &[default]);
+    cluster.definition_in(NAMESPACE, "late", &config);
+    wait_for(&cluster, "later", &[default, ("eth1", "10.22.0.")]);
+    // What was not selected is.
+    cluster.pod(BOUND, "more", "");
+    wait_for(&cluster, "more", &[default]);
+    cluster.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "more", &format!("{NETWORKS}=net-a")]);
+    wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
+    // What is written already is not taken away from it.
+    cluster.kube.kubectl([
+        "annotate",
+        "pod",
+        "-n",
+        NAMESPACE,
+        "more",
+        "--overwrite",
+        &format!("{NETWORKS}=net-b"),
+    ]);
+    cluster.wait_for_event("more", &["NetworkRefused", "eth1", "create the pod anew"]);
+    wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
+    // What nobody can read goes.
+    pod_with(&cluster, "spoilt", &json!({ "annotations": { VIF: "{" } }));
+    cluster.wait_for_event("spoilt", &["VifUnreadable", VIF]);
+    cluster.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "spoilt", &format!("{VIF}-")]);
+    wait_for(&cluster, "spoilt", &[default]);
+    // An invalid selection selects nothing, and takes nothing away.
+    pod_with(&cluster, "invalid", &json!({ "annotations": { NETWORKS: r#"[{"name":"net-a","mac":5}]"# } }));
+    cluster.wait_for_event("invalid", &["AnnotationIgnored", "mac"]);
+    wait_for(&cluster, "invalid", &[default]);
+    // The default network is another one.
+    let annotations = json!({ "v1.multus-cni.io/default-network": "net-d", NETWORKS: "net-a" });
+    pod_with(&cluster, "moved", &json!({ "annotations": annotations }));
+    wait_for(&cluster, "moved", &[("eth0", "10.22.0."), ("eth1", "10.21.0.")]);
+    for name in ["later", "more", "spoilt", "invalid", "moved"] {
+        cluster.delete_pod(name);
+    }
+    cluster.assert_nothing_left("one");
+}
+
+/// Kuryr of Victoria and later holds pods and KuryrPorts until their ports are released.
+#[test]
+fn what_kuryr_holds_is_let_go_once_its_ports_are_released() {
+    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
+    cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
+    cluster.wait_until_leading("one");
+    let held = json!(["kuryr.openstack.org/pod-finalizer"]);
+    pod_with(&cluster, "web", &json!({ "finalizers": held, "annotations": { NETWORKS: "net-a" } }));
+    pod_with(&cluster, "plain", &json!({ "finalizers": held }));
+    let get = |kind: &str, name: &str| {
+        let found = cluster.kube.attempt(["get", kind, "-n", NAMESPACE, name, "-o", "json"], "");
+        (found.code == Some(0)).then(|| found.json())
+    };
+    eventually("a KuryrPort", || {
+        get("kuryrport", "web").filter(|port| port["status"]["vifs"]["eth1"].is_object())
+    });
+    let hold =
+        r#"{"metadata":{"finalizers":["example.com/other","kuryr.openstack.org/kuryrport-finalizer"]}}"#;
+    cluster.kube.kubectl(["patch", "kuryrport", "-n", NAMESPACE, "web", "--type=merge", "-p", hold]);
+    cluster.kube.kubectl(["delete", "kuryrport", "-n", NAMESPACE, "web", "--wait=false"]);
+    for name in ["web", "plain"] {
+        cluster.kube.kubectl([
+            "delete",
+            "pod",
+            "-n",
+            NAMESPACE,
+            name,
+            "--force",
+            "--grace-period=0",
+            "--wait=false",
+        ]);
+    }
+    for name in ["web", "plain"] {
+        eventually("the pod is gone", || get("pod", name).is_none().then_some(()));
+    }
+    let port = get("kuryrport", "web").expect("somebody else holds it");
+    assert_eq!(port["metadata"]["finalizers"], json!(["example.com/other"]));
+    cluster.assert_nothing_left("one");
+}

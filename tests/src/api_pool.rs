@@ -1,0 +1,87 @@
+//! Client of the API server pool: an API server that a test uses alone for a while, because starting one takes longer than most
+//! tests do.
+//!
+//! ```text
+//!   machine (network of the test)            machine of the pool
+//!   client ──► 0.0.0.0:6443 ── this process ──► 127.0.0.1:6443 kube-apiserver
+//! ```
+//!
+//! - A test gets a server in the state of a new one: the pool (`tests/src/bin/api_pool.rs`) restores it.
+//! - A test has its server as long as its connection to the pool is open, however the test ends.
+//! - The test's machine has the port of the server only, not its processes, its log or its etcd.
+
+use std::io::{self, BufRead, BufReader};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use testkit::Netns;
+
+use crate::machine::{Machine, PATIENCE};
+
+/// Name of the pool's socket among the parts of lane `kube`.
+pub const SOCKET: &str = "api-pool";
+/// The port of every API server.
+const PORT: u16 = 6443;
+
+/// A server of the pool, returned when this is dropped.
+#[derive(Debug)]
+pub struct PooledServer {
+    listener: Arc<TcpListener>,
+    _connection: UnixStream,
+}
+
+// === impl PooledServer ===
+
+impl PooledServer {
+    /// Waits for a server of the pool and makes it reachable on `machine`; `None` if no pool runs or it has no servers left.
+    ///
+    /// # Panics
+    /// If no server becomes free within [`PATIENCE`].
+    #[must_use]
+    #[track_caller]
+    pub fn take(parts: &Path, machine: &Machine) -> Option<PooledServer> {
+        let connection = UnixStream::connect(parts.join(SOCKET)).ok()?;
+        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut netns = String::new();
+        let length = BufReader::new(&connection).read_line(&mut netns).expect("a free server in the pool");
+        // The pool closed the connection: it has no servers any more.
+        if length == 0 {
+            return None;
+        }
+        let there = machine.netns_at(Path::new(netns.trim_end()));
+        let listen = || TcpListener::bind(("0.0.0.0", PORT)).expect("the port of the API server");
+        let listener = Arc::new(machine.within(listen));
+        let accepting = Arc::clone(&listener);
+        thread::spawn(move || forward(&accepting, &there));
+        Some(PooledServer { listener, _connection: connection })
+    }
+}
+
+impl Drop for PooledServer {
+    fn drop(&mut self) {
+        // Ends the thread that accepts connections.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Forwards every connection to the server.
+fn forward(listener: &TcpListener, there: &Netns) {
+    while let Ok((near, _)) = listener.accept() {
+        // A refused connection is closed on this side, too.
+        let Ok(far) = there.within(|| TcpStream::connect(("127.0.0.1", PORT))) else { continue };
+        let (near, far) = (Arc::new(near), Arc::new(far));
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            let (from, to) = (Arc::clone(from), Arc::clone(to));
+            // Whatever was read is sent at once.
+            to.set_nodelay(true).expect("an option of a socket");
+            thread::spawn(move || {
+                // The end of one side is passed on to the other, also after an error.
+                let _ = io::copy(&mut &*from, &mut &*to);
+                let _ = to.shutdown(Shutdown::Write);
+            });
+        }
+    }
+}

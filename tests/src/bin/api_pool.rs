@@ -1,0 +1,74 @@
+//! Pool of API servers that tests use one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is ended.
+//!
+//! ```text
+//!   start ─► snapshot of etcd ─► in use by a test ─► connection closed ─► etcd restored ─┐
+//!                                  ▲                                                     │
+//!                                  └─────────────────────────────────────────────────────┘
+//! ```
+//!
+//! - A server is used by one test at a time. Its etcd is restored (`tests/src/etcd_snapshot.rs`) before the next test gets it.
+//! - A server that cannot be restored is stopped, and another one is started.
+//! - A test that is killed returns its server, because its connection to the pool ends with it.
+//!
+//! Source: ours; `tests/src/api_pool.rs` is the client.
+
+#![allow(clippy::expect_used, reason = "a test's support fails by panicking")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::{env, fs, thread};
+
+use rig::api_pool::SOCKET;
+use rig::etcd_snapshot::EtcdSnapshot;
+use rig::{Kube, Machine};
+use testkit::Host;
+
+fn main() -> ExitCode {
+    let count = env::args().nth(1).and_then(|count| count.parse().ok());
+    let (Some(count), Some(parts)) = (count, rig::parts::parts("kube")) else {
+        eprintln!("usage: weft-test-api-pool COUNT, after lanes/kube/prepare");
+        return ExitCode::from(2);
+    };
+    let socket = parts.join(SOCKET);
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket).expect("the socket of the pool");
+    thread::scope(|scope| {
+        for _ in 0..count {
+            // If no server starts any more, the thread ends, and tests start their own servers.
+            scope.spawn(|| {
+                while let Ok((kube, snapshot)) = catch_unwind(start) {
+                    let serve = || serve_until_broken(&kube, &snapshot, &listener);
+                    let _ = catch_unwind(AssertUnwindSafe(serve));
+                }
+            });
+        }
+    });
+    ExitCode::FAILURE
+}
+
+fn start() -> (Kube, EtcdSnapshot) {
+    let machine = Machine::new(Host::new(), "api-pool");
+    let kube = Kube::own(machine.into()).expect("parts that are there");
+    let snapshot = EtcdSnapshot::of(&kube);
+    (kube, snapshot)
+}
+
+/// Serves one test after the other, until the server cannot be restored.
+fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListener) {
+    loop {
+        let (test, _) = listener.accept().expect("a test");
+        serve(&kube.machine(), test);
+        if let Err(why) = snapshot.restore(kube) {
+            eprintln!("api-pool: API server not restored, starting another one: {why}");
+            return;
+        }
+    }
+}
+
+/// Sends a test the network namespace of the server, and returns when the test has closed the connection.
+fn serve(machine: &Machine, mut test: UnixStream) {
+    let _ = writeln!(test, "{}", machine.handle().display());
+    let _ = test.read(&mut [0]);
+}

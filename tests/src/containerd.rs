@@ -1,0 +1,281 @@
+//! A real containerd with runc, on a machine of the test's own; see `lanes/containerd/prepare` and `release`.
+//!
+//! Everything it writes is in memory and goes with the machine: state, images, containers. Paths are those that
+//! containerd has by itself.
+
+mod release;
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use testkit::{Host, Netns};
+
+use crate::cluster::{Cluster, bridge, configuration as configuration_of};
+use crate::cri::{Cri, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, Sandbox};
+use crate::machine::Machine;
+use crate::parts::{parts, text};
+
+pub use release::Release;
+
+/// Where it listens.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Its configuration.
+const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
+/// Where it looks for networks.
+pub const NETWORKS: &str = "/etc/cni/net.d";
+/// The image of a pod's first container.
+pub const PAUSE: &str = "weft.test/pause:1";
+
+/// A machine with containerd on it.
+#[derive(Debug)]
+pub struct Containerd {
+    machine: Arc<Machine>,
+    release: Release,
+    runc: String,
+    busybox: String,
+}
+
+// === impl Containerd ===
+
+impl Containerd {
+    /// Starts one on `host`; nothing, and the test is skipped, if the lane was not made ready.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn new(host: Host) -> Option<Containerd> {
+        Containerd::reading(host, NETWORKS)
+    }
+
+    /// The same, which looks for networks in another directory.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn reading(host: Host, directory: &str) -> Option<Containerd> {
+        let release = Release::chosen(&parts("containerd")?);
+        Containerd::released(host, directory, release)
+    }
+
+    /// The same with a containerd 2.x; nothing, and the test is skipped, if there is none.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn newest(host: Host, directory: &str) -> Option<Containerd> {
+        let release = Release::newest(&parts("containerd")?)?;
+        Containerd::released(host, directory, release)
+    }
+
+    #[track_caller]
+    fn released(host: Host, directory: &str, release: Release) -> Option<Containerd> {
+        let parts = parts("containerd")?;
+        let machine = Arc::new(Machine::new(host, "node"));
+        machine.run(["mkdir", "-p", NETWORKS, directory]);
+        let runc = text(&parts.join("root/usr/sbin")).to_owned();
+        machine.write(CONFIGURATION, release.configuration(&format!("{runc}/runc"), directory));
+        let busybox = text(&parts.join("busybox.tar")).to_owned();
+        let containerd = Containerd { machine, release, runc, busybox };
+        containerd.launch();
+        containerd.import(text(&parts.join("pause.tar")));
+        Some(containerd)
+    }
+
+    /// The same with `weft`, a default network, and the networks `red`, `blue` and `wire`, which the pods `names`
+    /// and `early` select; `early` was there before, and with it what stays on a node: bridges, directories.
+    #[must_use]
+    #[track_caller]
+    pub fn with_networks(host: Host, names: &[&str]) -> Option<Containerd> {
+        let node = Containerd::new(host)?;
+        define_networks(&node, names);
+        node.configure(&configuration_of(&bridge("default", 1)));
+        let early = node.cri().run_pod_sandbox(&node.pod("early", &[])).expect("a pod");
+        node.remove(&early);
+        Some(node)
+    }
+
+    /// Stops and removes a sandbox.
+    #[track_caller]
+    pub fn remove(&self, id: &str) {
+        self.cri().stop_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
+        self.cri().remove_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Puts an image where the runtime finds it.
+    #[track_caller]
+    pub fn import(&self, file: &str) {
+        let ctr = format!("{}/ctr", self.release.programs());
+        self.run([&ctr, "-n", "k8s.io", "images", "import", file]);
+    }
+
+    /// Puts an image there that has a shell: `weft.test/busybox:1`.
+    #[track_caller]
+    pub fn import_busybox(&self) {
+        self.import(&self.busybox);
+    }
+
+    /// Ends it with a signal and starts it again; sandboxes stay.
+    #[track_caller]
+    pub fn restart(&self, signal: &str) {
+        self.machine.stop("containerd", signal);
+        self.launch();
+    }
+
+    /// It loses a sandbox, as if its state were of before: nothing runs, nobody calls DEL, the namespace stays.
+    #[track_caller]
+    pub fn lose(&self, id: &str) {
+        let ctr = format!("{}/ctr", self.release.programs());
+        self.run([&ctr, "-n", "k8s.io", "tasks", "kill", "--signal", "KILL", id]);
+        self.machine.wait("containerd", "forgets a container", || {
+            self.attempt([&ctr, "-n", "k8s.io", "containers", "rm", id]).code.filter(|code| *code == 0)
+        });
+        if let Release::Two(_) = self.release {
+            // It notes sandboxes apart from their containers.
+            self.run([&ctr, "-n", "k8s.io", "sandboxes", "rm", "--force", id]);
+        }
+        self.restart("KILL");
+        assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
+    }
+
+    /// The environment's `PATH` with which the runtime's programs are found.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("PATH={}:{}:/usr/sbin:/usr/bin:/sbin:/bin", self.release.programs(), self.runc)
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn release(&self) -> &Release {
+        &self.release
+    }
+
+    /// Starts it, where it does not run.
+    #[track_caller]
+    pub fn launch(&self) {
+        let path = self.path();
+        let words = ["env", &path, "containerd", "--config", CONFIGURATION];
+        self.machine.start("containerd", words);
+        self.machine.wait("containerd", "answers", || self.cri().status().ok());
+    }
+
+    /// The machine that it runs on.
+    #[must_use]
+    pub fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
+    /// The interface that a kubelet uses.
+    #[must_use]
+    pub fn cri(&self) -> Cri {
+        Cri::new(&self.machine.reach(SOCKET))
+    }
+
+    /// Whether it says that the network is ready, and what it says if not.
+    ///
+    /// # Errors
+    /// The message, if it is not.
+    #[track_caller]
+    pub fn network_ready(&self) -> Result<(), String> {
+        let (conditions, _) = self.cri().status().expect("the runtime's status");
+        let condition = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
+        let condition = condition.expect("every runtime says something of its network");
+        if condition.holds { Ok(()) } else { Err(condition.message) }
+    }
+
+    /// A pod as a kubelet would tell of it, in namespace `blue`.
+    #[must_use]
+    pub fn pod(&self, name: &str, annotations: &[(&str, &str)]) -> PodSandboxConfig {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.to_owned(),
+                uid: format!("uid-of-{name}"),
+                namespace: crate::cluster::NAMESPACE.to_owned(),
+                attempt: 0,
+            }),
+            hostname: name.to_owned(),
+            port_mappings: Vec::new(),
+            annotations: annotations.iter().map(owned).collect::<BTreeMap<_, _>>(),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: self.machine.group(),
+                security_context: None,
+            }),
+            networks: Vec::new(),
+        }
+    }
+
+    /// What it says of a sandbox, which must be there.
+    #[must_use]
+    #[track_caller]
+    pub fn sandbox(&self, id: &str) -> Sandbox {
+        self.cri().pod_sandbox_status(id).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The network namespace of a sandbox.
+    #[must_use]
+    #[track_caller]
+    pub fn inside(&self, id: &str) -> Netns {
+        self.netns(&self.sandbox(id).netns())
+    }
+
+    /// Writes the configuration of the network, as an installation does: beside its place, then renamed; and waits
+    /// until the runtime has read it.
+    #[track_caller]
+    pub fn configure(&self, plugin: &Value) {
+        let list = network_list(plugin).to_string();
+        self.write(format!("{NETWORKS}/.weft"), &list);
+        self.run(["mv", &format!("{NETWORKS}/.weft"), &format!("{NETWORKS}/00-weft.conflist")]);
+        self.until_configured(&list);
+    }
+
+    /// Waits until the runtime has read a configuration.
+    #[track_caller]
+    pub fn until_configured(&self, list: &str) {
+        let knows = || {
+            let (_, info) = self.cri().status().ok()?;
+            let known: Value = serde_json::from_str(info.get("cniconfig")?).ok()?;
+            let networks = known["Networks"].as_array()?;
+            networks.iter().any(|network| network["Config"]["Source"] == list).then_some(())
+        };
+        self.machine.wait("containerd", "reads the network's configuration", knows);
+    }
+}
+
+impl Deref for Containerd {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.machine
+    }
+}
+
+/// Three networks of different kinds, and pods that select them.
+fn define_networks(host: &Host, names: &[&str]) {
+    let cluster = Cluster::new(host);
+    let mut red = bridge("red", 2);
+    red["plugins"][0]["ipMasq"] = true.into();
+    red["plugins"].as_array_mut().expect("plugins").push(json!({ "type": "tuning", "mtu": 1400 }));
+    cluster.definition("red", &red);
+    cluster.definition("blue", &bridge("blue", 3));
+    let range = json!({ "type": "host-local", "subnet": "10.4.0.0/24" });
+    cluster.definition("wire", &json!({ "cniVersion": "0.3.1", "type": "ptp", "ipam": range }));
+    for name in names.iter().chain(&["early"]) {
+        cluster.pod(name, "red,blue,wire");
+    }
+}
+
+/// A list of which `plugin` is the only one, with what it takes from the runtime declared; of the newest version
+/// that containerd 1.6 knows.
+#[must_use]
+pub fn network_list(plugin: &Value) -> Value {
+    let mut plugin = plugin.clone();
+    plugin["cniVersion"] = "1.0.0".into();
+    plugin["capabilities"] =
+        json!({ "portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true });
+    json!({ "cniVersion": "1.0.0", "name": "weft-net", "plugins": [plugin] })
+}

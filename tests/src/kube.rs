@@ -1,0 +1,387 @@
+//! A real Kubernetes API: etcd and kube-apiserver on a machine of the test's own; see `lanes/kube/prepare`.
+//!
+//! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
+//! Access is controlled (Node, RBAC): who wants something comes with an identity. Where a pool of servers runs (`api_pool.rs`), a test
+//! uses one of those and starts none.
+//!
+//! Source: kube-apiserver(8) of 1.20 and 1.36.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::{Finished, workspace};
+
+use crate::api_pool::PooledServer;
+use crate::machine::{CONFIGURATIONS, Machine, until};
+use crate::parts::{parts, text};
+
+/// The server.
+pub const SERVER: &str = "https://127.0.0.1:6443";
+/// Addresses of Services.
+const SERVICES: &str = "10.96.0.0/16";
+/// Why a test cannot stop or start its server.
+const POOLED: &str = "this API server belongs to the pool: a test that stops it needs its own, `Kube::own`";
+/// What 1.20 is to serve where nothing but ourselves asks it, and what it waits for itself: describing all the rest is more than
+/// a third of what its start costs.
+const ASKED: &[&str] = &[
+    "v1",
+    "admissionregistration.k8s.io/v1",
+    "apiextensions.k8s.io/v1",
+    "apiregistration.k8s.io/v1",
+    "apps/v1",
+    "authentication.k8s.io/v1",
+    "authorization.k8s.io/v1",
+    "coordination.k8s.io/v1",
+    "discovery.k8s.io/v1beta1",
+    "events.k8s.io/v1",
+    "flowcontrol.apiserver.k8s.io/v1beta1",
+    "networking.k8s.io/v1",
+    "node.k8s.io/v1",
+    "policy/v1beta1",
+    "rbac.authorization.k8s.io/v1",
+    "scheduling.k8s.io/v1",
+    "storage.k8s.io/v1",
+];
+/// What 1.20 need not serve to controllers either: older versions of what is served anyway.
+const UNASKED: &[&str] = &[
+    "apiextensions.k8s.io/v1beta1",
+    "authentication.k8s.io/v1beta1",
+    "authorization.k8s.io/v1beta1",
+    "autoscaling/v1",
+    "autoscaling/v2beta1",
+    "autoscaling/v2beta2",
+    "batch/v1",
+    "batch/v1beta1",
+    "certificates.k8s.io/v1beta1",
+    "coordination.k8s.io/v1beta1",
+    "extensions/v1beta1",
+    "networking.k8s.io/v1beta1",
+    "node.k8s.io/v1beta1",
+    "rbac.authorization.k8s.io/v1beta1",
+    "scheduling.k8s.io/v1beta1",
+    "storage.k8s.io/v1beta1",
+];
+
+/// The text of manifests of the project, to be applied at once; the paths are the project's.
+///
+/// # Panics
+/// If one cannot be read.
+#[must_use]
+#[track_caller]
+pub fn files(paths: &[&str]) -> String {
+    let text = |path: &&str| fs::read_to_string(workspace().join(path)).expect("a file of the project");
+    paths.iter().map(text).collect::<Vec<_>>().join("\n---\n")
+}
+
+/// The manifest of a namespace, to stand behind others.
+#[must_use]
+pub fn namespace(name: &str) -> String {
+    format!("\n---\n{}", json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
+}
+
+/// Whether pods need a service account, which a controller would have to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accounts {
+    /// A pod is given its namespace's account.
+    Required,
+    /// There is no controller that makes them.
+    Absent,
+}
+
+/// A Kubernetes API.
+#[derive(Debug)]
+pub struct Kube {
+    machine: Arc<Machine>,
+    parts: PathBuf,
+    accounts: Accounts,
+    // Last: the server is returned when no process on the machine uses it any more.
+    pooled: Option<PooledServer>,
+}
+
+// === impl Kube ===
+
+impl Kube {
+    /// An API server that the test neither stops nor looks into: one of the pool if it runs, else the test's own. `None`, and
+    /// the test is skipped, if the lane was not prepared.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn new(machine: Arc<Machine>) -> Option<Kube> {
+        let mut kube = Kube::prepare(machine, Accounts::Absent)?;
+        kube.pooled = PooledServer::take(&kube.parts, &kube.machine);
+        if kube.pooled.is_none() {
+            kube.launch();
+        }
+        kube.wait();
+        Some(kube)
+    }
+
+    /// One that the test may stop, start again and look into.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn own(machine: Arc<Machine>) -> Option<Kube> {
+        let kube = Kube::prepare(machine, Accounts::Absent)?;
+        kube.launch();
+        kube.wait();
+        Some(kube)
+    }
+
+    /// The same, nothing of which runs yet.
+    #[must_use]
+    #[track_caller]
+    pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
+        let kube = Kube { machine, parts: parts("kube")?, accounts, pooled: None };
+        kube.certified("admin");
+        Some(kube)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
+    /// Writes a kubeconfig for who has a certificate of that name; its path.
+    #[track_caller]
+    pub fn certified(&self, name: &str) -> String {
+        let file = |end: &str| self.pki(&format!("{name}.{end}"));
+        self.configuration(name, &json!({ "client-certificate": file("crt"), "client-key": file("key") }))
+    }
+
+    /// Starts what of them does not run.
+    ///
+    /// # Panics
+    /// If the server belongs to the pool.
+    #[track_caller]
+    pub fn launch(&self) {
+        assert!(self.pooled.is_none(), "{POOLED}");
+        for (program, launch) in
+            [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
+        {
+            if !self.machine.lives(program) {
+                launch(self);
+            }
+        }
+    }
+
+    /// Waits until the server is ready.
+    #[track_caller]
+    pub fn wait(&self) {
+        let look = || (self.ask(&["/readyz"]).code == Some(0)).then_some(());
+        if self.pooled.is_some() {
+            until("the API server of the pool is ready", look);
+            return;
+        }
+        self.machine.wait("kube-apiserver", "is ready", || {
+            // Asking is work, too.
+            sleep(Duration::from_millis(100));
+            look()
+        });
+    }
+
+    /// What the server answers to who may do everything: to all of these paths, one after the other, until one fails.
+    #[must_use]
+    #[track_caller]
+    pub fn ask(&self, paths: &[&str]) -> Finished {
+        let (ca, certificate, key) = (self.pki("ca.crt"), self.pki("admin.crt"), self.pki("admin.key"));
+        let words = ["curl", "-sf", "--fail-early", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+        let addresses: Vec<String> = paths.iter().map(|path| format!("{SERVER}{path}")).collect();
+        self.machine.attempt(words.into_iter().chain(addresses.iter().map(String::as_str)))
+    }
+
+    /// Ends one of its two programs with a signal.
+    #[track_caller]
+    pub fn stop(&self, program: &str, signal: &str) {
+        assert!(self.pooled.is_none(), "{POOLED}");
+        self.machine.stop(program, signal);
+    }
+
+    /// Starts etcd.
+    #[track_caller]
+    pub fn launch_etcd(&self) {
+        let (clients, peers) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
+        let cluster = format!("one={peers}");
+        let words = [
+            &self.program("etcd"),
+            "--name=one",
+            "--data-dir=/var/lib/etcd",
+            &format!("--listen-client-urls={clients}"),
+            &format!("--advertise-client-urls={clients}"),
+            &format!("--listen-peer-urls={peers}"),
+            &format!("--initial-advertise-peer-urls={peers}"),
+            &format!("--initial-cluster={cluster}"),
+        ];
+        self.machine.start("etcd", words);
+    }
+
+    /// Starts the server.
+    #[track_caller]
+    pub fn launch_server(&self) {
+        self.launch_server_with(&[]);
+    }
+
+    /// Starts the server with further words.
+    #[track_caller]
+    pub fn launch_server_with(&self, further: &[&str]) {
+        let pki = |name| self.pki(name);
+        let mut words = vec![
+            self.program("kube-apiserver"),
+            "--etcd-servers=http://127.0.0.1:2379".to_owned(),
+            "--bind-address=0.0.0.0".to_owned(),
+            "--advertise-address=192.0.2.1".to_owned(),
+            "--secure-port=6443".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-admission-plugins=NodeRestriction".to_owned(),
+            "--allow-privileged=true".to_owned(),
+            "--profiling=false".to_owned(),
+            format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--client-ca-file={}", pki("ca.crt")),
+            format!("--tls-cert-file={}", pki("server.crt")),
+            format!("--tls-private-key-file={}", pki("server.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-key-file={}", pki("accounts.pub")),
+            format!("--service-account-signing-key-file={}", pki("accounts.key")),
+            format!("--kubelet-client-certificate={}", pki("admin.crt")),
+            format!("--kubelet-client-key={}", pki("admin.key")),
+            format!("--kubelet-certificate-authority={}", pki("ca.crt")),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ];
+        if self.minor() == 20 {
+            words.push(match self.accounts {
+                Accounts::Absent => format!("--runtime-config=api/all=false,{}=true", ASKED.join("=true,")),
+                Accounts::Required => format!("--runtime-config={}=false", UNASKED.join("=false,")),
+            });
+        }
+        if self.accounts == Accounts::Absent {
+            words.push("--disable-admission-plugins=ServiceAccount".to_owned());
+        }
+        self.machine.start("kube-apiserver", words.iter().map(String::as_str).chain(further.iter().copied()));
+    }
+
+    /// The path of one of the programs.
+    #[must_use]
+    pub fn program(&self, name: &str) -> String {
+        text(&self.parts.join("bin").join(name)).to_owned()
+    }
+
+    /// Which Kubernetes it is: 20 of 1.20.
+    #[must_use]
+    #[track_caller]
+    pub fn minor(&self) -> u32 {
+        let told = fs::read_to_string(self.parts.join("version")).expect("what `prepare` was told");
+        told.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
+    }
+
+    /// The path of a certificate or key.
+    #[must_use]
+    pub fn pki(&self, name: &str) -> String {
+        text(&self.parts.join("pki").join(name)).to_owned()
+    }
+
+    /// Writes a kubeconfig for who has these credentials; its path.
+    #[track_caller]
+    pub fn configuration(&self, name: &str, user: &Value) -> String {
+        let path = format!("{CONFIGURATIONS}/{name}");
+        let document = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
+            "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
+            "clusters": [{ "name": "it", "cluster": { "server": SERVER, "certificate-authority": self.pki("ca.crt") } }],
+            "users": [{ "name": "it", "user": user }],
+        });
+        self.machine.write(&path, document.to_string());
+        path
+    }
+
+    /// The kubeconfig of who may do everything.
+    #[must_use]
+    pub fn admin(&self) -> String {
+        format!("{CONFIGURATIONS}/admin")
+    }
+
+    /// Makes a service account, if there is none, and a kubeconfig with a token of it; its path.
+    #[track_caller]
+    pub fn service_account(&self, namespace: &str, name: &str) -> String {
+        let token = self.requested_token(namespace, name).unwrap_or_else(|_| {
+            let account = json!({
+                "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name, "namespace": namespace },
+            });
+            self.apply(&account.to_string());
+            self.token(namespace, name)
+        });
+        self.configuration(&format!("{namespace}-{name}"), &json!({ "token": token }))
+    }
+
+    /// A token of a service account.
+    #[must_use]
+    #[track_caller]
+    pub fn token(&self, namespace: &str, name: &str) -> String {
+        self.requested_token(namespace, name).unwrap_or_else(|refusal| panic!("no token: {refusal}"))
+    }
+
+    fn requested_token(&self, namespace: &str, name: &str) -> Result<String, Finished> {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
+        let request = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}"#;
+        let finished = self.attempt(["create", "--raw", &path, "-f", "-"], request);
+        let token = |answer: Value| answer["status"]["token"].as_str().expect("a token").to_owned();
+        if finished.code == Some(0) { Ok(token(finished.json())) } else { Err(finished) }
+    }
+
+    /// `kubectl` with these words and this input, as who may do everything.
+    #[track_caller]
+    pub fn attempt<'a>(&self, words: impl IntoIterator<Item = &'a str>, stdin: &str) -> Finished {
+        self.attempt_as(&self.admin(), words, stdin)
+    }
+
+    /// The same as somebody else.
+    #[track_caller]
+    pub fn attempt_as<'a>(
+        &self,
+        configuration: &str,
+        words: impl IntoIterator<Item = &'a str>,
+        stdin: &str,
+    ) -> Finished {
+        let kubectl = self.machine.command(&self.program("kubectl"));
+        // Its cache of what the server offers; it ends before its garbage matters.
+        let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration).env("GOGC", "off");
+        kubectl.args(words).stdin(stdin).deadline(crate::machine::PATIENCE).finish()
+    }
+
+    /// `kubectl` with words that must succeed; what it prints.
+    #[track_caller]
+    pub fn kubectl<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> String {
+        self.attempt(words, "").success().stdout
+    }
+
+    /// `kubectl get` with these words, as JSON.
+    #[track_caller]
+    pub fn json<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Value {
+        let words = ["get", "-o", "json"].into_iter().chain(words);
+        self.attempt(words, "").success().json()
+    }
+
+    /// Waits until the server serves what was defined.
+    #[track_caller]
+    pub fn wait_until_served(&self) {
+        self.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
+    }
+
+    /// Applies manifests, which the server must accept: what kubectl itself says of them it has to read the description of all
+    /// of the API for, and that is most of its work.
+    #[track_caller]
+    pub fn apply(&self, manifests: &str) -> String {
+        let words = ["apply", "--validate=false", "--openapi-patch=false", "-f", "-"];
+        self.attempt(words, manifests).success().stdout
+    }
+}
