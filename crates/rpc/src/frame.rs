@@ -1,7 +1,7 @@
 //! Framing of messages: a length of four bytes, big-endian, then one JSON envelope.
 //!
 //! ```text
-//!   00 00 00 2b  {"version":1,"request":{"pollTasks":{…}}}
+//!   00 00 00 25  {"version":1,"request":"clientAlive"}
 //! ```
 //!
 //! [`encode`] and [`decode`] work on bytes; [`send`] and [`receive`] add blocking reads and writes. An asynchronous server
