@@ -556,21 +556,22 @@ fn a_question_of_a_call_that_is_dead_takes_nothing_from_the_next_one_though_its_
         let range = format!("{held}/32");
         nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == range)
     };
-    for wish in [json!("nothing"), json!("any"), json!({ "address": held })] {
-        let demand = json!({ "addresses": 1,
-            "pool": { "name": name, "given": false, "network": "", "range": "10.84.0.0/29" },
+    for kind in [json!("nothing"), json!("any"), json!({ "address": held })] {
+        let request = json!({ "version": 1, "request": { "allocateBlocks": {
+            "pool": { "name": name, "mustExist": false, "network": "", "range": "10.84.0.0/29" },
             "filter": { "subnet": "10.84.0.0/29", "first": "10.84.0.1", "last": "10.84.0.6", "gateway": null, "exclude": [] },
-            "ledger": name, "directory": ledgers(0), "known": [], "wish": wish,
+            "store": name, "directory": ledgers(0), "blocks": [], "operation": { "allocate": kind },
             "pod": { "namespace": "blue", "name": "held", "uid": "uid-held" }, "owner": "uid-held/held/eth0",
-            "claim": "", "shared": false, "rest": 0, "answers": true });
+            "claim": "", "sharesClaim": false, "quarantine": 0 } } });
         let ask = "import socket,struct,sys\ns=socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n\
                    s.connect('/run/weft-0/agent.sock')\nb=sys.argv[1].encode()\n\
-                   s.sendall(struct.pack('>I',len(b))+b)\nwhile s.recv(65536): pass";
+                   s.sendall(struct.pack('>I',len(b))+b)\nwhile m := s.recv(65536): print(m)";
         // The agent's watch has seen what the call was given.
         std::thread::sleep(Duration::from_secs(1));
         let before = own();
-        nodes.machine.run(["/usr/bin/python3", "-c", ask, &demand.to_string()]);
-        assert!(before.is_some() && own() == before, "{wish}: {before:?}, {:?}", own());
+        let received = nodes.machine.run(["/usr/bin/python3", "-c", ask, &request.to_string()]);
+        assert!(received.contains("probeClient") && received.contains("did not confirm"), "{kind}: {received}");
+        assert!(before.is_some() && own() == before, "{kind}: {before:?}, {:?}", own());
     }
     nodes.attachment(&sandbox, "held").check(&conf).success();
 }
