@@ -57,9 +57,15 @@ const WALLS: &[Wall] = &[
         may_use: &["cni", "dhcp", "ipam", "linux", "manifest", "npwg", "plugin-support", "plugins", "rpc"],
         never: CLUSTER,
     },
+    Wall { name: "cli-support", may_use: &["cni", "npwg"], never: &["kube", "k8s-openapi", "netlink"] },
+    Wall {
+        name: "kube-support",
+        may_use: &["cli-support", "cni", "ipam", "manifest", "neutron", "npwg", "rpc"],
+        never: &["netlink"],
+    },
     Wall {
         name: "agent",
-        may_use: &["cni", "ipam", "manifest", "neutron", "npwg", "rpc"],
+        may_use: &["cli-support", "cni", "ipam", "kube-support", "manifest", "neutron", "npwg", "rpc"],
         never: &["netlink"],
     },
     Wall { name: "testkit", may_use: &[], never: CLUSTER },

@@ -12,8 +12,8 @@ use rpc::journal::{Attachment, Entry, State};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::failure::Failure;
-use crate::table;
+use cli_support::failure::Failure;
+use cli_support::table;
 
 /// One sandbox, for programs.
 #[derive(Debug, Serialize)]
@@ -135,10 +135,10 @@ pub(crate) fn annotation(entry: &Entry) -> Result<String, Failure> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) const ENTRY: &str = r#"{"version":1,"network":"weft-example","containerId":"ns_web","netns":"/run/netns/weft-ns_web","ifname":"eth0",
+    const ENTRY: &str = r#"{"version":1,"network":"weft-example","containerId":"ns_web","netns":"/run/netns/weft-ns_web","ifname":"eth0",
       "args":"","path":"/opt/cni/bin","plan":{"version":1,"pod":{"namespace":"ns","name":"web","uid":"u-1"},"container":"ns_web",
       "status":{"addresses":"bare","keys":"standard"},"delegates":[
         {"network":"home","role":"default","configName":"home","config":"{\"cniVersion\":\"1.0.0\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"ipam\":{\"type\":\"static\"}},{\"type\":\"tuning\"}]}",

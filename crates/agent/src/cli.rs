@@ -11,11 +11,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::failure::{EXIT_CODES, Exit, Failure};
-use crate::{
-    addresses, agent, attach, check, cnitool, companion, controller, crds, cri_proxy, demo, detach, doctor,
-    explain, import, install, lint, list, network, plan, publish,
+use crate::commands::{
+    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
+    network, plan, publish,
 };
+use crate::{controllers, cri_proxy, node_agent};
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.
 #[derive(Debug, Parser)]
@@ -54,17 +55,17 @@ enum Command {
     /// Find what is wrong with definitions, annotations and CNI configurations
     Lint(lint::Arguments),
     /// Show and check addresses that are unique in the cluster
-    Ipam(addresses::command::Arguments),
+    Ipam(crate::commands::ipam::Arguments),
     /// Plan for this node's pods from the Kubernetes API, and publish what came of it
-    Agent(agent::Arguments),
+    Agent(node_agent::Arguments),
     /// Decide what is decided once for the cluster: Neutron ports, pools of addresses
-    Controller(controller::Arguments),
+    Controller(controllers::Arguments),
     /// Stand before a container runtime and give it pod networks: the CRI Network API
     CriProxy(cri_proxy::Arguments),
     /// Set, list, show and remove the networks of this node
     Network(network::Arguments),
     /// Carry out on this node, at once, what its agent finds to be done
-    Hands(companion::Arguments),
+    Hands(executor::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Write the network-status of one sandbox, where no agent does
@@ -119,12 +120,12 @@ impl Call {
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),
-            Command::Ipam(arguments) => addresses::command::run(arguments),
-            Command::Agent(arguments) => agent::run(arguments),
-            Command::Controller(arguments) => controller::run(arguments),
+            Command::Ipam(arguments) => crate::commands::ipam::run(arguments),
+            Command::Agent(arguments) => node_agent::run(arguments),
+            Command::Controller(arguments) => controllers::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Network(arguments) => network::run(arguments),
-            Command::Hands(arguments) => companion::run(arguments),
+            Command::Hands(arguments) => executor::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),

@@ -11,29 +11,26 @@
 //!
 //! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
 
-mod answers;
-mod authority;
-mod backend;
-mod calls;
-mod claim;
-mod condition;
-mod door;
-mod edited;
-mod fallback;
-mod message;
-pub(crate) mod messages;
-mod networks;
-pub(crate) mod note;
-mod parameters;
-mod planner;
-mod plugins;
-mod relay;
-mod reply;
-mod request;
+pub(crate) mod authority_rewriting;
+pub(crate) mod backend;
+pub(crate) mod body_rewriting;
+pub(crate) mod calls;
+pub(crate) mod fallback;
+pub(crate) mod lock;
+pub(crate) mod network_condition;
+pub(crate) mod network_store;
+pub(crate) mod networks;
+pub(crate) mod parameters;
+pub(crate) mod plugin_answers;
+pub(crate) mod plugins;
+pub(crate) mod relay;
+pub(crate) mod reply_rewriting;
+pub(crate) mod request_handler;
+pub(crate) mod request_networks;
 pub(crate) mod runtime_network;
-mod sandbox;
-mod store;
-pub(crate) mod wire;
+pub(crate) mod sandbox;
+pub(crate) mod server;
+pub(crate) mod unary_message;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,28 +42,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::agent::orders::Overseer;
-use crate::agent::runtime_sandboxes::{self, RuntimeSandboxes};
-use crate::agent::sandboxes::{RESCAN, Sandboxes};
-use crate::agent::socket::Socket;
-use crate::agent::{self, Log};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::journal::Journal;
-use crate::lasting::Lasting;
-use crate::listener::Listener;
-use crate::network_api::Name;
-pub(crate) use backend::with_sources;
+use crate::cri_proxy::lock::Claim;
+use crate::cri_proxy::network_condition::Conditions;
+use crate::cri_proxy::network_store::Store;
+use crate::cri_proxy::request_handler::Planner;
+use crate::node_support::agent_server::Socket;
+use crate::node_support::journal_reader::Journal;
+use crate::node_support::listener::Listener;
+use crate::node_support::sandbox_gc::Overseer;
+use crate::node_support::sandboxes::{RESCAN, Sandboxes};
 use calls::{Calls, Owner};
-use claim::Claim;
-use condition::Conditions;
+use cli_support::background::Lasting;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
+use cri::network_api::{Name, PROXY_SOCKET};
+use cri::runtime_sandboxes;
+use cri::runtime_sandboxes::RuntimeSandboxes;
 use fallback::Fallback;
 use networks::Networks;
-use planner::Planner;
 use plugins::Plugins;
-use store::Store;
 
-/// Where clients find the proxy.
-pub(crate) const SOCKET: &str = "/run/weft/cri.sock";
 /// Where the meta-plugin asks.
 const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
@@ -76,12 +71,12 @@ const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 Example:
   weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
 
-A kubelet finds it by `containerRuntimeEndpoint: unix://{SOCKET}` in its configuration
+A kubelet finds it by `containerRuntimeEndpoint: unix://{PROXY_SOCKET}` in its configuration
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     /// Where clients come in
-    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     listen: PathBuf,
     /// The container runtime's own socket
     #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]
@@ -121,7 +116,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     raise_descriptors();
-    agent::runtime()?.block_on(work(arguments))
+    cli_support::async_runtime::runtime()?.block_on(work(arguments))
 }
 
 /// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
@@ -163,14 +158,20 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         overseer,
     });
     let conditions = Arc::new(Conditions::of(networks, sandboxes));
-    let calls = Arc::new(Calls { conditions, journal, owner, room: message::room() });
+    let calls = Arc::new(Calls { conditions, journal, owner, room: unary_message::room() });
     info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
     let (end, mut ended) = watch::channel(());
     let asked = tokio::spawn(questions.serve(planner, async move {
         // The sender goes when the door is shut.
         let _ = ended.changed().await;
     }));
-    door::serve(listener, runtime.clone(), calls, lasting.clone().until(agent::ended()?)).await;
+    server::serve(
+        listener,
+        runtime.clone(),
+        calls,
+        lasting.clone().until(cli_support::async_runtime::ended()?),
+    )
+    .await;
     drop(end);
     let _ = asked.await;
     info!("ended");

@@ -5,48 +5,24 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
-mod agent;
-mod attach;
 mod attachments;
-mod check;
 mod cli;
-mod cnitool;
-mod companion;
-mod configuration;
-mod controller;
-mod crds;
+mod commands;
+mod controllers;
 mod cri_proxy;
-mod demo;
-mod detach;
-mod doctor;
-mod explain;
-mod failure;
-mod hands;
-mod import;
-mod install;
-mod interrupt;
-mod journal;
-mod lasting;
-mod lint;
-mod list;
-mod listener;
-mod network;
-mod network_api;
-mod output;
-mod plan;
-mod planning;
-mod pod;
-mod privilege;
-mod publish;
+mod input_files;
+mod known_journals;
+mod manifest_plan;
+mod meta_plugin_config;
+mod node_agent;
+mod node_support;
+mod pod_name;
 mod scratch;
-mod sources;
-mod table;
 mod work;
 
 use std::process::ExitCode;
 
-use output::{Format, Progress};
+use cli_support::output::{Format, Progress};
 
 fn main() -> ExitCode {
     let call = match cli::read(std::env::args_os()) {

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
-use crate::failure::Failure;
-use crate::privilege;
+use cli_support::failure::Failure;
+use cli_support::privilege;
 
 /// Where it is made.
 const PARENT: &str = "/run";

@@ -9,11 +9,12 @@ use cni::{Error, Verb};
 use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, Row};
-use crate::configuration::MetaPlugin;
-use crate::failure::Failure;
-use crate::hands::{Hands, Subject};
-use crate::journal::Journal;
-use crate::output::{Progress, plain};
+use crate::meta_plugin_config::MetaPlugin;
+use crate::node_support::journal_reader::Journal;
+use crate::node_support::weft_cni::{Hands, Subject};
+use cli_support::failure::Failure;
+use cli_support::output::Progress;
+use cli_support::terminal::plain;
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -128,6 +129,7 @@ impl Work {
     }
 
     fn call(&self, verb: Verb) -> Result<(), Error> {
-        self.hands.call(&self.meta_plugin, verb, &self.subject)
+        let MetaPlugin { object, .. } = &self.meta_plugin;
+        self.hands.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
     }
 }

@@ -16,6 +16,8 @@ use tokio::sync::Mutex;
 use tonic::Status;
 use tracing::debug;
 
+use cri::unix_service::with_sources;
+
 /// Why a body ended early.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// A body on its way through.
@@ -86,20 +88,6 @@ impl Backend {
     fn away(&self, cause: &dyn std::error::Error) -> Status {
         Status::unavailable(format!("runtime {}: {}", self.socket.display(), with_sources(cause)))
     }
-}
-
-/// An error and what it came of.
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// HTTP/2 wants a host; what a client said is kept.

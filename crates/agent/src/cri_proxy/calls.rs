@@ -21,16 +21,19 @@ use tonic::Status;
 use tracing::debug;
 
 use super::backend::{Backend, Body, Cause};
-use super::condition::Conditions;
-use super::edited::{Edit, edited, framed};
-use super::message::{Gatherer, decode, reply as answer};
-use super::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
 use super::networks::InUse;
-use super::reply::Told;
-use super::request::{self, ATTACHMENTS};
-use super::{relay, reply, sandbox, wire};
-use crate::journal::Journal;
-use crate::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
+use super::{relay, sandbox};
+use crate::cri_proxy::body_rewriting::{Edit, edited, framed};
+use crate::cri_proxy::network_condition::Conditions;
+use crate::cri_proxy::reply_rewriting;
+use crate::cri_proxy::reply_rewriting::Told;
+use crate::cri_proxy::request_networks;
+use crate::cri_proxy::request_networks::ATTACHMENTS;
+use crate::cri_proxy::unary_message::{Gatherer, decode, reply as answer};
+use crate::node_support::journal_reader::Journal;
+use cri::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
+use cri::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
+use cri::wire;
 
 /// Longest message of a refusal, in characters; each may be three bytes, and a byte three of a header.
 const MESSAGE_MAX: usize = 1024;
@@ -126,19 +129,29 @@ impl Calls {
             "RunPodSandbox" => self.run_pod_sandbox(client, service, request).await,
             "PodSandboxStatus" => {
                 let journal = self.journal.clone();
-                rewrite(backend, request, Box::new(move |message| reply::status(message, &journal, told)))
-                    .await
+                rewrite(
+                    backend,
+                    request,
+                    Box::new(move |message| reply_rewriting::status(message, &journal, told)),
+                )
+                .await
             }
             "GetContainerEvents" => {
                 let journal = self.journal.clone();
-                rewrite(backend, request, Box::new(move |message| reply::event(message, &journal))).await
+                rewrite(backend, request, Box::new(move |message| reply_rewriting::event(message, &journal)))
+                    .await
             }
             _ if TELLING_ATTRIBUTES.contains(&method) => {
-                rewrite(backend, request, Box::new(reply::list)).await
+                rewrite(backend, request, Box::new(reply_rewriting::list)).await
             }
             "Status" if self.owner != Owner::Runtime => {
                 let ready = self.conditions.readiness().await;
-                rewrite(backend, request, Box::new(move |message| reply::readiness(message, &ready))).await
+                rewrite(
+                    backend,
+                    request,
+                    Box::new(move |message| reply_rewriting::readiness(message, &ready)),
+                )
+                .await
             }
             _ => forward(backend, request).await,
         }
@@ -192,7 +205,7 @@ impl Calls {
     fn admit(&self, message: Bytes) -> Result<(Bytes, Admitted), Status> {
         let RunPodSandboxRequest { config } = decode(&message)?;
         let config = config.unwrap_or_default();
-        let attachments = request::attachments(&config, &self.conditions.networks)?;
+        let attachments = request_networks::attachments(&config, &self.conditions.networks)?;
         if attachments.is_empty() {
             let default = self.conditions.networks.default_name().filter(|_| !config.is_on_host());
             let held = default.map(|name| self.conditions.networks.hold(vec![name.clone()]));

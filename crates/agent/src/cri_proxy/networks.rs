@@ -21,14 +21,15 @@ use tonic::Status;
 use tracing::{info, warn};
 
 use super::fallback::{Fallback, OnDisk};
-use super::note;
 use super::plugins::Plugins;
-use super::store::{Found, Store, Stored};
-use crate::failure::Failure;
-use crate::journal::{Journal, Row};
-use crate::lasting::aside;
-use crate::network_api::validation::{self, Checked, fault};
-use crate::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
+use crate::cri_proxy::network_store::{Found, Store, Stored};
+use crate::node_support::journal_reader::{Journal, Row};
+use crate::node_support::plan_metadata;
+use cli_support::background::aside;
+use cli_support::failure::Failure;
+use cri::network_api::validation;
+use cri::network_api::validation::{Checked, fault};
+use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 
 /// Most networks.
 const NETWORKS_MAX: usize = 10_000;
@@ -303,7 +304,9 @@ impl Networks {
         let mut users: Vec<String> = rows
             .iter()
             .filter_map(|row| match row {
-                Row::Entry(entry) if note::attached(entry, None).iter().any(|(_, on)| *on == label) => {
+                Row::Entry(entry)
+                    if plan_metadata::attached(entry, None).iter().any(|(_, on)| *on == label) =>
+                {
                     Some(format!(
                         "sandbox {} ({}/{})",
                         entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name

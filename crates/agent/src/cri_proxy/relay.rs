@@ -13,7 +13,8 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 
-use super::backend::{Body, Cause, with_sources};
+use super::backend::{Body, Cause};
+use cri::unix_service::with_sources;
 
 /// A body as it is.
 pub(crate) fn untouched(body: Incoming) -> Body {

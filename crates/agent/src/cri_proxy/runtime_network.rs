@@ -4,22 +4,20 @@
 //! what comes from elsewhere);
 //! it stays when the proxy ends, because sandboxes are taken down through it; somebody else's file is not replaced.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni::network::Network;
-use prost::Message;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::messages::{StatusInfo, StatusRequest};
-use super::wire;
-use crate::agent::local_service;
-use crate::failure::Failure;
+use cli_support::failure::Failure;
+use cri::messages::StatusRequest;
+use cri::runtime_status::{Known, STATUS, known, of_lists};
+use cri::unix_service;
 
 /// Its name: it sorts before others, for a runtime takes the first.
 const FILE: &str = "00-weft.conflist";
@@ -32,9 +30,6 @@ pub(crate) const NAME: &str = "weft-cri";
 /// What runtimes of CNI 1.0.0 and 1.1.0 understand.
 const VERSION: &str = "1.0.0";
 
-/// The method by which a runtime tells of itself, and where in its notes the lists are that it has read: containerd's.
-const STATUS: &str = "/runtime.v1.RuntimeService/Status";
-const LISTS: &str = "cniconfig";
 /// How soon a runtime reads a list that is new.
 const READ_MAX: Duration = Duration::from_secs(5);
 /// How often it is asked whether it has, and how long that may take.
@@ -109,11 +104,11 @@ pub(crate) async fn follow(runtime: PathBuf, directory: PathBuf) {
         wait = LOOK_PERIOD;
         let request = StatusRequest { verbose: true };
         // Who is away says nothing.
-        let Ok(Ok(answer)) = timeout(LOOK_PERIOD, local_service::call(&runtime, STATUS, &request)).await
+        let Ok(Ok(answer)) = timeout(LOOK_PERIOD, unix_service::call(&runtime, STATUS, &request)).await
         else {
             continue;
         };
-        let Some(Known { reads, from }) = known(&of_lists(&answer).info) else { continue };
+        let Some(Known { reads, from }) = known(&of_lists(&answer).info, NAME) else { continue };
         match (reads, before) {
             (false, true) => warn!(
                 from,
@@ -125,34 +120,6 @@ pub(crate) async fn follow(runtime: PathBuf, directory: PathBuf) {
         }
         before = reads;
     }
-}
-
-/// What a runtime says of the lists that it has read.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// Is ours among them?
-    pub(crate) reads: bool,
-    /// The directory where it looks.
-    pub(crate) from: String,
-}
-
-/// The one of a runtime's notes that is looked at: there may be any number.
-fn of_lists(answer: &[u8]) -> StatusInfo {
-    let mut key = Vec::new();
-    wire::push(&mut key, 1, LISTS.as_bytes());
-    let is_it = |record: &wire::Record<'_>| record.content.is_some_and(|content| content.starts_with(&key));
-    let note = wire::records(answer).flatten().find(is_it);
-    note.and_then(|note| StatusInfo::decode(note.whole).ok()).unwrap_or_default()
-}
-
-/// What a runtime's notes about itself say of it; nothing, if it tells no lists.
-pub(crate) fn known(info: &BTreeMap<String, String>) -> Option<Known> {
-    let told: Value = serde_json::from_str(info.get(LISTS)?).ok()?;
-    let networks = told.get("Networks")?.as_array();
-    let named = networks.into_iter().flatten().filter_map(|network| network.pointer("/Config/Name"));
-    let reads = named.into_iter().any(|name| name == NAME);
-    let from = told.get("PluginConfDir").and_then(Value::as_str).unwrap_or_default().to_owned();
-    Some(Known { reads, from })
 }
 
 fn is_ours(bytes: &[u8]) -> bool {
@@ -198,26 +165,5 @@ mod tests {
         let loaded = [".conf", ".conflist", ".json"];
         assert!(names().iter().all(|name| loaded.iter().all(|end| !name.ends_with(end))), "{:?}", names());
         fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
-    fn a_runtime_says_whether_it_has_read_the_list_and_from_where() {
-        let info = |text: &str| BTreeMap::from([(LISTS.to_owned(), text.to_owned())]);
-        let told = |name: &str| {
-            let text = format!(
-                r#"{{"PluginConfDir":"/etc/cni/net.d","Networks":[{{"Config":{{"Name":"cni-loopback"}}}},{{"Config":{{"Name":"{name}"}}}}]}}"#
-            );
-            known(&info(&text))
-        };
-        let from = || "/etc/cni/net.d".to_owned();
-        assert_eq!(told("weft-cri"), Some(Known { reads: true, from: from() }));
-        assert_eq!(told("admins"), Some(Known { reads: false, from: from() }));
-        let none = known(&info(r#"{"PluginConfDir":"/etc/cni/net.d","Networks":null}"#));
-        assert_eq!(none, Some(Known { reads: false, from: from() }));
-        assert_eq!((known(&BTreeMap::new()), known(&info("{"))), (None, None));
-        // Among other notes.
-        let mut answer = StatusInfo { info: info("[]") }.encode_to_vec();
-        wire::push(&mut answer, 2, &wire::entry("config", LISTS));
-        assert_eq!(of_lists(&answer).info, info("[]"));
     }
 }

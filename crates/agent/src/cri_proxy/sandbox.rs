@@ -16,11 +16,12 @@ use prost::Message;
 use tonic::Status;
 use tracing::{info, warn};
 
-use super::backend::{Backend, Body, Cause, with_sources};
-use super::edited::{MESSAGE_MAX, PREFIX, framed};
-use super::messages::PodSandboxId;
+use super::backend::{Backend, Body, Cause};
 use super::relay::{self, Relayed};
-use crate::journal::Journal;
+use crate::cri_proxy::body_rewriting::{MESSAGE_MAX, PREFIX, framed};
+use crate::node_support::journal_reader::Journal;
+use cri::messages::PodSandboxId;
+use cri::unix_service::with_sources;
 
 /// The answer as it came, if the journal knows the sandbox; `service` is the path of the runtime's methods, `directory`
 /// where it has to find our list.

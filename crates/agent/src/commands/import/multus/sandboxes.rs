@@ -1,0 +1,307 @@
+//! What Multus remembers of its sandboxes, as entries of the journal.
+//!
+//! Two things: `<cniDir>/<container id>`, the delegates of a sandbox in their order, and `<cniDir>/results/`, libcni's
+//! cache of what came of each: its configuration as it was executed, its arguments, its result.
+//!
+//! Rules: what was executed counts before what was planned; an attachment that only the cache knows was added to the
+//! running pod and is taken down with it; file names and contents are checked before they are anything.
+//!
+//! Source: Multus `pkg/multus/multus.go` (`saveDelegates`, `getIfname`), `pkg/types/types.go` (`DelegateNetConf`).
+
+mod delegates;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use cni::Error;
+use cni::args::Args;
+use cni::name::{ContainerId, IfName};
+use cni::network::Network;
+use cni::runtime::cache::{Cache, Entry as Cached};
+use cni::runtime::chain::Attached;
+use npwg::device::DeviceInfo;
+use npwg::outcome::Outcome;
+use npwg::plan::{
+    Decision, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify,
+};
+use npwg::status;
+use rpc::journal::{self, Attachment, Entry, State};
+
+use super::configuration::Configuration;
+use cli_support::failure::Failure;
+use cli_support::privilege;
+use delegates::Planned;
+
+/// The directory of libcni's cache in it.
+const RESULTS: &str = "results";
+/// Where files about devices lie; anything else is not one.
+const DEVICES: &str = "/k8s.cni.cncf.io/devinfo/cni/";
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The sandboxes.
+    pub(super) entries: Vec<Entry>,
+    /// What was not understood.
+    pub(super) faults: Vec<String>,
+}
+
+/// One attachment of a sandbox.
+struct Link {
+    delegate: Delegate,
+    version: cni::Version,
+    result: Option<Attached>,
+}
+
+/// Reads all of it.
+pub(super) fn read(directory: &Path, configuration: &Configuration) -> Result<Found, Failure> {
+    let refused = |cause| privilege::refused(&format!("read {}", directory.display()), &cause);
+    let mut found = Found::default();
+    let cache = Cache::new(directory);
+    let mut known: BTreeMap<ContainerId, Vec<Cached>> = BTreeMap::new();
+    let mut understood = BTreeSet::new();
+    for cached in cache.attachments(None)? {
+        let who = &cached.parameters.who;
+        understood.insert(format!("{}-{}-{}", cached.network, who.container, who.ifname));
+        known.entry(who.container.clone()).or_default().push(cached);
+    }
+    for name in names(&directory.join(RESULTS)).map_err(refused)? {
+        if !understood.contains(&name) {
+            found.faults.push(format!("{RESULTS}/{name}: not an entry of libcni's cache"));
+        }
+    }
+    let mut planned: BTreeMap<ContainerId, Vec<Planned>> = BTreeMap::new();
+    for name in names(directory).map_err(refused)? {
+        let read = ContainerId::new(&name).and_then(|id| Ok((id, delegates::read(&directory.join(&name))?)));
+        match read {
+            Ok((container, delegates)) => drop(planned.insert(container, delegates)),
+            Err(error) => found.faults.push(format!("{name}: {error}")),
+        }
+    }
+    let containers: BTreeSet<ContainerId> = known.keys().chain(planned.keys()).cloned().collect();
+    for container in containers {
+        let planned = planned.remove(&container).unwrap_or_default();
+        let cached = known.remove(&container).unwrap_or_default();
+        match entry(&container, planned, cached, &cache, configuration) {
+            Ok(entry) => found.entries.push(entry),
+            Err(error) => found.faults.push(format!("container {container}: {error}")),
+        }
+    }
+    Ok(found)
+}
+
+/// The files of a directory, by name, without directories; hidden ones are still being written.
+fn names(directory: &Path) -> std::io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.retain(|name| !name.starts_with('.'));
+    names.sort();
+    Ok(names)
+}
+
+/// One sandbox.
+fn entry(
+    container: &ContainerId,
+    planned: Vec<Planned>,
+    mut cached: Vec<Cached>,
+    cache: &Cache,
+    configuration: &Configuration,
+) -> Result<Entry, Error> {
+    let ifname = default_interface(&planned, &cached)?;
+    let runtime = cached.iter().find(|cached| cached.parameters.who.ifname == ifname).or(cached.first());
+    let Some(runtime) = runtime else {
+        return Err(Error::config("nothing of it is in libcni's cache: it is being attached, or never was"));
+    };
+    let (args, netns) = (own_args(&runtime.parameters.args), runtime.parameters.netns.clone());
+    let pod = pod_of(&args)?;
+    let mut links = Vec::new();
+    for (index, delegate) in planned.into_iter().enumerate() {
+        let name = delegate.interface(index, &ifname)?;
+        let at = cached
+            .iter()
+            .position(|one| one.parameters.who.ifname == name && one.network == delegate.network.name);
+        let executed = at.map(|at| cached.remove(at));
+        links.push(link(index == 0, name, Some(delegate), executed, cache, &args)?);
+    }
+    // What the delegates do not name was added later; without them the default network's interface tells the order.
+    cached.sort_by_key(|one| (one.parameters.who.ifname != ifname, one.parameters.who.ifname.clone()));
+    for executed in cached {
+        let name = executed.parameters.who.ifname.clone();
+        links.push(link(links.is_empty(), name, None, Some(executed), cache, &args)?);
+    }
+    let (delegates, rest): (Vec<Delegate>, Vec<_>) =
+        links.into_iter().map(|Link { delegate, version, result }| (delegate, (version, result))).unzip();
+    let plan = Plan {
+        version: PLAN_VERSION,
+        pod,
+        container: container.clone(),
+        status: configuration.style,
+        delegates,
+        warnings: Vec::new(),
+        note: cni::object::Object::default(),
+    };
+    let network_status = status_of(&plan, &rest);
+    let attachments = rest.into_iter().map(|(_, result)| attachment(result)).collect();
+    Ok(Entry {
+        version: journal::VERSION,
+        network: configuration.name.to_string(),
+        container_id: container.clone(),
+        netns,
+        namespace: String::new(),
+        ifname,
+        args,
+        path: configuration.bin_dir.clone(),
+        plan,
+        attachments,
+        network_status,
+        complete: true,
+        changing: false,
+    })
+}
+
+fn attachment(result: Option<Attached>) -> Attachment {
+    let state = if result.is_some() { State::Attached } else { State::Planned };
+    Attachment { state, result: result.map(|attached| attached.raw), ..Attachment::default() }
+}
+
+/// The interface of the default network: what the cache has for its name, else `eth0`.
+fn default_interface(planned: &[Planned], cached: &[Cached]) -> Result<IfName, Error> {
+    let default = planned.first();
+    let taken: Vec<&str> = planned.iter().filter_map(|other| other.requested.as_deref()).collect();
+    let of_default = |one: &&Cached| {
+        let name = one.parameters.who.ifname.as_str();
+        default.is_some_and(|default| one.network == default.network.name)
+            && !taken.contains(&name)
+            && !name.starts_with("net")
+    };
+    match cached.iter().find(of_default) {
+        Some(one) => Ok(one.parameters.who.ifname.clone()),
+        None => IfName::new("eth0"),
+    }
+}
+
+fn link(
+    is_default: bool,
+    ifname: IfName,
+    planned: Option<Planned>,
+    executed: Option<Cached>,
+    cache: &Cache,
+    runtime: &str,
+) -> Result<Link, Error> {
+    let network = match (&executed, &planned) {
+        (Some(Cached { config, network, .. }), _) => Network::parse(config, network.as_str())?,
+        (None, Some(planned)) => planned.network.clone(),
+        (None, None) => return Err(Error::internal("an attachment of nothing")),
+    };
+    let result = match &executed {
+        Some(Cached { parameters, .. }) => cache.result(&network.name, &parameters.who, network.version)?,
+        None => None,
+    };
+    let label = planned.map_or_else(|| network.name.to_string(), |planned| planned.label);
+    let role = match (is_default, label.contains('/')) {
+        (true, _) => Role::Default,
+        (false, true) => Role::Selected,
+        (false, false) => Role::Every,
+    };
+    let parameters = executed.map(|executed| executed.parameters);
+    let args = parameters.as_ref().map_or_else(Vec::new, |parameters| beyond(&parameters.args, runtime));
+    let runtime_config = parameters.map(|parameters| parameters.capability_args).unwrap_or_default();
+    let file = runtime_config.text("CNIDeviceInfoFile")?.filter(|path| is_device_file(path));
+    let config = String::from_utf8(network.bytes().to_vec())
+        .map_err(|_| Error::config(format!("network {}: not UTF-8", network.name)))?;
+    let because =
+        Decision { what: "network".to_owned(), value: label.clone(), why: "Multus attached it".to_owned() };
+    let delegate = Delegate {
+        network: label,
+        role,
+        config_name: network.name.clone(),
+        config,
+        ifname,
+        runtime_config,
+        args,
+        verify: Verify::default(),
+        asked: None,
+        default_route: RouteWish::Untouched,
+        device_info: file.map(|path| DeviceInfoFile { copy_from: None, path }),
+        because: vec![because],
+    };
+    Ok(Link { delegate, version: network.version, result })
+}
+
+/// Only what Multus made: it is removed with the attachment.
+fn is_device_file(path: &str) -> bool {
+    let rest = ["/var/run", "/run"].iter().find_map(|start| path.strip_prefix(start)?.strip_prefix(DEVICES));
+    rest.is_some_and(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// What the runtime said, without what Multus added for one network.
+fn own_args(args: &str) -> String {
+    let args = Args::scan(args);
+    let mut said: Vec<String> = Vec::new();
+    for (key, value) in args.pairs().filter(|(key, _)| key.starts_with("K8S_") || *key == "IgnoreUnknown") {
+        let pair = format!("{key}={value}");
+        // Multus says what the runtime said a second time.
+        if !said.contains(&pair) {
+            said.push(pair);
+        }
+    }
+    said.join(";")
+}
+
+/// The pairs of `args` that the runtime did not say.
+fn beyond(args: &str, runtime: &str) -> Vec<(String, String)> {
+    let (args, runtime) = (Args::scan(args), Args::scan(runtime));
+    let new = args.pairs().filter(|(key, value)| runtime.get(key) != Some(value) && *key != "IgnoreUnknown");
+    new.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn pod_of(args: &str) -> Result<PodIdentity, Error> {
+    let args = Args::scan(args);
+    let value = |key| args.get(key).unwrap_or_default().to_owned();
+    let pod = PodIdentity {
+        namespace: value("K8S_POD_NAMESPACE"),
+        name: value("K8S_POD_NAME"),
+        uid: value("K8S_POD_UID"),
+    };
+    match pod.namespace.is_empty() || pod.name.is_empty() {
+        true => Err(Error::config("libcni's cache does not say which pod it is of")),
+        false => Ok(pod),
+    }
+}
+
+fn status_of(plan: &Plan, rest: &[(cni::Version, Option<Attached>)]) -> Vec<status::Entry> {
+    let outcomes: Vec<Outcome> = rest
+        .iter()
+        .map(|(version, result)| Outcome {
+            version: Some(*version),
+            result: result.as_ref().map(|attached| attached.success.clone()),
+        })
+        .collect();
+    let device = |delegate: &Delegate| {
+        let file = delegate.device_info.as_ref()?;
+        DeviceInfo::read(&fs::read(&file.path).ok()?).ok()
+    };
+    let attachments: Vec<status::Attachment<'_>> = plan
+        .delegates
+        .iter()
+        .zip(&outcomes)
+        .map(|(delegate, outcome)| status::Attachment {
+            delegate,
+            outcome,
+            device_info: device(delegate),
+            added_by: String::new(),
+        })
+        .collect();
+    status::entries(plan, &attachments)
+}

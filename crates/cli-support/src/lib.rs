@@ -1,0 +1,15 @@
+//! Support for commands and long-running roles: failures, output, logging, background tasks, privilege.
+
+#![forbid(unsafe_code)]
+
+pub mod activity;
+pub mod async_runtime;
+pub mod atomic_file;
+pub mod background;
+pub mod failure;
+pub mod interrupt;
+pub mod logging;
+pub mod output;
+pub mod privilege;
+pub mod table;
+pub mod terminal;

@@ -1,0 +1,44 @@
+//! Logging options of the long-running roles, and the start of the log on stderr.
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{Exit, Failure};
+
+/// What is logged, and how.
+#[derive(Clone, Debug, Args)]
+pub struct Log {
+    /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
+    #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
+    log: String,
+    /// Form of the log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+impl Log {
+    /// Begins to log, to stderr.
+    pub fn start(&self) -> Result<(), Failure> {
+        let Log { log: level, log_format } = self;
+        let filter = EnvFilter::try_new(level)
+            .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(Exit::Usage))?;
+        // The library tells each try that fails, as an error; what comes of it is told by who tried.
+        let library = (!level.contains("kube")).then(|| "kube_client::client=off".parse().ok()).flatten();
+        let filter = library.into_iter().fold(filter, EnvFilter::add_directive);
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        match log_format {
+            LogFormat::Text => log.with_ansi(false).init(),
+            LogFormat::Json => log.json().init(),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! NetworkAttachmentDefinitions whose networks are Neutron's: those with Kuryr's annotation, or with the plugin `neutron`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use manifest::lint::kuryr::KURYR_CONFIG;
+use npwg::metadata::{Definition, NetworkReference, SpecConfig};
+use serde_json::{Value, json};
+
+/// The plugin.
+pub const PLUGIN: &str = "neutron";
+
+/// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
+pub fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
+    let mut networks = BTreeSet::new();
+    for (reference, definition) in definitions {
+        if !definition.annotations.contains_key(KURYR_CONFIG) {
+            continue;
+        }
+        networks.insert(reference.to_string());
+        if !is_of_plugin(&definition.config) {
+            let config = json!({ "cniVersion": "1.0.0", "name": definition.name, "type": PLUGIN });
+            definition.config = SpecConfig::Text(config.to_string());
+        }
+    }
+    networks
+}
+
+/// Does a definition's configuration name the plugin?
+pub fn is_of_plugin(config: &SpecConfig) -> bool {
+    let SpecConfig::Text(text) = config else { return false };
+    let read: Value = serde_json::from_str(text).unwrap_or_default();
+    plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
+}
+
+/// The plugins of a configuration: those of its list, and itself.
+pub fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
+    let list = config["plugins"].as_array().into_iter().flatten();
+    list.chain(std::iter::once(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(name: &str, annotated: bool, config: &str) -> (NetworkReference, Definition) {
+        let annotations = annotated.then(|| (KURYR_CONFIG.to_owned(), "{}".to_owned())).into_iter().collect();
+        let config = if config.is_empty() { SpecConfig::Absent } else { SpecConfig::Text(config.to_owned()) };
+        let definition = Definition { namespace: "n".into(), name: name.into(), annotations, config };
+        (definition.reference(), definition)
+    }
+
+    #[test]
+    fn kuryrs_definitions_become_networks_of_the_plugin_and_others_stay() {
+        let own = r#"{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"neutron","timeout":5}]}"#;
+        let mut definitions = BTreeMap::from([
+            definition("bare", true, ""),
+            definition("own", true, own),
+            definition("other", false, r#"{"type":"bridge"}"#),
+        ]);
+        let networks = complete(&mut definitions);
+        assert_eq!(networks.into_iter().collect::<Vec<_>>(), ["n/bare", "n/own"]);
+        let config = |name: &str| definitions[&NetworkReference::new("n", name)].config.clone();
+        assert!(matches!(config("bare"), SpecConfig::Text(text) if text.contains(r#""type":"neutron""#)));
+        assert_eq!(config("own"), SpecConfig::Text(own.to_owned()));
+        assert_eq!(config("other"), SpecConfig::Text(r#"{"type":"bridge"}"#.to_owned()));
+    }
+}

@@ -1,0 +1,350 @@
+//! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the fields in use.
+//!
+//! Rules: objects are read leniently, because one that is malformed must not hide the others of its list; fields that are
+//! not used are dropped at once.
+//!
+//! Source: Kubernetes API reference, Pod v1, Namespace v1; the standard 3.1.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::Resource;
+use npwg::metadata::{Definition, Pod, SpecConfig};
+use npwg::policy::Labels;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::resource;
+
+/// The taint of a node that a person, or a machine, has made sure to be off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
+/// runtime and its plugins are told.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
+/// A pod as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PodObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    host_network: bool,
+    tolerations: Vec<Toleration>,
+    service_account_name: String,
+    node_name: String,
+    resource_claims: Vec<PodClaim>,
+}
+
+/// Of a pod: which taints do not keep it from a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Toleration {
+    key: String,
+    effect: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodStatus {
+    phase: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+    resource_claim_statuses: Vec<PodClaim>,
+    extended_resource_claim_status: PodClaim,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
+}
+
+/// A claim of a pod: in its status the one that was made of a template, or for an extended resource.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodClaim {
+    name: String,
+    resource_claim_name: Option<String>,
+}
+
+/// The names of a pod's ResourceClaims, in the order of its spec.
+fn claims(spec: Vec<PodClaim>, made: &[PodClaim], extended: PodClaim) -> Vec<String> {
+    let of_template = |name: &str| made.iter().find(|made| made.name == name)?.resource_claim_name.clone();
+    let named = spec.into_iter().filter_map(|claim| {
+        let PodClaim { name, resource_claim_name } = claim;
+        resource_claim_name.or_else(|| of_template(&name))
+    });
+    named.chain(extended.resource_claim_name).collect()
+}
+
+/// A NetworkAttachmentDefinition as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DefinitionObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+}
+
+/// A namespace as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NamespaceObject {
+    metadata: ObjectMeta,
+}
+
+/// A node as it comes from the API.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NodeObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: NodeSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Taint {
+    key: String,
+}
+
+impl NodeObject {
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.metadata.name.clone().unwrap_or_default()
+    }
+
+    /// Has a person, or a machine, made sure that it is off?
+    pub fn is_out_of_service(&self) -> bool {
+        self.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
+    }
+}
+
+/// The reduced form of an object, and what it is found by.
+pub trait Reduced: Resource<DynamicType = ()> {
+    /// What is looked at.
+    type Form: Clone + PartialEq + Send + Sync + 'static;
+
+    /// Reduces it.
+    fn reduce(self) -> Self::Form;
+}
+
+impl PodObject {
+    /// Has it run to its end? Then its addresses are others'.
+    pub fn is_over(&self) -> bool {
+        matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// Does it stay bound to a node that is out of service, and is no sign that anything of it runs? It tolerates the taint, for
+    /// ever as far as we look, or uses the node's own network.
+    pub fn stays_out_of_service(&self) -> bool {
+        let tolerates = |Toleration { key, effect }: &Toleration| {
+            (key.is_empty() || key == OUT_OF_SERVICE) && (effect.is_empty() || effect == "NoExecute")
+        };
+        self.spec.host_network || self.spec.tolerations.iter().any(tolerates)
+    }
+}
+
+/// Namespace and name; the namespace is empty where there is none.
+pub type Key = (String, String);
+
+/// What an object is found by.
+pub fn key(object: &impl Resource) -> Key {
+    let meta = object.meta();
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+}
+
+fn sorted(map: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    map.unwrap_or_default()
+}
+
+impl Reduced for PodObject {
+    type Form = Pod;
+
+    fn reduce(self) -> Pod {
+        let PodObject { metadata, spec, status } = self;
+        let PodSpec { host_network, tolerations: _, service_account_name, node_name, resource_claims } = spec;
+        let PodStatus { phase, pod_ips, resource_claim_statuses, extended_resource_claim_status } = status;
+        let runs = phase == "Running" && metadata.deletion_timestamp.is_none();
+        let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
+        let uid = mirrored.or(metadata.uid);
+        Pod {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: uid.unwrap_or_default(),
+            labels: sorted(metadata.labels),
+            annotations: sorted(metadata.annotations),
+            host_network,
+            service_account_name,
+            node_name,
+            resource_claims: claims(
+                resource_claims,
+                &resource_claim_statuses,
+                extended_resource_claim_status,
+            ),
+            addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
+            hearsay: false,
+        }
+    }
+}
+
+impl Reduced for DefinitionObject {
+    type Form = Definition;
+
+    fn reduce(self) -> Definition {
+        let DefinitionObject { metadata, spec } = self;
+        Definition {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            annotations: sorted(metadata.annotations),
+            config: match spec.get("config") {
+                None | Some(Value::Null) => SpecConfig::Absent,
+                Some(Value::String(text)) => SpecConfig::Text(text.clone()),
+                Some(other) => SpecConfig::Structured(other.to_string()),
+            },
+        }
+    }
+}
+
+/// Reduced form of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeHealth {
+    /// Name of the node.
+    pub name: String,
+    /// Whether the node has the taint `out-of-service`: it is confirmed to be off.
+    pub is_out_of_service: bool,
+}
+
+impl Reduced for NodeObject {
+    type Form = NodeHealth;
+
+    fn reduce(self) -> NodeHealth {
+        NodeHealth { name: self.name(), is_out_of_service: self.is_out_of_service() }
+    }
+}
+
+impl Reduced for NamespaceObject {
+    type Form = Labels;
+
+    fn reduce(self) -> Labels {
+        sorted(self.metadata.labels)
+    }
+}
+
+resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
+resource!(NodeObject, ClusterResourceScope, "Node", "nodes", "");
+resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");
+resource!(
+    DefinitionObject,
+    NamespaceResourceScope,
+    "NetworkAttachmentDefinition",
+    "network-attachment-definitions",
+    "k8s.cni.cncf.io"
+);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_malformed_definition_is_read_as_far_as_it_goes() {
+        for (spec, expected) in [
+            (json!(null), SpecConfig::Absent),
+            (json!([]), SpecConfig::Absent),
+            (json!({ "config": null }), SpecConfig::Absent),
+            (json!({ "config": "{}" }), SpecConfig::Text("{}".into())),
+            (json!({ "config": { "a": 1 } }), SpecConfig::Structured(r#"{"a":1}"#.into())),
+        ] {
+            let object = json!({ "metadata": { "namespace": "n", "name": "a" }, "spec": spec });
+            let object: DefinitionObject = serde_json::from_value(object).unwrap();
+            assert_eq!(object.reduce().config, expected);
+        }
+        let bare: DefinitionObject = serde_json::from_value(json!({ "metadata": {} })).unwrap();
+        assert_eq!(bare.reduce(), Definition::default());
+    }
+
+    #[test]
+    fn a_pod_is_reduced_to_what_is_looked_at() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "n", "name": "p", "uid": "u", "annotations": { "a": "b" }, "managedFields": [{}] },
+            "spec": { "hostNetwork": true, "serviceAccountName": "s", "nodeName": "w", "containers": [] },
+        });
+        let pod = serde_json::from_value::<PodObject>(object).unwrap();
+        assert_eq!(key(&pod), ("n".into(), "p".into()));
+        let pod = pod.reduce();
+        assert!(pod.host_network && pod.annotations["a"] == "b");
+        assert_eq!(
+            (pod.uid.as_str(), pod.service_account_name.as_str(), pod.node_name.as_str()),
+            ("u", "s", "w")
+        );
+    }
+
+    #[test]
+    fn what_tolerates_the_taint_or_has_the_nodes_network_stays_where_a_node_is_out_of_service() {
+        let stays = |spec: Value| {
+            let object = json!({ "metadata": { "name": "p" }, "spec": spec });
+            serde_json::from_value::<PodObject>(object).unwrap().stays_out_of_service()
+        };
+        assert!(stays(json!({ "hostNetwork": true })));
+        assert!(stays(json!({ "tolerations": [{ "operator": "Exists" }] })));
+        assert!(stays(
+            json!({ "tolerations": [{ "key": OUT_OF_SERVICE, "operator": "Exists", "effect": "NoExecute" }] })
+        ));
+        assert!(!stays(
+            json!({ "tolerations": [{ "key": "node.kubernetes.io/not-ready", "operator": "Exists" }] })
+        ));
+        assert!(!stays(json!({ "tolerations": [{ "key": OUT_OF_SERVICE, "effect": "NoSchedule" }] })));
+        assert!(!stays(json!({})));
+    }
+
+    #[test]
+    fn a_pod_has_the_claims_that_it_names_that_were_made_for_it_and_that_of_its_extended_resources() {
+        let object = json!({
+            "metadata": { "name": "p" },
+            "spec": { "resourceClaims": [
+                { "name": "b", "resourceClaimTemplateName": "t" },
+                { "name": "none", "resourceClaimTemplateName": "t" },
+                { "name": "a", "resourceClaimName": "own" },
+            ] },
+            "status": {
+                "resourceClaimStatuses": [{ "name": "none" }, { "name": "b", "resourceClaimName": "p-b-x" }],
+                "extendedResourceClaimStatus": { "resourceClaimName": "p-extended-y", "requestMappings": [] },
+            },
+        });
+        let pod = serde_json::from_value::<PodObject>(object).unwrap().reduce();
+        assert_eq!(pod.resource_claims, ["p-b-x", "own", "p-extended-y"]);
+    }
+
+    #[test]
+    fn a_pod_has_addresses_while_it_runs() {
+        let read = |phase: &str, deleted: Option<&str>| {
+            let object = json!({
+                "metadata": { "name": "p", "deletionTimestamp": deleted },
+                "status": { "phase": phase, "podIPs": [{ "ip": "10.0.0.2" }, { "ip": "fd00::2" }] },
+            });
+            serde_json::from_value::<PodObject>(object).unwrap().reduce().addresses
+        };
+        assert_eq!(read("Running", None), ["10.0.0.2", "fd00::2"]);
+        assert_eq!(read("Succeeded", None), [""; 0]);
+        assert_eq!(read("Running", Some("2026-11-23T06:00:00Z")), [""; 0]);
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_the_uid_that_its_runtime_is_told() {
+        let object = json!({ "metadata": { "name": "p", "uid": "of-the-mirror", "annotations": { MIRROR: "of-the-pod" } } });
+        assert_eq!(serde_json::from_value::<PodObject>(object).unwrap().reduce().uid, "of-the-pod");
+    }
+}
