@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The devices here are veth: a namespace that ends takes them along. Hardware, which the kernel gives back, is in
-//! the lane `vm` (`vm_host_device`).
+//! the lane `vm` (`tests/vm/host_device.rs`).
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1.
 

@@ -31,13 +31,13 @@ use kube_support::lookup::ASK_MAX;
 use kube_support::resource;
 
 /// What the name of a claim's lease begins with.
-pub(crate) const OF_CLAIM: &str = "claim/";
+pub const OF_CLAIM: &str = "claim/";
 /// Whether addresses were given, in the status.
 const CONDITION: &str = "IPsAllocated";
 
 /// A claim as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct ClaimObject {
+pub struct ClaimObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: ClaimSpec,
@@ -68,7 +68,7 @@ struct OwnerPod {
 resource!(ClaimObject, NamespaceResourceScope, "IPAMClaim", "ipamclaims", "k8s.cni.cncf.io", "v1alpha1");
 
 /// The claim of a demand.
-pub(crate) struct Claim {
+pub struct Claim {
     api: Api<ClaimObject>,
     namespace: String,
     name: String,
@@ -80,7 +80,7 @@ impl Claim {
     ///
     /// # Errors
     /// It is not there, or of another interface.
-    pub(crate) async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, String> {
+    pub async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, String> {
         let Some((namespace, name)) =
             demand.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
         else {
@@ -104,7 +104,7 @@ impl Claim {
     }
 
     /// Its name, for people.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("ipamclaim {}/{}", self.namespace, self.name)
     }
 
@@ -112,7 +112,7 @@ impl Claim {
     ///
     /// # Errors
     /// An entry that is no address.
-    pub(crate) fn address(&self, range: IpNet) -> Result<Option<IpAddr>, String> {
+    pub fn address(&self, range: IpNet) -> Result<Option<IpAddr>, String> {
         for text in &self.object.status.ips {
             let read = text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse::<IpAddr>());
             let ip = read.map_err(|_| format!("{}: status.ips: {text:?}: not an address", self.name()))?;
@@ -124,7 +124,7 @@ impl Claim {
     }
 
     /// Writes what came of it into the status, if that is news.
-    pub(crate) async fn tell(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
+    pub async fn tell(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
         let ClaimStatus { ips, owner_pod, conditions } = &self.object.status;
         let address = |text: &String| text.split('/').next().and_then(|ip| ip.parse::<IpAddr>().ok());
         let mut told = ips.clone();

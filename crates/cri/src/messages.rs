@@ -7,97 +7,120 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-use crate::cri::network_api::SandboxNetwork;
+use crate::network_api::SandboxNetwork;
 
 /// Field of `PodSandboxConfig` in `RunPodSandboxRequest`.
-pub(crate) const CONFIG: u32 = 1;
+pub const CONFIG: u32 = 1;
 /// Field of the annotations in `PodSandboxConfig`.
-pub(crate) const CONFIG_ANNOTATIONS: u32 = 7;
+pub const CONFIG_ANNOTATIONS: u32 = 7;
 
+/// Request of `RunPodSandbox`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct RunPodSandboxRequest {
+pub struct RunPodSandboxRequest {
+    /// The configuration of the sandbox.
     #[prost(message, optional, tag = "1")]
-    pub(crate) config: Option<PodSandboxConfig>,
+    pub config: Option<PodSandboxConfig>,
 }
 
+/// Configuration of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct PodSandboxConfig {
+pub struct PodSandboxConfig {
+    /// Its annotations.
     #[prost(btree_map = "string, string", tag = "7")]
-    pub(crate) annotations: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+    /// Its part for Linux.
     #[prost(message, optional, tag = "8")]
-    pub(crate) linux: Option<LinuxPodSandboxConfig>,
+    pub linux: Option<LinuxPodSandboxConfig>,
+    /// Its networks (CRI Network API).
     #[prost(message, repeated, tag = "1001")]
-    pub(crate) networks: Vec<SandboxNetwork>,
+    pub networks: Vec<SandboxNetwork>,
 }
 
+/// Its part for Linux.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct LinuxPodSandboxConfig {
+pub struct LinuxPodSandboxConfig {
+    /// The security context.
     #[prost(message, optional, tag = "2")]
-    pub(crate) security_context: Option<SecurityContext>,
+    pub security_context: Option<SecurityContext>,
 }
 
+/// Security context of a sandbox.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct SecurityContext {
+pub struct SecurityContext {
+    /// The namespaces.
     #[prost(message, optional, tag = "1")]
-    pub(crate) namespace_options: Option<NamespaceOption>,
+    pub namespace_options: Option<NamespaceOption>,
 }
 
+/// Which namespaces a sandbox has of its own.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct NamespaceOption {
+pub struct NamespaceOption {
     /// 2: the node's.
     #[prost(int32, tag = "1")]
-    pub(crate) network: i32,
+    pub network: i32,
 }
 
 impl PodSandboxConfig {
     /// Does it use the node's network?
-    pub(crate) fn is_on_host(&self) -> bool {
+    pub fn is_on_host(&self) -> bool {
         let context = self.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         context.and_then(|context| context.namespace_options.as_ref()).is_some_and(|named| named.network == 2)
     }
 }
 
+/// Status of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct PodSandboxStatus {
+pub struct PodSandboxStatus {
+    /// Its id.
     #[prost(string, tag = "1")]
-    pub(crate) id: String,
+    pub id: String,
+    /// Its annotations.
     #[prost(btree_map = "string, string", tag = "8")]
-    pub(crate) annotations: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
 }
 
+/// Further address of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct PodIp {
+pub struct PodIp {
+    /// The address.
     #[prost(string, tag = "1")]
-    pub(crate) ip: String,
+    pub ip: String,
+    /// The network it is on (CRI Network API).
     #[prost(string, tag = "2")]
-    pub(crate) network_name: String,
+    pub network_name: String,
 }
 
+/// Condition of a runtime.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Condition {
+pub struct Condition {
+    /// Its type.
     #[prost(string, tag = "1")]
-    pub(crate) kind: String,
+    pub kind: String,
+    /// Whether it is true.
     #[prost(bool, tag = "2")]
-    pub(crate) holds: bool,
+    pub holds: bool,
 }
 
 /// The answer to `RunPodSandbox`, and the request of `StopPodSandbox` and `RemovePodSandbox`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct PodSandboxId {
+pub struct PodSandboxId {
+    /// Its id.
     #[prost(string, tag = "1")]
-    pub(crate) id: String,
+    pub id: String,
 }
 
 /// Of `Status`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct StatusRequest {
+pub struct StatusRequest {
+    /// Whether `info` is wanted.
     #[prost(bool, tag = "1")]
-    pub(crate) verbose: bool,
+    pub verbose: bool,
 }
 
 /// The answer, of which only the runtime's notes are looked at.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct StatusInfo {
+pub struct StatusInfo {
+    /// Information for people, by name.
     #[prost(btree_map = "string, string", tag = "2")]
-    pub(crate) info: BTreeMap<String, String>,
+    pub info: BTreeMap<String, String>,
 }

@@ -10,25 +10,25 @@ const DEPTH_MAX: usize = 8;
 
 /// One record of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record<'a> {
+pub struct Record<'a> {
     /// The field.
-    pub(crate) number: u32,
+    pub number: u32,
     /// Its bytes, key and length included.
-    pub(crate) whole: &'a [u8],
+    pub whole: &'a [u8],
     /// What is in it, where it has a length.
-    pub(crate) content: Option<&'a [u8]>,
+    pub content: Option<&'a [u8]>,
 }
 
 /// What is no message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub struct Malformed;
 
 /// The records of a message that were not looked at yet.
 #[derive(Debug)]
-pub(crate) struct Records<'a>(&'a [u8]);
+pub struct Records<'a>(&'a [u8]);
 
 /// The records of a message, one after the other, so that their number takes no memory; after what is none there is no other.
-pub(crate) fn records(message: &[u8]) -> Records<'_> {
+pub fn records(message: &[u8]) -> Records<'_> {
     Records(message)
 }
 
@@ -92,20 +92,20 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Appends a record with a length: a message, a text.
-pub(crate) fn push(out: &mut Vec<u8>, number: u32, content: &[u8]) {
+pub fn push(out: &mut Vec<u8>, number: u32, content: &[u8]) {
     push_varint(out, u64::from(number) << 3 | 2);
     push_varint(out, content.len() as u64);
     out.extend_from_slice(content);
 }
 
 /// Appends a truth value, also one that is false.
-pub(crate) fn push_bool(out: &mut Vec<u8>, number: u32, value: bool) {
+pub fn push_bool(out: &mut Vec<u8>, number: u32, value: bool) {
     push_varint(out, u64::from(number) << 3);
     out.push(u8::from(value));
 }
 
 /// An entry of a map of texts.
-pub(crate) fn entry(key: &str, value: &str) -> Vec<u8> {
+pub fn entry(key: &str, value: &str) -> Vec<u8> {
     let mut out = Vec::new();
     push(&mut out, 1, key.as_bytes());
     push(&mut out, 2, value.as_bytes());
@@ -113,7 +113,7 @@ pub(crate) fn entry(key: &str, value: &str) -> Vec<u8> {
 }
 
 /// Does it hold these bytes?
-pub(crate) fn holds(message: &[u8], needle: &[u8]) -> bool {
+pub fn holds(message: &[u8], needle: &[u8]) -> bool {
     let Some(first) = needle.first() else { return true };
     let mut rest = message;
     while let Some(at) = rest.iter().position(|byte| byte == first) {
@@ -127,7 +127,7 @@ pub(crate) fn holds(message: &[u8], needle: &[u8]) -> bool {
 }
 
 /// The message with each record edited; nothing if it is none, or if nothing changes.
-pub(crate) fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+pub fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     if records(message).any(|record| record.is_err()) {
         return None;
     }
@@ -146,7 +146,7 @@ pub(crate) fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<V
 }
 
 /// The message without the entry `key` of any map of texts in it, however deep; nothing if there is none.
-pub(crate) fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
+pub fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
     let mut needle = Vec::new();
     push(&mut needle, 1, key.as_bytes());
     strip(message, &needle, DEPTH_MAX)

@@ -26,11 +26,7 @@ struct Folded;
 ///
 /// # Errors
 /// Why there is no answer, for people.
-pub(crate) async fn call(
-    socket: &Path,
-    path: &'static str,
-    question: &impl Message,
-) -> Result<Bytes, String> {
+pub async fn call(socket: &Path, path: &'static str, question: &impl Message) -> Result<Bytes, String> {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
@@ -48,7 +44,7 @@ pub(crate) async fn call(
 }
 
 /// An error and what it came of.
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

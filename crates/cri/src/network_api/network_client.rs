@@ -11,9 +11,9 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
-use crate::cri::messages::{StatusInfo, StatusRequest};
-use crate::cri::runtime_status;
-use crate::cri::runtime_status::{Known, STATUS};
+use crate::messages::{StatusInfo, StatusRequest};
+use crate::runtime_status;
+use crate::runtime_status::{Known, STATUS};
 
 use super::{
     Empty, LIST, ListReply, Network, NetworkConfig, NetworkMetadata, REMOVE, RemoveRequest, SET, SetReply,
@@ -27,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection to a runtime's socket, or to a proxy before it.
 #[derive(Clone, Debug)]
-pub(crate) struct Client(Channel);
+pub struct Client(Channel);
 
 /// What becomes of a network in use that is to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InUse {
+pub enum InUse {
     /// It stays, and that is an error.
     Refused,
     /// It goes with its last sandbox.
@@ -40,7 +40,7 @@ pub(crate) enum InUse {
 
 impl Client {
     /// Connects.
-    pub(crate) async fn connect(socket: &Path) -> Result<Client, Status> {
+    pub async fn connect(socket: &Path) -> Result<Client, Status> {
         let socket = socket.to_owned();
         let shown = socket.display().to_string();
         let connect = tower::service_fn(move |_: Uri| {
@@ -49,37 +49,34 @@ impl Client {
         });
         let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await;
         channel.map(Client).map_err(|cause| {
-            Status::unavailable(format!(
-                "connect to {shown}: {}",
-                crate::cri::unix_service::with_sources(&cause)
-            ))
+            Status::unavailable(format!("connect to {shown}: {}", crate::unix_service::with_sources(&cause)))
         })
     }
 
     /// Creates or replaces a network; as it is then.
-    pub(crate) async fn set(&self, config: NetworkConfig) -> Result<Network, Status> {
+    pub async fn set(&self, config: NetworkConfig) -> Result<Network, Status> {
         let reply: SetReply = self.call(SET, SetRequest { config: Some(config) }).await?;
         Ok(reply.network.unwrap_or_default())
     }
 
     /// Removes a network; one that is not there is removed.
-    pub(crate) async fn remove(&self, metadata: NetworkMetadata, in_use: InUse) -> Result<(), Status> {
+    pub async fn remove(&self, metadata: NetworkMetadata, in_use: InUse) -> Result<(), Status> {
         let request = RemoveRequest { metadata: Some(metadata), drain: in_use == InUse::Drained };
         self.call::<_, Empty>(REMOVE, request).await.map(|Empty {}| ())
     }
 
     /// All networks.
-    pub(crate) async fn list(&self) -> Result<Vec<Network>, Status> {
+    pub async fn list(&self) -> Result<Vec<Network>, Status> {
         Ok(self.call::<_, ListReply>(LIST, Empty {}).await?.networks)
     }
 
     /// Asks the runtime behind a proxy for its version, and throws that away.
-    pub(crate) async fn reach_runtime(&self) -> Result<(), Status> {
+    pub async fn reach_runtime(&self) -> Result<(), Status> {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
     }
 
     /// The runtime's report on the CNI network `name`; `None` if it does not report which lists it has read.
-    pub(crate) async fn runtime_lists(&self, name: &str) -> Option<Known> {
+    pub async fn runtime_lists(&self, name: &str) -> Option<Known> {
         let request = StatusRequest { verbose: true };
         let told = self.call::<_, StatusInfo>(STATUS, request).await;
         runtime_status::known(&told.ok()?.info, name)

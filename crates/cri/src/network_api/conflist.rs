@@ -29,7 +29,7 @@ pub(crate) const RESERVED: &[&str] = &[
 ///
 /// # Errors
 /// Our own fault, if it cannot be said in JSON.
-pub(crate) fn render(config: &CniConfig, name: &str) -> Result<String, Error> {
+pub fn render(config: &CniConfig, name: &str) -> Result<String, Error> {
     let mut list = Object::default();
     list.set("cniVersion", &config.cni_version)?;
     list.set("name", if config.network_name.is_empty() { name } else { &config.network_name })?;
@@ -57,7 +57,7 @@ fn plugin(written: &CniPlugin) -> Result<Box<RawValue>, Error> {
 }
 
 /// A value of a map of parameters: JSON text, else a string.
-pub(crate) fn value(text: &str) -> Result<Box<RawValue>, Error> {
+pub fn value(text: &str) -> Result<Box<RawValue>, Error> {
     match RawValue::from_string(text.trim().to_owned()) {
         Ok(raw) => Ok(raw),
         Err(_) => serde_json::value::to_raw_value(text)
@@ -69,7 +69,7 @@ pub(crate) fn value(text: &str) -> Result<Box<RawValue>, Error> {
 ///
 /// # Errors
 /// A plugin without a legal `type`.
-pub(crate) fn view(network: &Network) -> Result<NetworkConfig, Error> {
+pub fn view(network: &Network) -> Result<NetworkConfig, Error> {
     let plugins = network.plugins.iter().map(view_of_plugin).collect::<Result<Vec<_>, _>>()?;
     Ok(NetworkConfig {
         metadata: None,

@@ -13,7 +13,7 @@ use prost_reflect::{
 };
 
 use super::*;
-use crate::cri::messages;
+use crate::messages;
 
 /// How a message of ours shows what it read, and what it writes again.
 type Ours = fn(&[u8]) -> (String, Vec<u8>);

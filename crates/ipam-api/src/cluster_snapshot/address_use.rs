@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::ipam_api::cluster_snapshot::{Census, Holder};
+use crate::cluster_snapshot::{Census, Holder};
 
 /// An address in a pod's network-status.
 #[derive(Debug)]

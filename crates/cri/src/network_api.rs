@@ -3,11 +3,11 @@
 //! They are written down with prost's derive; `tests` holds each field of them against the .proto. As JSON and YAML, for people, their
 //! fields have the names of the .proto.
 
-pub(crate) mod conflist;
-pub(crate) mod network_client;
+pub mod conflist;
+pub mod network_client;
 #[cfg(test)]
 mod tests;
-pub(crate) mod validation;
+pub mod validation;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,101 +16,101 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 /// Creates or replaces a network.
-pub(crate) const SET: &str = "/runtime.v1.RuntimeService/SetPodNetwork";
+pub const SET: &str = "/runtime.v1.RuntimeService/SetPodNetwork";
 /// Removes one.
-pub(crate) const REMOVE: &str = "/runtime.v1.RuntimeService/RemovePodNetwork";
+pub const REMOVE: &str = "/runtime.v1.RuntimeService/RemovePodNetwork";
 /// Lists all.
-pub(crate) const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
+pub const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
 
 /// Socket on which the CRI proxy listens by default.
-pub(crate) const PROXY_SOCKET: &str = "/run/weft/cri.sock";
+pub const PROXY_SOCKET: &str = "/run/weft/cri.sock";
 
 /// The network found in the directory of CNI configurations on disk.
-pub(crate) const FALLBACK: &str = "_fallback";
+pub const FALLBACK: &str = "_fallback";
 
 /// Which network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct NetworkMetadata {
+pub struct NetworkMetadata {
     /// With `namespace`, what sandboxes refer to.
     #[prost(string, tag = "1")]
-    pub(crate) name: String,
+    pub name: String,
     /// May be empty.
     #[prost(string, tag = "2")]
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// Which object of this name; may be empty.
     #[prost(string, tag = "3")]
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) uid: String,
+    pub uid: String,
     /// Orders writers: an older one is refused; 0 writes unconditionally.
     #[prost(uint32, tag = "4")]
-    pub(crate) generation: u32,
+    pub generation: u32,
 }
 
 /// One plugin of a network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct CniPlugin {
+pub struct CniPlugin {
     /// Its program.
     #[prost(string, tag = "1")]
-    pub(crate) r#type: String,
+    pub r#type: String,
     /// The parameters it takes from a sandbox.
     #[prost(string, repeated, tag = "2")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) capabilities: Vec<String>,
+    pub capabilities: Vec<String>,
     /// Its other keys: JSON text; what is none is a string.
     #[prost(btree_map = "string, string", tag = "3")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) parameters: BTreeMap<String, String>,
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// A CNI configuration list.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct CniConfig {
+pub struct CniConfig {
     /// Its version of the protocol.
     #[prost(string, tag = "1")]
-    pub(crate) cni_version: String,
+    pub cni_version: String,
     /// Its CNI name; empty: `metadata.name`.
     #[prost(string, tag = "2")]
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) network_name: String,
+    pub network_name: String,
     /// Must CHECK be left out?
     #[prost(bool, tag = "3")]
-    pub(crate) disable_check: bool,
+    pub disable_check: bool,
     /// The plugins, in order.
     #[prost(message, repeated, tag = "4")]
-    pub(crate) plugins: Vec<CniPlugin>,
+    pub plugins: Vec<CniPlugin>,
 }
 
 /// Addresses of a network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct IpRange {
+pub struct IpRange {
     /// As a prefix.
     #[prost(string, tag = "1")]
-    pub(crate) cidr: String,
+    pub cidr: String,
 }
 
 /// A network as somebody wants it.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct NetworkConfig {
+pub struct NetworkConfig {
     /// Which one.
     #[prost(message, optional, tag = "1")]
-    pub(crate) metadata: Option<NetworkMetadata>,
+    pub metadata: Option<NetworkMetadata>,
     /// For plugins that declare `ipRanges`.
     #[prost(message, repeated, tag = "2")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) ip_ranges: Vec<IpRange>,
+    pub ip_ranges: Vec<IpRange>,
     /// 0: CNIv1.
     #[prost(int32, tag = "3")]
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) network_type: i32,
+    pub network_type: i32,
     /// The plugins.
     #[prost(message, optional, tag = "4")]
-    pub(crate) cniv1_config: Option<CniConfig>,
+    pub cniv1_config: Option<CniConfig>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
@@ -125,102 +125,102 @@ fn is_false(truth: &bool) -> bool {
 
 /// `SetPodNetwork`.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct SetRequest {
+pub struct SetRequest {
     /// What to store.
     #[prost(message, optional, tag = "1")]
-    pub(crate) config: Option<NetworkConfig>,
+    pub config: Option<NetworkConfig>,
 }
 
 /// `SetPodNetwork`'s reply.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct SetReply {
+pub struct SetReply {
     /// What is stored now.
     #[prost(message, optional, tag = "1")]
-    pub(crate) network: Option<Network>,
+    pub network: Option<Network>,
 }
 
 /// `RemovePodNetwork`.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct RemoveRequest {
+pub struct RemoveRequest {
     /// Which one; a uid, where given, must match.
     #[prost(message, optional, tag = "1")]
-    pub(crate) metadata: Option<NetworkMetadata>,
+    pub metadata: Option<NetworkMetadata>,
     /// In use: wait for its last sandbox, and let no new one in.
     #[prost(bool, tag = "2")]
-    pub(crate) drain: bool,
+    pub drain: bool,
 }
 
 /// Nothing.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct Empty {}
+pub struct Empty {}
 
 /// How a network is.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
-pub(crate) struct NetworkStatus {
+pub struct NetworkStatus {
     /// Can sandboxes be attached and detached?
     #[prost(bool, tag = "1")]
-    pub(crate) sandbox_management: bool,
+    pub sandbox_management: bool,
     /// Are those that are attached as they were?
     #[prost(bool, tag = "2")]
-    pub(crate) connectivity: bool,
+    pub connectivity: bool,
     /// Does it go with its last sandbox?
     #[prost(bool, tag = "1001")]
     #[serde(skip_serializing_if = "is_false")]
-    pub(crate) draining: bool,
+    pub draining: bool,
 }
 
 /// A network as it is.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
-pub(crate) struct Network {
+pub struct Network {
     /// As it is stored.
     #[prost(message, optional, tag = "1")]
-    pub(crate) config: Option<NetworkConfig>,
+    pub config: Option<NetworkConfig>,
     /// How it is.
     #[prost(message, optional, tag = "2")]
-    pub(crate) status: Option<NetworkStatus>,
+    pub status: Option<NetworkStatus>,
 }
 
 /// `ListPodNetwork`'s reply.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct ListReply {
+pub struct ListReply {
     /// All of them.
     #[prost(message, repeated, tag = "1")]
-    pub(crate) networks: Vec<Network>,
+    pub networks: Vec<Network>,
 }
 
 /// One network of a sandbox, in `PodSandboxConfig.networks`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct SandboxNetwork {
+pub struct SandboxNetwork {
     /// Empty: `eth0` for the first, `net1`, `net2`, … for the others.
     #[prost(string, tag = "1")]
-    pub(crate) interface_name: String,
+    pub interface_name: String,
     /// `name` or `namespace/name`.
     #[prost(string, tag = "2")]
-    pub(crate) network_name: String,
+    pub network_name: String,
     /// Values for capabilities of its plugins; JSON text, what is none is a string.
     #[prost(btree_map = "string, string", tag = "3")]
-    pub(crate) parameters: BTreeMap<String, String>,
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// How sandboxes call a network: `name` or `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Name {
+pub struct Name {
     /// May be empty.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// Is not.
-    pub(crate) name: String,
+    pub name: String,
 }
 
 impl Name {
     /// As a sandbox writes it.
-    pub(crate) fn read(text: &str) -> Name {
+    pub fn read(text: &str) -> Name {
         let (namespace, name) = text.split_once('/').unwrap_or(("", text));
         Name { namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
     /// Of a network.
-    pub(crate) fn of(metadata: &NetworkMetadata) -> Name {
+    pub fn of(metadata: &NetworkMetadata) -> Name {
         Name { namespace: metadata.namespace.clone(), name: metadata.name.clone() }
     }
 }

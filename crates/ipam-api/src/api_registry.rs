@@ -15,11 +15,11 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use crate::ipam_api::ip_objects::{
+use crate::ip_objects::{
     ASKS_LABEL, BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
     label, made_in, name_of,
 };
-use crate::ipam_api::pool_lookup::Pool;
+use crate::pool_lookup::Pool;
 use kube_support::api_error;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
@@ -30,19 +30,19 @@ const REQUEST_MAX: Duration = Duration::from_secs(5);
 const PAGE: u32 = 1000;
 /// How often it is looked whether another node has given an address up: for three and a half seconds in all, because the
 /// ledger of whoever asked is locked in the meantime.
-pub(crate) const LOOKS: u32 = 7;
+pub const LOOKS: u32 = 7;
 const LOOK_MIN: Duration = Duration::from_millis(50);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// The blocks of one pool.
 #[derive(Clone)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     client: Client,
     blocks: Api<BlockObject>,
     pool: String,
     uid: Option<String>,
     /// How the pool is cut.
-    pub(crate) grid: PoolLayout,
+    pub grid: PoolLayout,
     /// Where single addresses may have been made in it, as it was read.
     told: Option<BTreeSet<u16>>,
     /// Namespace and name of the pod that a claim is about.
@@ -52,7 +52,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// The blocks of a pool, for a claim of the pod with this namespace and name; requests are counted.
-    pub(crate) fn new(
+    pub fn new(
         client: Client,
         pool: &Pool,
         pod: (String, String),
@@ -64,7 +64,7 @@ impl Cluster {
     }
 
     /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
-    pub(crate) fn of(
+    pub fn of(
         client: &Client,
         pool: &PoolObject,
         requests: &prometheus_client::metrics::counter::Counter,
@@ -98,10 +98,7 @@ impl Cluster {
     }
 
     /// Every object with these labels; one that makes no sense is an error: it may be anybody's.
-    pub(crate) async fn list_labelled(
-        &self,
-        labels: &[(&str, String)],
-    ) -> Result<Vec<IpBlock>, RegistryError> {
+    pub async fn list_labelled(&self, labels: &[(&str, String)]) -> Result<Vec<IpBlock>, RegistryError> {
         let mut selector = format!("{POOL_LABEL}={}", label(&self.pool));
         for (key, value) in labels {
             selector.push_str(&format!(",{key}={value}"));
@@ -249,11 +246,11 @@ impl Registry for Cluster {
 }
 
 /// The selector of what a node has, for a watch.
-pub(crate) fn of_node(node: &str) -> String {
+pub fn of_node(node: &str) -> String {
     format!("{NODE_LABEL}={}", label(node))
 }
 
 /// The selector of the addresses that a node is asked to give up, for a watch.
-pub(crate) fn asked_of(node: &str) -> String {
+pub fn asked_of(node: &str) -> String {
     format!("{ASKS_LABEL}={}", label(node))
 }

@@ -24,9 +24,7 @@ use rpc::exchange::addresses::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::ipam_api::ip_objects::{
-    BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in,
-};
+use crate::ip_objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in};
 use kube_support::api_error;
 use kube_support::resources::NodeObject;
 
@@ -38,22 +36,22 @@ const LOOK: Duration = Duration::from_millis(250);
 
 /// A pool that addresses can be leased from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pool {
+pub struct Pool {
     /// The object's name.
-    pub(crate) name: String,
+    pub name: String,
     /// Which one of that name.
-    pub(crate) uid: Option<String>,
+    pub uid: Option<String>,
     /// How it is cut.
-    pub(crate) grid: PoolLayout,
+    pub grid: PoolLayout,
     /// Parts that are never given.
-    pub(crate) exclude: Vec<IpNet>,
+    pub exclude: Vec<IpNet>,
     /// Where single addresses may have been made in it, if it says so: [`PoolObject::told`].
-    pub(crate) told: Option<BTreeSet<u16>>,
+    pub told: Option<BTreeSet<u16>>,
 }
 
 /// Why a pool cannot be used, each in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub enum Unusable {
     /// The API did not say: it may be as it was.
     Unknown(String),
     /// Somebody else changed it in the meantime.
@@ -66,7 +64,7 @@ pub(crate) enum Unusable {
 ///
 /// # Errors
 /// [`Unusable`]; others that change it at the same moment are waited for.
-pub(crate) async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
+pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
     let asking = Asking { client, pools: Api::all(client.clone()), wanted };
     let mut found = asking.resolve().await;
     for _ in 0..LOOKS {

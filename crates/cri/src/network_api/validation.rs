@@ -19,7 +19,7 @@ use super::conflist::{self, RESERVED};
 use super::{CniConfig, CniPlugin, FALLBACK, IpRange, Name, NetworkConfig, NetworkMetadata};
 
 /// The capability by which plugins get `ip_ranges`.
-pub(crate) const IP_RANGES: &str = "ipRanges";
+pub const IP_RANGES: &str = "ipRanges";
 /// Most plugins of a network.
 const PLUGINS_MAX: usize = 32;
 /// Most ranges of a network.
@@ -31,27 +31,27 @@ const WORD_MAX: usize = 253;
 
 /// A network that may be stored.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
+pub struct Checked {
     /// As it was sent.
-    pub(crate) config: NetworkConfig,
+    pub config: NetworkConfig,
     /// Which one.
-    pub(crate) name: Name,
+    pub name: Name,
     /// What is run.
-    pub(crate) network: Network,
+    pub network: Network,
     /// The plugins that takes.
-    pub(crate) needs: Vec<PluginType>,
+    pub needs: Vec<PluginType>,
     /// The value of `ipRanges` for each sandbox: one set for each family, in their order.
-    pub(crate) ranges: Vec<Vec<IpNet>>,
+    pub ranges: Vec<Vec<IpNet>>,
 }
 
 /// One fault of a message.
-pub(crate) fn fault(path: &str, value: impl std::fmt::Debug, why: impl std::fmt::Display) -> Status {
+pub fn fault(path: &str, value: impl std::fmt::Debug, why: impl std::fmt::Display) -> Status {
     let value: String = format!("{value:?}").chars().take(200).collect();
     Status::invalid_argument(format!("{path}: {value}: {why}"))
 }
 
 /// Which network a message means; `path` is that of its metadata.
-pub(crate) fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Status> {
+pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Status> {
     let Some(metadata) = metadata else {
         return Err(Status::invalid_argument(format!("{path}: missing")));
     };
@@ -77,7 +77,7 @@ pub(crate) fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Nam
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the path of the field.
-pub(crate) fn check(config: Option<NetworkConfig>) -> Result<Checked, Status> {
+pub fn check(config: Option<NetworkConfig>) -> Result<Checked, Status> {
     let Some(config) = config else { return Err(Status::invalid_argument("config: missing")) };
     let name = name(config.metadata.as_ref(), "config.metadata")?;
     let NetworkConfig { metadata: _, ip_ranges, network_type, cniv1_config } = &config;

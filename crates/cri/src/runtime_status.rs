@@ -11,19 +11,19 @@ use super::messages::StatusInfo;
 use super::wire;
 
 /// The method by which a runtime tells of itself, and where in its notes the lists are that it has read: containerd's.
-pub(crate) const STATUS: &str = "/runtime.v1.RuntimeService/Status";
+pub const STATUS: &str = "/runtime.v1.RuntimeService/Status";
 const LISTS: &str = "cniconfig";
 /// What a runtime says of the lists that it has read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Known {
+pub struct Known {
     /// Whether the list that was asked for is among them.
-    pub(crate) reads: bool,
+    pub reads: bool,
     /// The directory where it looks.
-    pub(crate) from: String,
+    pub from: String,
 }
 
 /// The one of a runtime's notes that is looked at: there may be any number.
-pub(crate) fn of_lists(answer: &[u8]) -> StatusInfo {
+pub fn of_lists(answer: &[u8]) -> StatusInfo {
     let mut key = Vec::new();
     wire::push(&mut key, 1, LISTS.as_bytes());
     let is_it = |record: &wire::Record<'_>| record.content.is_some_and(|content| content.starts_with(&key));
@@ -32,7 +32,7 @@ pub(crate) fn of_lists(answer: &[u8]) -> StatusInfo {
 }
 
 /// The runtime's report on the network `name`, from the `info` of its status; `None` if it reports no lists.
-pub(crate) fn known(info: &BTreeMap<String, String>, name: &str) -> Option<Known> {
+pub fn known(info: &BTreeMap<String, String>, name: &str) -> Option<Known> {
     let told: Value = serde_json::from_str(info.get(LISTS)?).ok()?;
     let networks = told.get("Networks")?.as_array();
     let named = networks.into_iter().flatten().filter_map(|network| network.pointer("/Config/Name"));

@@ -10,26 +10,26 @@ use std::net::IpAddr;
 use ipam::IpBlock;
 use serde::Serialize;
 
-use crate::ipam_api::cluster_snapshot::address_use::Sighting;
-use crate::ipam_api::cluster_snapshot::{Census, Holder};
-use crate::ipam_api::ip_objects::BlockObject;
-use crate::ipam_api::store_name::elsewhere;
+use crate::cluster_snapshot::address_use::Sighting;
+use crate::cluster_snapshot::{Census, Holder};
+use crate::ip_objects::BlockObject;
+use crate::store_name::elsewhere;
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Finding {
+pub struct Finding {
     /// What kind: a word.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// The object.
-    pub(crate) object: String,
+    pub object: String,
     /// One sentence.
-    pub(crate) why: String,
+    pub why: String,
 }
 
 impl Census {
     /// What is wrong.
-    pub(crate) fn findings(&self) -> Vec<Finding> {
+    pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.spoilt(&mut findings);
         self.doubled_objects(&mut findings);
@@ -160,7 +160,7 @@ impl Census {
     }
 
     /// Of every pod.
-    pub(crate) fn uids(&self) -> HashSet<&str> {
+    pub fn uids(&self) -> HashSet<&str> {
         self.pods.values().map(|pod| pod.uid.as_str()).collect()
     }
 }
@@ -276,7 +276,7 @@ mod tests {
         );
         assert_eq!(whats(&census(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
         let mut placed = census(&[("10.0.0.0/24", "n1", &[])], &[]);
-        placed.blocks[0].spec.ledger = crate::ipam_api::store_name::placed("p", "/srv/ledgers");
+        placed.blocks[0].spec.ledger = crate::store_name::placed("p", "/srv/ledgers");
         assert_eq!(whats(&placed), ["elsewhere"]);
         assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
         let mut orphan = census(&[("10.0.0.0/24", "n1", &[])], &[]);

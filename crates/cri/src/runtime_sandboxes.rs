@@ -17,8 +17,8 @@ use prost::Message;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use crate::cri::unix_service;
-use crate::cri::wire;
+use crate::unix_service;
+use crate::wire;
 
 /// How often it is looked, at most and at least.
 const LOOK_MIN: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ struct PodSandbox {
 
 /// What the runtime said last.
 #[derive(Debug, Default)]
-pub(crate) struct RuntimeSandboxes(Mutex<Looks>);
+pub struct RuntimeSandboxes(Mutex<Looks>);
 
 #[derive(Debug, Default)]
 struct Looks {
@@ -56,7 +56,7 @@ struct Looks {
 
 /// What is known of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sight {
+pub enum Sight {
     /// The runtime has it, or cannot be asked.
     Known,
     /// It had none of this name when it was asked then, and never before.
@@ -73,7 +73,7 @@ impl RuntimeSandboxes {
     }
 
     /// Is this container known?
-    pub(crate) fn sight(&self, container: &str) -> Sight {
+    pub fn sight(&self, container: &str) -> Sight {
         let looks = self.looks();
         match looks.at {
             None => Sight::Known,
@@ -97,13 +97,13 @@ impl RuntimeSandboxes {
     }
 
     /// Forgets the sandboxes that nobody asks for any more.
-    pub(crate) fn retain(&self, wanted: impl Fn(&str) -> bool) {
+    pub fn retain(&self, wanted: impl Fn(&str) -> bool) {
         self.looks().missed.retain(|container| wanted(container));
     }
 }
 
 /// Looks again and again, for ever; often enough for who waits `grace`.
-pub(crate) async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes>) {
+pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes>) {
     let mut ticks = interval((grace / 4).clamp(LOOK_MIN, LOOK_MAX));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failing = false;

@@ -22,8 +22,8 @@ use npwg::status::NETWORK_STATUS;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::ipam_api::cluster_snapshot::address_use::Sighting;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject, PoolStatus};
+use crate::cluster_snapshot::address_use::Sighting;
+use crate::ip_objects::{BlockObject, PoolObject, PoolStatus};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
 use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
@@ -35,15 +35,15 @@ const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// All of it.
 #[derive(Debug, Default)]
-pub(crate) struct Census {
+pub struct Census {
     /// The pools.
-    pub(crate) pools: Vec<PoolObject>,
+    pub pools: Vec<PoolObject>,
     /// The blocks and single addresses.
-    pub(crate) blocks: Vec<BlockObject>,
+    pub blocks: Vec<BlockObject>,
     /// The nodes; is it out of service?
-    pub(crate) nodes: BTreeMap<String, bool>,
+    pub nodes: BTreeMap<String, bool>,
     /// The pods, by namespace and name.
-    pub(crate) pods: BTreeMap<Key, Holder>,
+    pub pods: BTreeMap<Key, Holder>,
     /// The addresses that they show, by pool; counted once.
     pub(super) used: OnceLock<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
@@ -51,17 +51,17 @@ pub(crate) struct Census {
 /// A pod, and the addresses its status shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Holder {
+pub struct Holder {
     /// Its namespace.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Its uid.
-    pub(crate) uid: String,
+    pub uid: String,
     /// Its node.
-    pub(crate) node: String,
+    pub node: String,
     /// Address, interface and network of each.
-    pub(crate) addresses: Vec<(IpAddr, String, String)>,
+    pub addresses: Vec<(IpAddr, String, String)>,
 }
 
 #[derive(Deserialize, Default)]
@@ -94,7 +94,7 @@ where
 
 impl Census {
     /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
-    pub(crate) async fn take(client: &Client) -> Result<Census, String> {
+    pub async fn take(client: &Client) -> Result<Census, String> {
         let census = Census::of_objects(client).await?;
         let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
         let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
@@ -106,7 +106,7 @@ impl Census {
     }
 
     /// The same without asking for what is followed, which may be a little behind.
-    pub(crate) async fn beside(client: &Client, followed: &Followed) -> Result<Census, String> {
+    pub async fn beside(client: &Client, followed: &Followed) -> Result<Census, String> {
         let census = Census::of_objects(client).await?;
         let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
         let pod = |pod: Arc<Holder>| (pod.key(), Holder::clone(&pod));
@@ -115,7 +115,7 @@ impl Census {
     }
 
     /// The pods of a namespace, as they are at this moment.
-    pub(crate) async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, String> {
+    pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, String> {
         let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
         Ok(pods.into_iter().map(ShownPod::reduce).collect())
     }
@@ -127,17 +127,17 @@ impl Census {
     }
 
     /// The pool of this name.
-    pub(crate) fn pool(&self, name: &str) -> Option<&PoolObject> {
+    pub fn pool(&self, name: &str) -> Option<&PoolObject> {
         self.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))
     }
 
     /// The pool that an address is of, the smallest first.
-    pub(crate) fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
+    pub fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
         self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
     }
 
     /// The addresses of a pool that pods show.
-    pub(crate) fn used_of(&self, pool: &str) -> &BTreeSet<IpAddr> {
+    pub fn used_of(&self, pool: &str) -> &BTreeSet<IpAddr> {
         static NONE: BTreeSet<IpAddr> = BTreeSet::new();
         let count = || {
             let mut used: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
@@ -160,12 +160,12 @@ impl Census {
     }
 
     /// The objects of a pool that make sense.
-    pub(crate) fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
+    pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
         self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
     }
 
     /// How full a pool is.
-    pub(crate) fn status_of(&self, pool: &PoolObject) -> PoolStatus {
+    pub fn status_of(&self, pool: &PoolObject) -> PoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
         // What was said of single addresses is nothing that is counted.
@@ -199,7 +199,7 @@ impl Census {
     }
 
     /// Is a node of this name gone, or known to be off?
-    pub(crate) fn is_off(&self, node: &str) -> bool {
+    pub fn is_off(&self, node: &str) -> bool {
         self.nodes.get(node).copied().unwrap_or(true)
     }
 }
@@ -207,19 +207,20 @@ impl Census {
 // === pods and nodes, reduced ===
 
 /// Pods and nodes: one watch of each, because all of them, whole, are gigabytes in a large cluster.
-pub(crate) struct Followed {
+pub struct Followed {
     pods: Arc<Cache<Holder>>,
     nodes: Arc<Cache<NodeHealth>>,
 }
 
-impl Followed {
-    /// Knows nothing yet.
-    pub(crate) fn new() -> Followed {
+impl Default for Followed {
+    fn default() -> Followed {
         Followed { pods: Arc::new(Cache::new("pods")), nodes: Arc::new(Cache::new("nodes")) }
     }
+}
 
+impl Followed {
     /// Keeps both up to date, for ever.
-    pub(crate) fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
+    pub fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
         let (pods, nodes) = (Api::<ShownPod>::all(client.clone()), Api::<NodeObject>::all(client.clone()));
         let pods = follow(pods, watcher::Config::default(), Arc::clone(&self.pods));
         let nodes = follow(nodes, watcher::Config::default(), Arc::clone(&self.nodes));
@@ -232,7 +233,7 @@ impl Followed {
     ///
     /// # Errors
     /// Which was not, for so long.
-    pub(crate) async fn listed(&self) -> Result<(), String> {
+    pub async fn listed(&self) -> Result<(), String> {
         let unlisted = |what: &str| format!("list {what}: not within {} s", LIST_MAX.as_secs());
         timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
         timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
@@ -287,7 +288,7 @@ impl Holder {
     }
 
     /// Does it show this address?
-    pub(crate) fn shows(&self, ip: IpAddr) -> bool {
+    pub fn shows(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|(shown, ..)| *shown == ip)
     }
 

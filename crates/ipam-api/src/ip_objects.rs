@@ -22,7 +22,7 @@ use kube_support::resource;
 /// The pool of a block.
 pub(crate) const POOL_LABEL: &str = "weft.dev/pool";
 /// The node that has it.
-pub(crate) const NODE_LABEL: &str = "weft.dev/node";
+pub const NODE_LABEL: &str = "weft.dev/node";
 /// The block that a single address lies in.
 pub(crate) const WITHIN_LABEL: &str = "weft.dev/within";
 /// What keeps a single address.
@@ -32,7 +32,7 @@ pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
 
 /// Annotation: its node is taken for gone, and asked whether it is; the node's agent takes it away. Whatever else changes the
 /// object does so, too.
-pub(crate) const NOTICE: &str = "weft.dev/is-your-node-gone";
+pub const NOTICE: &str = "weft.dev/is-your-node-gone";
 
 /// Finalizer of what is a node's, or kept for somebody: who deletes it by hand waits until it is not.
 const IN_USE: &str = "weft.dev/in-use";
@@ -56,40 +56,40 @@ const LABEL_MAX: usize = 63;
 /// A pool.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PoolObject {
+pub struct PoolObject {
     /// Its kind.
     #[serde(flatten, default)]
-    pub(crate) types: Option<TypeMeta>,
+    pub types: Option<TypeMeta>,
     /// Its name and versions.
-    pub(crate) metadata: ObjectMeta,
+    pub metadata: ObjectMeta,
     /// What was written.
     #[serde(default)]
-    pub(crate) spec: PoolSpec,
+    pub spec: PoolSpec,
     /// What the controller counted.
     #[serde(default, deserialize_with = "counted", skip_serializing_if = "Option::is_none")]
-    pub(crate) status: Option<PoolStatus>,
+    pub status: Option<PoolStatus>,
 }
 
 /// What a pool is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct PoolSpec {
+pub struct PoolSpec {
     /// Its addresses, in CIDR notation.
-    pub(crate) range: String,
+    pub range: String,
     /// The addresses of a block, as a power of two; absent: by range and number of nodes, when it is first used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) block_bits: Option<u8>,
+    pub block_bits: Option<u8>,
     /// The name of its address space; empty for the one that is everybody's.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) network_name: String,
+    pub network_name: String,
     /// Parts of the range that are never given: another pool's, or somebody's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) exclude: Vec<String>,
+    pub exclude: Vec<String>,
 }
 
 /// How far a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub enum Cut {
     /// Nobody has used it; or an older release did, which did not say so.
     No,
     /// It is about to be.
@@ -101,75 +101,75 @@ pub(crate) enum Cut {
 /// How full a pool is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct PoolStatus {
+pub struct PoolStatus {
     /// Addresses, as text: there may be 2^128.
-    pub(crate) addresses: String,
+    pub addresses: String,
     /// Blocks, as text.
-    pub(crate) blocks: String,
+    pub blocks: String,
     /// Blocks that nodes have.
-    pub(crate) leased_blocks: u64,
+    pub leased_blocks: u64,
     /// Single addresses that are leased or kept.
-    pub(crate) single_addresses: u64,
+    pub single_addresses: u64,
     /// Nodes that have something.
-    pub(crate) nodes: u64,
+    pub nodes: u64,
     /// Addresses that pods show in their network-status.
-    pub(crate) used_addresses: u64,
+    pub used_addresses: u64,
     /// In percent: blocks leased, of all.
-    pub(crate) leased_percent: u8,
+    pub leased_percent: u8,
     /// In which parts of it single addresses were ever made: [`PoolObject::told`].
     #[serde(skip_serializing)]
-    pub(crate) singles: BTreeMap<String, String>,
+    pub singles: BTreeMap<String, String>,
 }
 
 /// A block, or a single address.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct BlockObject {
+pub struct BlockObject {
     /// Its kind.
     #[serde(flatten, default)]
-    pub(crate) types: Option<TypeMeta>,
+    pub types: Option<TypeMeta>,
     /// Its name and versions.
-    pub(crate) metadata: ObjectMeta,
+    pub metadata: ObjectMeta,
     /// Whose it is.
     #[serde(default)]
-    pub(crate) spec: BlockSpec,
+    pub spec: BlockSpec,
 }
 
 /// Whose a block is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct BlockSpec {
+pub struct BlockSpec {
     /// The pool.
-    pub(crate) pool: String,
+    pub pool: String,
     /// Its addresses, in CIDR notation.
-    pub(crate) range: String,
+    pub range: String,
     /// The node; empty: nobody's.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) node: String,
+    pub node: String,
     /// The node's ledger.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) ledger: String,
+    pub ledger: String,
     /// Of a single address: pod uid, container and interface.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) owner: String,
+    pub owner: String,
     /// Of a single address: what keeps it.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) claim: String,
+    pub claim: String,
     /// When it became nobody's, in milliseconds since 1970. As wide as the API's: one that is none must not keep all
     /// others from being read.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) freed: i64,
+    pub freed: i64,
     /// How often it was taken over.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) turn: i64,
+    pub turn: i64,
     /// Of a single address: the node that has the block around it and is asked to give it up.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) asks: String,
+    pub asks: String,
     /// Who holds it there, as that node says.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) refused: String,
+    pub refused: String,
     /// Addresses in it that are not the node's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) holes: Vec<String>,
+    pub holes: Vec<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
@@ -200,7 +200,7 @@ pub(crate) fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
 // === names ===
 
 /// A network as part of a name: `10.1.2.0-24`, of IPv6 all 32 digits.
-pub(crate) fn name_of(net: IpNet) -> String {
+pub fn name_of(net: IpNet) -> String {
     match net {
         IpNet::V4(net) => format!("{}-{}", net.network(), net.prefix_len()),
         IpNet::V6(net) => format!("{:032x}-{}", net.network().to_bits(), net.prefix_len()),
@@ -208,12 +208,12 @@ pub(crate) fn name_of(net: IpNet) -> String {
 }
 
 /// The name of a pool's block.
-pub(crate) fn block_name(pool: &str, net: IpNet) -> String {
+pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
 /// A text as a label's value.
-pub(crate) fn label(text: &str) -> String {
+pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
     let bytes = text.as_bytes();
     let plain = text.len() <= LABEL_MAX
@@ -231,7 +231,7 @@ pub(crate) fn label(text: &str) -> String {
 
 impl BlockObject {
     /// The object as it is written.
-    pub(crate) fn of(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
+    pub fn of(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let IpBlock { net, uid, version, holder, reserved } = object;
         let Holder { node, store, owner, claim, .. } = holder.clone();
         let (asks, refused) = (holder.transfer_requested_from.clone(), holder.transfer_refused_by.clone());
@@ -276,20 +276,20 @@ impl BlockObject {
     }
 
     /// The object as it is before it is removed.
-    pub(crate) fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
+    pub fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let mut written = BlockObject::of(pool, grid, object);
         written.metadata.finalizers = None;
         written
     }
 
     /// Has somebody deleted it, who waits until it is nobody's?
-    pub(crate) fn is_deleted(&self) -> bool {
+    pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
     /// The same object with what it lacks: an earlier release does not write down that it is in use. Nothing where it lacks
     /// nothing, was deleted, or its node is being asked whether it is there, which any change would answer.
-    pub(crate) fn in_use(&self) -> Option<BlockObject> {
+    pub fn in_use(&self) -> Option<BlockObject> {
         let ObjectMeta { finalizers, annotations, .. } = &self.metadata;
         let is_in_use = self.object().is_some_and(|object| object.is_in_use());
         let is_written = finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE));
@@ -303,7 +303,7 @@ impl BlockObject {
     }
 
     /// The size of the blocks of its pool when it was made, as a power of two.
-    pub(crate) fn bits(&self) -> Option<u8> {
+    pub fn bits(&self) -> Option<u8> {
         let net: IpNet = self.spec.range.parse().ok()?;
         if net.prefix_len() < net.max_prefix_len() {
             return Some(net.max_prefix_len() - net.prefix_len());
@@ -315,7 +315,7 @@ impl BlockObject {
     }
 
     /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
-    pub(crate) fn object(&self) -> Option<IpBlock> {
+    pub fn object(&self) -> Option<IpBlock> {
         let BlockObject { types: _, metadata, spec } = self;
         let net: IpNet = spec.range.parse().ok()?;
         let name = metadata.name.as_deref()?;
@@ -360,7 +360,7 @@ impl PoolObject {
     ///
     /// # Errors
     /// It is not any more what it was when it was cut: what was leased of it would be leased again.
-    pub(crate) fn cut(&self) -> Result<Cut, String> {
+    pub fn cut(&self) -> Result<Cut, String> {
         let annotations = self.metadata.annotations.as_ref();
         match annotations.and_then(|all| all.get(CUT)).map(String::as_str) {
             None => Ok(Cut::No),
@@ -395,14 +395,14 @@ impl PoolObject {
 
     /// The parts of it in which single addresses may have been made; nothing where nobody is sure to have said so. What is
     /// there of another pool of the name, or was left out by a cluster whose definition does not know it, says nothing.
-    pub(crate) fn told(&self) -> Option<BTreeSet<u16>> {
+    pub fn told(&self) -> Option<BTreeSet<u16>> {
         let annotations = self.metadata.annotations.as_ref()?;
         let is_told = annotations.get(CUT).is_some_and(|cut| cut.ends_with(TOLD));
         is_told.then(|| self.parts()).flatten()
     }
 
     /// The same, of a pool that is about to be cut.
-    pub(crate) fn parts(&self) -> Option<BTreeSet<u16>> {
+    pub fn parts(&self) -> Option<BTreeSet<u16>> {
         let singles = &self.status.as_ref()?.singles;
         let since = singles.get(SINCE).filter(|since| Some(*since) == self.metadata.uid.as_ref());
         since.map(|_| singles.keys().filter_map(|part| part.parse().ok()).collect())
@@ -418,7 +418,7 @@ impl PoolObject {
     ///
     /// # Errors
     /// Which key is wrong, or was changed since it was cut.
-    pub(crate) fn grid(&self) -> Result<Option<PoolLayout>, String> {
+    pub fn grid(&self) -> Result<Option<PoolLayout>, String> {
         self.cut()?;
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let PoolSpec { range, block_bits, .. } = &self.spec;
@@ -442,7 +442,7 @@ impl PoolObject {
     ///
     /// # Errors
     /// Which entry is wrong.
-    pub(crate) fn exclude(&self) -> Result<Vec<IpNet>, String> {
+    pub fn exclude(&self) -> Result<Vec<IpNet>, String> {
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let read = |text: &String| {
             text.parse::<IpNet>()
