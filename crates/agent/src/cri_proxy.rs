@@ -46,11 +46,6 @@ use crate::cri_proxy::lock::Claim;
 use crate::cri_proxy::network_condition::Conditions;
 use crate::cri_proxy::network_store::Store;
 use crate::cri_proxy::request_handler::Planner;
-use crate::node_support::agent_server::Socket;
-use crate::node_support::journal_reader::Journal;
-use crate::node_support::listener::Listener;
-use crate::node_support::sandbox_gc::Overseer;
-use crate::node_support::sandboxes::{RESCAN, Sandboxes};
 use calls::{Calls, Owner};
 use cli_support::background::Lasting;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -60,6 +55,11 @@ use cri::runtime_sandboxes;
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use fallback::Fallback;
 use networks::Networks;
+use node_support::agent_server::Socket;
+use node_support::journal_reader::Journal;
+use node_support::listener::Listener;
+use node_support::sandbox_gc::Overseer;
+use node_support::sandboxes::{RESCAN, Sandboxes};
 use plugins::Plugins;
 
 /// Where the meta-plugin asks.

@@ -15,7 +15,6 @@ mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;
 mod node_agent;
-mod node_support;
 mod pod_name;
 mod scratch;
 mod work;

@@ -38,10 +38,6 @@ use tracing::info;
 
 use crate::node_agent::agent_state::{Brain, Care};
 use crate::node_agent::status_publisher::Publisher;
-use crate::node_support::agent_server::Socket;
-use crate::node_support::metrics::Metrics;
-use crate::node_support::sandboxes::Sandboxes;
-use crate::node_support::traces::{Export, Traces};
 use cli_support::async_runtime::{ended, runtime};
 use cli_support::background::{Lasting, aside};
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -51,6 +47,10 @@ use cri::runtime_sandboxes::RuntimeSandboxes;
 use ipam_api::store_name::LEDGERS;
 use kube_support::kuryr::Place;
 use kube_support::{client, events, health};
+use node_support::agent_server::Socket;
+use node_support::metrics::Metrics;
+use node_support::sandboxes::Sandboxes;
+use node_support::traces::{Export, Traces};
 use pod_resources::POD_RESOURCES;
 
 /// The file, beside the socket, of what was right when it was first checked.
@@ -134,7 +134,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         export,
         log: _,
     } = arguments;
-    let metrics = Metrics::new();
+    let metrics = Metrics::default();
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = client::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;

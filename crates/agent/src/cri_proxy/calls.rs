@@ -30,10 +30,10 @@ use crate::cri_proxy::reply_rewriting::Told;
 use crate::cri_proxy::request_networks;
 use crate::cri_proxy::request_networks::ATTACHMENTS;
 use crate::cri_proxy::unary_message::{Gatherer, decode, reply as answer};
-use crate::node_support::journal_reader::Journal;
 use cri::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
 use cri::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
 use cri::wire;
+use node_support::journal_reader::Journal;
 
 /// Longest message of a refusal, in characters; each may be three bytes, and a byte three of a header.
 const MESSAGE_MAX: usize = 1024;

@@ -27,11 +27,11 @@ use super::networks::{Networks, blocking};
 use super::plugins;
 use crate::cri_proxy::network_store::Stored;
 use crate::cri_proxy::plugin_answers::{Answers, PARALLEL};
-use crate::node_support::plan_metadata;
-use crate::node_support::sandboxes::Sandboxes;
 use cri::network_api;
 use cri::network_api::validation::Checked;
 use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
+use node_support::plan_metadata;
+use node_support::sandboxes::Sandboxes;
 
 /// Most networks that are told of where none is ready.
 const FAULTS_MAX: usize = 8;

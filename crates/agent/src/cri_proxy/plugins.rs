@@ -19,7 +19,7 @@ use cni::runtime::exec::{self, Exec};
 use cni::runtime::probe;
 use cni::{Error, Version, code};
 
-use crate::node_support::weft_cni::Hands;
+use node_support::weft_cni::Hands;
 
 /// Time for one run.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -15,9 +15,9 @@ use rpc::journal::Entry;
 use serde_json::Value;
 
 use crate::cri_proxy::request_networks::{ATTACHMENTS, Attachment, PRIMARY};
-use crate::node_support::journal_reader::Journal;
 use cri::messages::{Condition, PodIp, PodSandboxStatus};
 use cri::wire;
+use node_support::journal_reader::Journal;
 
 /// `PodSandboxStatusResponse.status`.
 const STATUS: u32 = 1;

@@ -28,13 +28,13 @@ use super::networks::{Networks, Usable};
 use super::runtime_network;
 use crate::cri_proxy::network_condition;
 use crate::cri_proxy::request_networks::{ATTACHMENTS, Attachment};
-use crate::node_support::agent_server::Oracle;
-use crate::node_support::metrics::Metrics;
-use crate::node_support::plan_metadata;
-use crate::node_support::plan_metadata::Note;
-use crate::node_support::sandbox_gc::Overseer;
 use cri::network_api::Name;
 use cri::network_api::validation::IP_RANGES;
+use node_support::agent_server::Oracle;
+use node_support::metrics::Metrics;
+use node_support::plan_metadata;
+use node_support::plan_metadata::Note;
+use node_support::sandbox_gc::Overseer;
 
 /// The namespace of the definitions that stand for a sandbox's networks while a plan is made.
 const STAND_IN: &str = "networks";

@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use super::backend::{CONNECTION_WINDOW, HEADERS_MAX, STREAM_WINDOW};
 use super::calls::{Calls, Client};
 use crate::cri_proxy::authority_rewriting::Respelled;
-use crate::node_support::listener::Listener;
+use node_support::listener::Listener;
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 512;

@@ -17,16 +17,16 @@ use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
 use crate::node_agent::block_provider::Supplier;
 use crate::node_agent::hot_plug::Changes;
-use crate::node_support::agent_server::Oracle;
-use crate::node_support::client_probe::Asker;
-use crate::node_support::metrics::Metrics;
-use crate::node_support::sandbox_gc::Overseer;
-use crate::node_support::sandboxes::Sandboxes;
-use crate::node_support::traces::Traces;
 use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::Told;
 use kube_support::kuryr::Place;
+use node_support::agent_server::Oracle;
+use node_support::client_probe::Asker;
+use node_support::metrics::Metrics;
+use node_support::sandbox_gc::Overseer;
+use node_support::sandboxes::Sandboxes;
+use node_support::traces::Traces;
 
 /// How long somebody who comes for orders waits for them, and how often it is looked.
 const ERRAND_MAX: Duration = Duration::from_secs(20);

@@ -33,9 +33,6 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::node_agent::agent_state::Brain;
-use crate::node_support::address_store;
-use crate::node_support::address_store::Held;
-use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
 use ipam_api::api_registry::{Cluster, of_node};
 use ipam_api::clock::now;
@@ -44,6 +41,9 @@ use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::cache::Cache;
 use kube_support::lookup::ASK_MAX;
+use node_support::address_store;
+use node_support::address_store::Held;
+use node_support::weft_cni::Hands;
 
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(500);

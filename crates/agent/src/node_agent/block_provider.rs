@@ -12,8 +12,8 @@
 //!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
 //! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch. An agent that is being replaced
-//! answers beside its successor: so a question ends with whoever asked it ([`crate::node_support::agent_server`]), and takes or gives back nothing of
-//! its node's but what the watch showed while he was there, which he is asked ([`crate::node_support::client_probe`]) where it shows something that his
+//! answers beside its successor: so a question ends with whoever asked it ([`node_support::agent_server`]), and takes or gives back nothing of
+//! its node's but what the watch showed while he was there, which he is asked ([`node_support::client_probe`]) where it shows something that his
 //! ledger does not have.
 
 use std::collections::{BTreeMap, HashSet};
@@ -33,8 +33,6 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::node_support::client_probe::Asker;
-use crate::node_support::metrics::Metrics;
 use ipam_api::api_registry::{Cluster, LOOKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
@@ -45,6 +43,8 @@ use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{elsewhere, placed};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
+use node_support::client_probe::Asker;
+use node_support::metrics::Metrics;
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);

@@ -20,7 +20,7 @@ use cni::name::{ContainerId, IfName};
 use rpc::exchange::{Order, Outcome};
 use tracing::warn;
 
-use crate::node_support::sandboxes::Sandboxes;
+use node_support::sandboxes::Sandboxes;
 
 /// How soon a sandbox is checked for the first time.
 const FIRST: Duration = Duration::from_secs(10);

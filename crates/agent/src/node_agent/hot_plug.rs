@@ -20,8 +20,8 @@ use rpc::exchange::{Order, Purpose, Question};
 use rpc::journal::Entry;
 
 use super::planner::{Planner, place};
-use crate::node_support::plan_metadata::has_its_own;
-use crate::node_support::sandboxes::Sandboxes;
+use node_support::plan_metadata::has_its_own;
+use node_support::sandboxes::Sandboxes;
 
 /// How soon an order is repeated first, and at most.
 const REPEAT_MIN: Duration = Duration::from_secs(5);

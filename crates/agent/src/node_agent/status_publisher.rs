@@ -25,10 +25,10 @@ use tracing::{debug, info, warn};
 
 use super::planner::place;
 use crate::node_agent::agent_state::Brain;
-use crate::node_support::sandboxes::{RESCAN, Sandbox, Sandboxes};
 use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::resources::{MIRROR, PodObject, Reduced};
+use node_support::sandboxes::{RESCAN, Sandbox, Sandboxes};
 
 /// Writes at a time.
 const PARALLEL: usize = 8;

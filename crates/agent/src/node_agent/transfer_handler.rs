@@ -20,7 +20,6 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::node_agent::agent_state::Brain;
-use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
 use ipam_api::api_registry::{Cluster, asked_of};
 use ipam_api::clock::now;
@@ -29,6 +28,7 @@ use ipam_api::owned_block::Owned;
 use ipam_api::store_name::elsewhere;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
+use node_support::weft_cni::Hands;
 
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -69,10 +69,10 @@ impl Giver {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
             Ok(TransferOutcome::Transferred) => {
-                info!(pool = owned.pool, %address, "given up for another node")
+                info!(pool = owned.pool, %address, "given up for another node");
             }
             Ok(TransferOutcome::Refused) => {
-                info!(pool = owned.pool, %address, "asked for by another node, and held")
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,

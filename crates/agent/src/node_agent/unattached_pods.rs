@@ -18,7 +18,7 @@ use npwg::status::{self, NETWORK_STATUS};
 use tracing::warn;
 
 use crate::node_agent::agent_state::Brain;
-use crate::node_support::sandboxes::Sandboxes;
+use node_support::sandboxes::Sandboxes;
 
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use crate::cri_proxy::runtime_network;
 use crate::manifest_plan::IFNAME;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::node_agent::single_plan;
-use crate::node_support::weft_cni::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
+use node_support::weft_cni::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
 
 /// In this version of the protocol STATUS can be asked.
 const WITH_STATUS: &str = "1.1.0";

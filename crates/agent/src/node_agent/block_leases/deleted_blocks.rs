@@ -15,13 +15,13 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::{Done, Leases};
-use crate::node_support::address_store;
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::ip_objects::PoolObject;
 use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::lookup::ASK_MAX;
+use node_support::address_store;
 
 impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.

@@ -30,11 +30,11 @@ use cli_support::terminal::plain;
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";
 /// Where container runtimes expect plugins.
-pub(crate) const PLUGINS: &str = "/opt/cni/bin";
+pub const PLUGINS: &str = "/opt/cni/bin";
 /// Where Debian has the reference plugins.
-pub(crate) const PACKAGED: &str = "/usr/lib/cni";
+pub const PACKAGED: &str = "/usr/lib/cni";
 /// Where hosts have their programs.
-pub(crate) const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time for one call of the meta-plugin: its delegates have deadlines of their own.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// How much of two files is compared at a time, in bytes.
@@ -49,7 +49,7 @@ const HOLDER_MAX: usize = 300;
 
 /// The program, and where it works.
 #[derive(Clone, Debug)]
-pub(crate) struct Hands {
+pub struct Hands {
     program: PathBuf,
     place: Option<String>,
     on_host: OnHost,
@@ -57,7 +57,7 @@ pub(crate) struct Hands {
 
 /// `--on-host`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub(crate) struct OnHost {
+pub struct OnHost {
     /// In a container that shares the host's process ids: plugins find the files and programs of the host, as where the
     /// container runtime calls them, for instance its iptables
     #[arg(long)]
@@ -66,12 +66,12 @@ pub(crate) struct OnHost {
 
 impl OnHost {
     /// Was it said?
-    pub(crate) fn is_wanted(self) -> bool {
+    pub fn is_wanted(self) -> bool {
         self.on_host
     }
 
     /// Where a path of the host is for us.
-    pub(crate) fn path(self, path: &Path) -> PathBuf {
+    pub fn path(self, path: &Path) -> PathBuf {
         match (self.on_host, path.strip_prefix("/")) {
             (true, Ok(below)) => Path::new("/proc/1/root").join(below),
             _ => path.to_owned(),
@@ -81,22 +81,22 @@ impl OnHost {
 
 /// A sandbox as the meta-plugin is told of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Subject {
+pub struct Subject {
     /// `CNI_CONTAINERID`.
-    pub(crate) container: ContainerId,
+    pub container: ContainerId,
     /// `CNI_NETNS`.
-    pub(crate) netns: String,
+    pub netns: String,
     /// `CNI_IFNAME`.
-    pub(crate) ifname: IfName,
+    pub ifname: IfName,
     /// `CNI_ARGS`.
-    pub(crate) args: String,
+    pub args: String,
     /// `CNI_PATH`.
-    pub(crate) path: String,
+    pub path: String,
 }
 
 /// What becomes of somebody else's plugin that has the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Foreign {
+pub enum Foreign {
     /// It is in the way.
     Refused,
     /// It stays.
@@ -105,19 +105,19 @@ pub(crate) enum Foreign {
 
 /// Something that bears a mark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Marked {
+pub struct Marked {
     /// What it is.
-    pub(crate) on: String,
+    pub on: String,
     /// `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
-    pub(crate) mark: String,
+    pub mark: String,
 }
 
 /// What is in a network namespace: lists of lines by kind.
-pub(crate) type Contents = BTreeMap<String, Vec<String>>;
+pub type Contents = BTreeMap<String, Vec<String>>;
 
 /// `--path`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Plugins {
+pub struct Plugins {
     /// Directories of plugins that are not built in, `:` between them; else where weft-cni is, /opt/cni/bin, /usr/lib/cni
     #[arg(long, env = "CNI_PATH", value_name = "DIR:DIR", hide_env_values = true)]
     path: Option<String>,
@@ -125,13 +125,13 @@ pub(crate) struct Plugins {
 
 impl Plugins {
     /// What was said, if anything was.
-    pub(crate) fn said(&self) -> Option<&str> {
+    pub fn said(&self) -> Option<&str> {
         self.path.as_deref().filter(|path| !path.is_empty())
     }
 }
 
 /// Does one file hold what the other does?
-pub(crate) fn is_copy(of: &Path, there: &Path) -> bool {
+pub fn is_copy(of: &Path, there: &Path) -> bool {
     let same = || -> io::Result<bool> {
         let (mut own, mut there) = (File::open(of)?, File::open(there)?);
         if own.metadata()?.len() != there.metadata()?.len() {
@@ -154,7 +154,7 @@ pub(crate) fn is_copy(of: &Path, there: &Path) -> bool {
 
 impl Hands {
     /// Finds the program.
-    pub(crate) fn find() -> Result<Hands, Failure> {
+    pub fn find() -> Result<Hands, Failure> {
         let own = std::fs::canonicalize("/proc/self/exe").ok();
         let beside = own.and_then(|own| own.parent().map(Path::to_owned));
         let listed = std::env::var_os("PATH").unwrap_or_default();
@@ -169,23 +169,23 @@ impl Hands {
     }
 
     /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
-    pub(crate) fn is_in(path: &Path) -> bool {
+    pub fn is_in(path: &Path) -> bool {
         let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
         is_link || Hands::find().is_ok_and(|hands| is_copy(&hands.program, path))
     }
 
     /// The program itself.
-    pub(crate) fn program(&self) -> &Path {
+    pub fn program(&self) -> &Path {
         &self.program
     }
 
     /// The same, at work inside a network namespace.
-    pub(crate) fn inside(&self, place: &str) -> Hands {
+    pub fn inside(&self, place: &str) -> Hands {
         Hands { place: Some(place.to_owned()), ..self.clone() }
     }
 
     /// The same, with the files of the host where that is wanted.
-    pub(crate) fn on_host(self, on_host: OnHost) -> Result<Hands, Failure> {
+    pub fn on_host(self, on_host: OnHost) -> Result<Hands, Failure> {
         if on_host.on_host && std::process::id() == 1 {
             let why = "--on-host: this is the first process here, so the host's cannot be seen";
             return Err(Failure::new(why)
@@ -196,12 +196,12 @@ impl Hands {
     }
 
     /// The `CNI_PATH` where nobody says another.
-    pub(crate) fn plugin_path(&self) -> String {
+    pub fn plugin_path(&self) -> String {
         Hands::plugin_path_of(Some(self))
     }
 
     /// The same where the program may be nowhere.
-    pub(crate) fn plugin_path_of(hands: Option<&Hands>) -> String {
+    pub fn plugin_path_of(hands: Option<&Hands>) -> String {
         let own = hands.and_then(|hands| hands.program.parent());
         let own = own.map(|directory| directory.display().to_string());
         let own = own.filter(|own| own != PLUGINS && !own.contains(':'));
@@ -209,7 +209,7 @@ impl Hands {
     }
 
     /// Calls the meta-plugin by a name, with its configuration on stdin; its stderr goes to ours.
-    pub(crate) fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
+    pub fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
         let Subject { container, netns, ifname, args, path } = subject;
         let environment = Environment {
             command: verb.as_str().to_owned(),
@@ -230,7 +230,7 @@ impl Hands {
     }
 
     /// Has it put itself into a plugin directory under a name; what it did, a line each.
-    pub(crate) fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
+    pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("install").arg(directory).args(["--names", name]);
         if foreign == Foreign::Kept {
@@ -244,21 +244,21 @@ impl Hands {
     }
 
     /// Whether it is the plugin of this name.
-    pub(crate) fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
+    pub fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
         Ok(self.output(command)?.status.success())
     }
 
     /// Has an entry put into the journal below a directory.
-    pub(crate) fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
+    pub fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
         let mut command = Command::new(&self.program);
         command.arg("adopt").arg(journal);
         self.feed(command, entry)
     }
 
     /// Has orders carried out, and waits for it.
-    pub(crate) fn obey(&self, errand: &Errand) -> Result<(), Failure> {
+    pub fn obey(&self, errand: &Errand) -> Result<(), Failure> {
         let mut message = Vec::new();
         exchange::send(&mut message, errand)?;
         let mut command = Command::new(&self.program);
@@ -271,7 +271,7 @@ impl Hands {
     }
 
     /// Has an address of a lease made a hole in a ledger below a directory, for another node; what the ledger said.
-    pub(crate) fn give_up(
+    pub fn give_up(
         &self,
         ledgers: &Path,
         ledger: &str,
@@ -293,7 +293,7 @@ impl Hands {
     }
 
     /// Has nothing new given of a lease in a ledger below a directory, until it was asked whose it is; is it in there?
-    pub(crate) fn doubt(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
+    pub fn doubt(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("give-up").arg(ledgers).args([ledger, lease]);
         let output = self.output(command)?;
@@ -333,27 +333,27 @@ impl Hands {
     }
 
     /// Makes a network namespace and mounts it at `path`.
-    pub(crate) fn create(&self, path: &str) -> Result<(), Failure> {
+    pub fn create(&self, path: &str) -> Result<(), Failure> {
         self.sandbox(["create", path]).map(drop)
     }
 
     /// Removes the network namespace at `path`; one that is gone is removed.
-    pub(crate) fn delete(&self, path: &str) -> Result<(), Failure> {
+    pub fn delete(&self, path: &str) -> Result<(), Failure> {
         self.sandbox(["delete", path]).map(drop)
     }
 
     /// What is in the network namespace at `path`.
-    pub(crate) fn contents(&self, path: &str) -> Result<Contents, Failure> {
+    pub fn contents(&self, path: &str) -> Result<Contents, Failure> {
         self.show(["show", path].as_slice())
     }
 
     /// What is in the network namespace we are in.
-    pub(crate) fn own_contents(&self) -> Result<Contents, Failure> {
+    pub fn own_contents(&self) -> Result<Contents, Failure> {
         self.show(["show"].as_slice())
     }
 
     /// What bears a mark of a container on this host.
-    pub(crate) fn marks(&self) -> Result<Vec<Marked>, Failure> {
+    pub fn marks(&self) -> Result<Vec<Marked>, Failure> {
         let text = self.sandbox(["marks"])?.unwrap_or_default();
         serde_json::from_str(&text)
             .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox marks: not understood: {cause}")))
@@ -366,7 +366,7 @@ impl Hands {
     }
 
     /// One echo request from the namespace at `path`; how long the answer took, or `None` if there was none.
-    pub(crate) fn ping(&self, path: &str, to: &str, from: &str) -> Result<Option<String>, Failure> {
+    pub fn ping(&self, path: &str, to: &str, from: &str) -> Result<Option<String>, Failure> {
         let answer = self.sandbox(["ping", path, to, from])?;
         Ok(answer.map(|text| text.trim().to_owned()))
     }

@@ -19,22 +19,22 @@ const NETWORKS: &str = "networks";
 
 /// What is noted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Note {
+pub struct Note {
     /// The runtime's socket, without links.
-    pub(crate) runtime: PathBuf,
+    pub runtime: PathBuf,
     /// The network of each interface, as sandboxes call it.
-    pub(crate) networks: BTreeMap<String, String>,
+    pub networks: BTreeMap<String, String>,
 }
 
 impl Note {
     /// What is noted in a plan; nothing, if no proxy made it, or an older one.
-    pub(crate) fn of(plan: &Plan) -> Option<Note> {
+    pub fn of(plan: &Plan) -> Option<Note> {
         let runtime = plan.note.read(RUNTIME).ok()??;
         Some(Note { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
     }
 
     /// Notes it.
-    pub(crate) fn write(&self, plan: &mut Plan) -> Result<(), cni::Error> {
+    pub fn write(&self, plan: &mut Plan) -> Result<(), cni::Error> {
         let Note { runtime, networks } = self;
         plan.note.set(RUNTIME, runtime)?;
         plan.note.set(NETWORKS, networks)
@@ -42,24 +42,24 @@ impl Note {
 }
 
 /// The runtime's socket, so that one is called the same however it was named.
-pub(crate) fn settled(runtime: &Path) -> PathBuf {
+pub fn settled(runtime: &Path) -> PathBuf {
     std::fs::canonicalize(runtime).unwrap_or_else(|_| runtime.to_owned())
 }
 
 /// Is this sandbox another runtime's? Nothing in it tells, where no note is.
-pub(crate) fn is_anothers(entry: &Entry, runtime: &Path) -> bool {
+pub fn is_anothers(entry: &Entry, runtime: &Path) -> bool {
     Note::of(&entry.plan).is_some_and(|note| note.runtime != runtime)
 }
 
 /// Has a sandbox networks that it asked its runtime for, beside that of its first interface? Its pod's annotation says
 /// nothing of them.
-pub(crate) fn has_its_own(plan: &Plan, first: &IfName) -> bool {
+pub fn has_its_own(plan: &Plan, first: &IfName) -> bool {
     Note::of(plan).is_some_and(|note| note.networks.keys().any(|ifname| ifname != first.as_str()))
 }
 
 /// What is attached, or may be: the place of each attachment in the plan, and its network as sandboxes call it. `on_disk` is
 /// the CNI name of `_fallback`.
-pub(crate) fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
+pub fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
     let note = Note::of(&entry.plan);
     let attachments = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
     let there = attachments.filter(|(_, (_, attachment))| attachment.state != State::Detached);

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 const SAY_MAX: Duration = Duration::from_secs(5);
 
 /// Who asks.
-pub(crate) struct Asker<'a> {
+pub struct Asker<'a> {
     writing: Mutex<WriteHalf<'a>>,
     /// How often he has said so, less what was heard of it.
     said: Semaphore,
@@ -25,12 +25,12 @@ pub(crate) struct Asker<'a> {
 
 impl<'a> Asker<'a> {
     /// At the other end of this.
-    pub(crate) fn new(writing: WriteHalf<'a>) -> Asker<'a> {
+    pub fn new(writing: WriteHalf<'a>) -> Asker<'a> {
         Asker { writing: Mutex::new(writing), said: Semaphore::new(0) }
     }
 
     /// He has said something.
-    pub(crate) fn heard(&self, said: u8) {
+    pub fn heard(&self, said: u8) {
         if said == STILL {
             self.said.add_permits(1);
         }
@@ -40,7 +40,7 @@ impl<'a> Asker<'a> {
     ///
     /// # Errors
     /// He has not said so in time.
-    pub(crate) async fn is_still_there(&self) -> Result<(), String> {
+    pub async fn is_still_there(&self) -> Result<(), String> {
         let mut bytes = Vec::new();
         exchange::send(&mut bytes, &AllocateResponse { probe: true, ..AllocateResponse::default() })
             .map_err(|error| error.to_string())?;

@@ -18,32 +18,37 @@ const RECORD: usize = 1024;
 
 /// Who holds an address, as the plugin wrote it.
 #[derive(Debug)]
-pub(crate) struct Owner {
-    pub(crate) container: String,
-    pub(crate) ifname: String,
-    pub(crate) network: String,
+pub struct Owner {
+    /// The container id of its sandbox.
+    pub container: String,
+    /// The interface in the sandbox.
+    pub ifname: String,
+    /// The network.
+    pub network: String,
     /// Of the pod; empty where there was none.
-    pub(crate) uid: String,
+    pub uid: String,
     /// With a blank after it; empty where there was none.
     pod: String,
     /// What keeps the address when the pod is gone; empty: nothing, or an earlier release, which did not say.
-    pub(crate) claim: String,
+    pub claim: String,
 }
 
 /// An address that is held.
 #[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) ip: IpAddr,
+pub struct Held {
+    /// The address.
+    pub ip: IpAddr,
     /// Milliseconds since 1970.
-    pub(crate) since: u64,
-    pub(crate) owner: Owner,
+    pub since: u64,
+    /// What holds it.
+    pub owner: Owner,
 }
 
 /// Each ledger below a directory, which need not be there: its name and where it is.
 ///
 /// # Errors
 /// The directory cannot be read: what is below it is not known.
-pub(crate) fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     let failed = |cause| format!("{}: {cause}", directory.display());
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -60,7 +65,7 @@ pub(crate) fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
 ///
 /// # Errors
 /// It cannot be read: by us, or by anybody.
-pub(crate) fn read(place: &Path) -> Result<Option<AddressStore>, String> {
+pub fn read(place: &Path) -> Result<Option<AddressStore>, String> {
     let path = place.join("ledger");
     match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
@@ -75,7 +80,7 @@ pub(crate) fn read(place: &Path) -> Result<Option<AddressStore>, String> {
 ///
 /// # Errors
 /// The records of owners cannot be read.
-pub(crate) fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, String> {
+pub fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, String> {
     let path = place.join("owners");
     let owners = match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

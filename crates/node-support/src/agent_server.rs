@@ -28,8 +28,8 @@ use tracing::{Instrument, info, info_span, warn};
 
 use super::metrics::Metrics;
 use super::traces::{Trace, Traces};
-use crate::node_support::client_probe::Asker;
-use crate::node_support::listener::Listener;
+use crate::client_probe::Asker;
+use crate::listener::Listener;
 use cli_support::activity::Call;
 use cli_support::failure::Failure;
 
@@ -61,7 +61,7 @@ struct Head {
 const REPORT_BYTES: usize = 1 << 20;
 
 /// What questions are put to.
-pub(crate) trait Oracle: Send + Sync + 'static {
+pub trait Oracle: Send + Sync + 'static {
     /// The plan for a sandbox, or why there is none.
     fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
     /// Blocks for a ledger of addresses.
@@ -90,21 +90,21 @@ pub(crate) trait Oracle: Send + Sync + 'static {
 
 /// The socket, which goes when this is dropped, unless another agent has taken its place.
 #[derive(Debug)]
-pub(crate) struct Socket(Listener);
+pub struct Socket(Listener);
 
 impl Socket {
     /// Listens at `path`.
-    pub(crate) fn bind(path: &Path) -> Result<Socket, Failure> {
+    pub fn bind(path: &Path) -> Result<Socket, Failure> {
         Listener::bind(path).map(Socket)
     }
 
     /// Whether another process answers in this one's place.
-    pub(crate) fn replaced(&self) -> Arc<AtomicBool> {
+    pub fn replaced(&self) -> Arc<AtomicBool> {
         self.0.replaced()
     }
 
     /// Answers until `end` comes, then those who are already waiting.
-    pub(crate) async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
+    pub async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
         let Socket(mut listener) = self;
         let [turns, supplies] = [PARALLEL; 2].map(Semaphore::new);
         let (courtesies, waiting, ending) =

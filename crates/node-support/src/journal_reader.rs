@@ -15,11 +15,11 @@ use cli_support::privilege;
 
 /// One directory of entries.
 #[derive(Clone, Debug)]
-pub(crate) struct Journal(PathBuf);
+pub struct Journal(PathBuf);
 
 /// A file of the journal.
 #[derive(Debug)]
-pub(crate) enum Row {
+pub enum Row {
     /// An entry.
     Entry(Box<Entry>),
     /// One that cannot be read.
@@ -35,22 +35,22 @@ pub(crate) enum Row {
 
 impl Journal {
     /// The one in this directory, which need not be there.
-    pub(crate) fn at(directory: &Path) -> Journal {
+    pub fn at(directory: &Path) -> Journal {
         Journal(directory.to_owned())
     }
 
     /// Its directory.
-    pub(crate) fn directory(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         &self.0
     }
 
     /// The file of a sandbox.
-    pub(crate) fn file(&self, container: &ContainerId) -> PathBuf {
+    pub fn file(&self, container: &ContainerId) -> PathBuf {
         self.0.join(format!("{container}.json"))
     }
 
     /// The entry of a sandbox, if there is one.
-    pub(crate) fn entry(&self, container: &ContainerId) -> Result<Option<Entry>, Failure> {
+    pub fn entry(&self, container: &ContainerId) -> Result<Option<Entry>, Failure> {
         let path = self.file(container);
         match read(&path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
@@ -63,7 +63,7 @@ impl Journal {
     }
 
     /// Every sandbox, by container id.
-    pub(crate) fn rows(&self) -> Result<Vec<Row>, Failure> {
+    pub fn rows(&self) -> Result<Vec<Row>, Failure> {
         let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
         let files = match fs::read_dir(&self.0) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

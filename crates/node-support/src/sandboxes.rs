@@ -20,10 +20,10 @@ use rustix::io::Errno;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tracing::{debug, warn};
 
-use crate::node_support::journal_reader::{Journal, Row};
+use crate::journal_reader::{Journal, Row};
 
 /// How often everything is read again.
-pub(crate) const RESCAN: Duration = Duration::from_secs(30);
+pub const RESCAN: Duration = Duration::from_secs(30);
 /// How often it is looked whether the directory has come.
 const RETRY: Duration = Duration::from_secs(1);
 /// Room for what inotify tells at once, in bytes.
@@ -33,16 +33,16 @@ const STACK: usize = 128 * 1024;
 
 /// A sandbox as it was last read.
 #[derive(Clone, Debug)]
-pub(crate) struct Sandbox {
+pub struct Sandbox {
     /// Its entry.
-    pub(crate) entry: Arc<Entry>,
+    pub entry: Arc<Entry>,
     /// When its file was written last.
-    pub(crate) modified: SystemTime,
+    pub modified: SystemTime,
 }
 
 /// Every sandbox by container id.
 #[derive(Debug)]
-pub(crate) struct Sandboxes {
+pub struct Sandboxes {
     journal: Journal,
     directory: PathBuf,
     known: Mutex<BTreeMap<ContainerId, Sandbox>>,
@@ -51,7 +51,7 @@ pub(crate) struct Sandboxes {
 
 impl Sandboxes {
     /// Those of the journal in `directory`, not read yet.
-    pub(crate) fn of(directory: &Path) -> Sandboxes {
+    pub fn of(directory: &Path) -> Sandboxes {
         Sandboxes {
             journal: Journal::at(directory),
             directory: directory.to_owned(),
@@ -65,22 +65,22 @@ impl Sandboxes {
     }
 
     /// Is there an entry that cannot be read?
-    pub(crate) fn has_broken(&self) -> bool {
+    pub fn has_broken(&self) -> bool {
         !self.broken.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// All of them.
-    pub(crate) fn all(&self) -> BTreeMap<ContainerId, Sandbox> {
+    pub fn all(&self) -> BTreeMap<ContainerId, Sandbox> {
         self.known().clone()
     }
 
     /// One of them.
-    pub(crate) fn find(&self, container: &ContainerId) -> Option<Sandbox> {
+    pub fn find(&self, container: &ContainerId) -> Option<Sandbox> {
         self.known().get(container).cloned()
     }
 
     /// How many are whole, partly there, and unreadable.
-    pub(crate) fn counts(&self) -> [(&'static str, usize); 3] {
+    pub fn counts(&self) -> [(&'static str, usize); 3] {
         let known = self.known();
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         let readable = known.iter().filter(|(container, _)| !broken.contains(container.as_str()));
@@ -89,7 +89,7 @@ impl Sandboxes {
     }
 
     /// Reads everything.
-    pub(crate) fn read_all(&self) {
+    pub fn read_all(&self) {
         let rows = match self.journal.rows() {
             Ok(rows) => rows,
             Err(error) => return warn!(%error, "the journal cannot be read"),
@@ -134,7 +134,7 @@ impl Sandboxes {
     }
 
     /// Waits until something may have changed, and reads it.
-    pub(crate) async fn changed(&self, watch: &mut Option<Watch>) {
+    pub async fn changed(&self, watch: &mut Option<Watch>) {
         let Some(open) = watch else {
             tokio::time::sleep(RETRY).await;
             *watch = Watch::open(&self.directory);
@@ -153,14 +153,14 @@ impl Sandboxes {
     }
 
     /// Begins to watch, if the directory is there.
-    pub(crate) fn watch(&self) -> Option<Watch> {
+    pub fn watch(&self) -> Option<Watch> {
         Watch::open(&self.directory)
     }
 }
 
 /// What is told of changes in the directory: by a thread, since a file descriptor in tokio's hands takes `unsafe`.
 #[derive(Debug)]
-pub(crate) struct Watch(UnboundedReceiver<BTreeSet<ContainerId>>);
+pub struct Watch(UnboundedReceiver<BTreeSet<ContainerId>>);
 
 impl Watch {
     fn open(directory: &Path) -> Option<Watch> {

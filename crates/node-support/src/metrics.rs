@@ -55,7 +55,7 @@ impl MetricConstructor<Histogram> for Seconds {
 
 /// Spans that left, or were to leave.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Spans(Family<Outcome, Counter>);
+pub struct Spans(Family<Outcome, Counter>);
 
 impl Spans {
     /// So many left, or could not.
@@ -66,7 +66,7 @@ impl Spans {
 
 /// All of them.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub struct Metrics {
     registry: Registry,
     answers: Family<Outcome, Counter>,
     stages: Family<Stage, Histogram, Seconds>,
@@ -76,23 +76,22 @@ pub(crate) struct Metrics {
     orders: Counter,
     supplies: Family<Outcome, Counter>,
     /// Requests to the API server about addresses.
-    pub(crate) address_requests: Counter,
+    pub address_requests: Counter,
     changes: Family<Outcome, Counter>,
     drifted: Gauge,
     unattached: Gauge,
     /// What became of spans.
-    pub(crate) spans: Spans,
+    pub spans: Spans,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Questions that wait for their turn.
-    pub(crate) waiting: Gauge,
+    pub waiting: Gauge,
     objects: Family<What, Gauge>,
     ages: Family<What, Gauge<f64, AtomicU64>>,
     sandboxes: Family<What, Gauge>,
 }
 
-impl Metrics {
-    /// All at zero.
-    pub(crate) fn new() -> Metrics {
+impl Default for Metrics {
+    fn default() -> Metrics {
         let seconds = || Family::<Stage, Histogram, Seconds>::new_with_constructor(Seconds);
         let metrics = Metrics {
             answers: Family::default(),
@@ -119,7 +118,9 @@ impl Metrics {
         metrics.register_states(&mut registry);
         Metrics { registry, ..metrics }
     }
+}
 
+impl Metrics {
     /// What happened.
     fn register_counts(&self, registry: &mut Registry) {
         registry.register("answers", "Questions for a plan, by outcome", self.answers.clone());
@@ -162,13 +163,13 @@ impl Metrics {
     }
 
     /// A question was answered.
-    pub(crate) fn answered(&self, outcome: &'static str, took: Duration) {
+    pub fn answered(&self, outcome: &'static str, took: Duration) {
         self.answers.get_or_create(&Outcome { outcome }).inc();
         self.stages.get_or_create(&Stage { stage: "plan" }).observe(took.as_secs_f64());
     }
 
     /// The hands said how it went.
-    pub(crate) fn reported(&self, report: &Report) {
+    pub fn reported(&self, report: &Report) {
         let Report { microseconds, attachments, error } = report;
         let stage = if error.is_some() { "failed-add" } else { "add" };
         self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
@@ -195,49 +196,49 @@ impl Metrics {
     }
 
     /// A status was written, or could not be.
-    pub(crate) fn published(&self, outcome: &'static str, took: Duration) {
+    pub fn published(&self, outcome: &'static str, took: Duration) {
         self.published.get_or_create(&Outcome { outcome }).inc();
         self.stages.get_or_create(&Stage { stage: "status" }).observe(took.as_secs_f64());
     }
 
     /// Orders were given.
-    pub(crate) fn ordered(&self, count: usize) {
+    pub fn ordered(&self, count: usize) {
         self.orders.inc_by(count as u64);
     }
 
     /// A ledger's demand was answered.
-    pub(crate) fn supplied(&self, outcome: &'static str) {
+    pub fn supplied(&self, outcome: &'static str) {
         self.supplies.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// A running sandbox was changed, or could not be.
-    pub(crate) fn changed(&self, outcome: &'static str) {
+    pub fn changed(&self, outcome: &'static str) {
         self.changes.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// So many sandboxes are not as they were attached.
-    pub(crate) fn drifted(&self, count: usize) {
+    pub fn drifted(&self, count: usize) {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// So many pods run without the networks they select.
-    pub(crate) fn unattached(&self, count: usize) {
+    pub fn unattached(&self, count: usize) {
         self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// What a cache holds.
-    pub(crate) fn cache(&self, what: &'static str, count: usize, age: Duration) {
+    pub fn cache(&self, what: &'static str, count: usize, age: Duration) {
         self.objects.get_or_create(&What { what }).set(i64::try_from(count).unwrap_or(i64::MAX));
         self.ages.get_or_create(&What { what }).set(age.as_secs_f64());
     }
 
     /// What the journal holds.
-    pub(crate) fn sandboxes(&self, state: &'static str, count: usize) {
+    pub fn sandboxes(&self, state: &'static str, count: usize) {
         self.sandboxes.get_or_create(&What { what: state }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// The page.
-    pub(crate) fn page(&self) -> String {
+    pub fn page(&self) -> String {
         let mut page = String::new();
         // Writing to a text cannot fail.
         let _ = text::encode(&mut page, &self.registry);
@@ -255,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_page_has_what_was_counted_and_few_labels() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         metrics.answered("planned", Duration::from_millis(3));
         let tried =
             |plugin: &str, microseconds| Tried { plugin: plugin.into(), microseconds, ..Tried::default() };

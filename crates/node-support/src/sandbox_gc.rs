@@ -35,7 +35,7 @@ const ADD_MAX: Duration = Duration::from_secs(300);
 
 /// Who looks for what is left behind.
 #[derive(Debug)]
-pub(crate) struct Overseer {
+pub struct Overseer {
     sandboxes: Arc<Sandboxes>,
     runtime: Arc<RuntimeSandboxes>,
     grace: Duration,
@@ -61,24 +61,20 @@ struct Suspicion {
 
 impl Overseer {
     /// One that waits for `grace` before anything is ordered.
-    pub(crate) fn new(
-        sandboxes: Arc<Sandboxes>,
-        runtime: Arc<RuntimeSandboxes>,
-        grace: Duration,
-    ) -> Overseer {
+    pub fn new(sandboxes: Arc<Sandboxes>, runtime: Arc<RuntimeSandboxes>, grace: Duration) -> Overseer {
         Overseer { sandboxes, runtime, grace, suspects: Mutex::default() }
     }
 
     /// The orders that are due now; `is_here` says of a pod whether the cluster has it on this node. To be called only while the
     /// cluster is seen.
-    pub(crate) fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Order> {
+    pub fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Order> {
         let now = Instant::now();
         let seen = |entry: &Entry| Some(if is_here(&entry.plan.pod) { PodSeen::Here } else { PodSeen::Gone });
         self.ordered(self.suspected(seen, now), now)
     }
 
     /// The same where no cluster is known: what the runtime has lost of its own sandboxes.
-    pub(crate) fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Order> {
+    pub fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Order> {
         let now = Instant::now();
         let seen = |entry: &Entry| is_its_own(entry).then_some(PodSeen::Here);
         self.ordered(self.suspected(seen, now), now)

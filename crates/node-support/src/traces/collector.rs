@@ -23,8 +23,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tracing::{info, warn};
 
-use crate::node_support::metrics::{Metrics, Spans};
-use crate::node_support::traces::otlp_client::Courier;
+use crate::metrics::{Metrics, Spans};
+use crate::traces::otlp_client::Courier;
 use cli_support::failure::{Exit, Failure};
 
 /// What a service is called that has no other name.
@@ -38,7 +38,7 @@ const PEM_MAX: u64 = 1 << 20;
 
 /// Is anything exported, and where to?
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Export {
+pub struct Export {
     /// Send a trace of each ADD to this OpenTelemetry collector (OTLP); the environment's OTEL_… say how, and where to
     /// without this option
     #[arg(long, value_name = "URL")]

@@ -32,7 +32,7 @@ use rpc::exchange::{Question, Report, Step, Tried};
 
 use super::metrics::Metrics;
 use cli_support::failure::Failure;
-pub(crate) use collector::Export;
+pub use collector::Export;
 
 /// Most ADDs whose status is still awaited.
 const OPEN_MAX: usize = 1024;
@@ -47,7 +47,7 @@ const SCOPE: &str = "weft";
 
 /// Where spans go.
 #[derive(Debug)]
-pub(crate) struct Traces {
+pub struct Traces {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     /// Whose status is still awaited.
@@ -56,7 +56,7 @@ pub(crate) struct Traces {
 
 /// The trace of one ADD.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub struct Trace {
     tracer: SdkTracer,
     root: Span,
     /// What the plugins' children are told of.
@@ -71,14 +71,14 @@ impl Traces {
     ///
     /// # Errors
     /// What the option or a variable says cannot be done.
-    pub(crate) fn start(export: &Export, node: &str, metrics: &Metrics) -> Result<Option<Traces>, Failure> {
+    pub fn start(export: &Export, node: &str, metrics: &Metrics) -> Result<Option<Traces>, Failure> {
         let Some(provider) = collector::provider(export, node, metrics)? else { return Ok(None) };
         let tracer = provider.tracer(SCOPE);
         Ok(Some(Traces { provider, tracer, open: Mutex::default() }))
     }
 
     /// The trace of the call that asks.
-    pub(crate) fn begin(&self, question: &Question, arrived: SystemTime) -> Trace {
+    pub fn begin(&self, question: &Question, arrived: SystemTime) -> Trace {
         let Question { pod, container, ifname, .. } = question;
         let attributes = [
             KeyValue::new("k8s.namespace.name", pod.namespace.clone()),
@@ -106,7 +106,7 @@ impl Traces {
     }
 
     /// A status was written, or could not be; more tries may follow.
-    pub(crate) fn status(
+    pub fn status(
         &self,
         container: &ContainerId,
         began: SystemTime,
@@ -132,7 +132,7 @@ impl Traces {
     }
 
     /// Sends what is left.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         // What a collector does not take now is lost; it was never more than a figure.
         let _ = self.provider.shutdown_with_timeout(FAREWELL);
     }

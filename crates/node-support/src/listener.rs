@@ -27,7 +27,7 @@ const ASK_EVERY: u32 = 30;
 
 /// A socket that listens.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     inner: UnixListener,
     path: PathBuf,
     inode: u64,
@@ -38,13 +38,13 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Listens at `path`, whose directory is made if it is not there.
-    pub(crate) fn bind(path: &Path) -> Result<Listener, Failure> {
+    pub fn bind(path: &Path) -> Result<Listener, Failure> {
         let (inner, inode) = put(path)?;
         Ok(Listener { inner, path: path.to_owned(), inode, replaced: Arc::default(), other: (0, 0) })
     }
 
     /// Whether another process listens in this one's place.
-    pub(crate) fn replaced(&self) -> Arc<AtomicBool> {
+    pub fn replaced(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.replaced)
     }
 
@@ -77,7 +77,7 @@ impl Listener {
     }
 
     /// The next caller that may come in.
-    pub(crate) async fn accept(&mut self) -> UnixStream {
+    pub async fn accept(&mut self) -> UnixStream {
         let own = rustix::process::geteuid().as_raw();
         loop {
             let accepted = tokio::select! {
@@ -104,7 +104,7 @@ impl Listener {
     }
 
     /// Removes the socket, if it is still this one.
-    pub(crate) fn retire(&self) {
+    pub fn retire(&self) {
         if is_at(&self.path, self.inode) {
             let _ = fs::remove_file(&self.path);
         }
