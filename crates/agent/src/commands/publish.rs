@@ -6,7 +6,6 @@ use clap::Args;
 use cni::name::ContainerId;
 use rpc::journal;
 
-use crate::node_agent;
 use cli_support::failure::{EXIT_CODES, Failure};
 use kube_support::client;
 use node_support::journal_reader::Journal;
