@@ -15,7 +15,6 @@ use crate::commands::{
     attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
     network, plan, publish,
 };
-use crate::{controllers, cri_proxy, node_agent};
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
 /// Every thread laid across the default network: Kubernetes pods with more than one.

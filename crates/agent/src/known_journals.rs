@@ -10,9 +10,9 @@ use rpc::journal::{self, Entry};
 use crate::input_files;
 use crate::manifest_plan::Inputs;
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::journal_reader::{Journal, Row};
 use crate::pod_name::PodName;
 use cli_support::failure::Failure;
+use node_support::journal_reader::{Journal, Row};
 
 /// A journal, and the configuration it belongs to if that is known.
 #[derive(Clone, Debug)]

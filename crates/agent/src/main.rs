@@ -8,14 +8,10 @@
 mod attachments;
 mod cli;
 mod commands;
-mod controllers;
-mod cri_proxy;
 mod input_files;
 mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;
-mod node_agent;
-mod node_support;
 mod pod_name;
 mod scratch;
 mod work;

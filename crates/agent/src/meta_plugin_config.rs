@@ -15,8 +15,8 @@ use rpc::journal;
 use serde::Serialize;
 
 use crate::input_files::{File, Kind};
-use crate::node_support::weft_cni::Hands;
 use cli_support::failure::Failure;
+use node_support::weft_cni::Hands;
 
 /// Where container runtimes look.
 const RUNTIME: &str = "/etc/cni/net.d";

@@ -10,11 +10,11 @@ use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, Row};
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::journal_reader::Journal;
-use crate::node_support::weft_cni::{Hands, Subject};
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
 use cli_support::terminal::plain;
+use node_support::journal_reader::Journal;
+use node_support::weft_cni::{Hands, Subject};
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);

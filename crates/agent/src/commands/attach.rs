@@ -15,8 +15,6 @@ use rpc::journal::Entry;
 use crate::attachments;
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::journal_reader::Journal;
-use crate::node_support::weft_cni::{Hands, Plugins, Subject};
 use crate::pod_name::{PodName, namespace_path};
 use crate::scratch::Scratch;
 use crate::work::Work;
@@ -26,6 +24,8 @@ use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use node_support::journal_reader::Journal;
+use node_support::weft_cni::{Hands, Plugins, Subject};
 
 /// In `CNI_ARGS`: the namespace was made for this sandbox alone.
 pub(crate) const OWN_NAMESPACE: &str = "WEFT_NETNS=own";

@@ -5,11 +5,11 @@ use clap::Args;
 use crate::commands::detach::of_entry;
 use crate::known_journals::{Keeper, Target};
 use crate::manifest_plan::Inputs;
-use crate::node_support::weft_cni::{Hands, Plugins};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use node_support::weft_cni::{Hands, Plugins};
 
 /// What `weft check` is told.
 #[derive(Debug, Args)]

@@ -28,9 +28,9 @@ use cni::runtime::exec::Exec;
 use cni::runtime::{Runtime, load};
 use sha2::{Digest, Sha512};
 
-use crate::node_support::weft_cni::Hands;
 use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
+use node_support::weft_cni::Hands;
 
 /// The name under which we are that tool.
 pub(crate) const NAME: &str = "cnitool";

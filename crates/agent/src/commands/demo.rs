@@ -20,13 +20,13 @@ use clap::Args;
 
 use crate::attachments;
 use crate::commands::demo::tag::Tag;
-use crate::node_support::weft_cni::{Hands, Plugins};
 use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use node_support::weft_cni::{Hands, Plugins};
 use snapshot::Snapshot;
 use stage::{Actor, Stage};
 

@@ -11,13 +11,13 @@ use rpc::journal::Entry;
 use crate::commands::attach::{OWN_NAMESPACE, turn};
 use crate::known_journals::{Keeper, Target};
 use crate::manifest_plan::Inputs;
-use crate::node_support::weft_cni::{Hands, Plugins};
 use crate::pod_name::namespace_path;
 use crate::work::Work;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use node_support::weft_cni::{Hands, Plugins};
 
 /// What `weft detach` is told.
 #[derive(Debug, Args)]

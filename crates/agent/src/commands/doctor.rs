@@ -17,14 +17,14 @@ use serde::Serialize;
 use crate::commands::detach::of_entry;
 use crate::known_journals::{Keeper, Keepers};
 use crate::manifest_plan::Inputs;
-use crate::node_support::journal_reader::Row;
-use crate::node_support::weft_cni::{Hands, Marked, Plugins};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::store_name::LEDGERS;
+use node_support::journal_reader::Row;
+use node_support::weft_cni::{Hands, Marked, Plugins};
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.

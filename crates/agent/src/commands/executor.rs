@@ -23,11 +23,11 @@ use rpc::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question,
 use serde_json::value::RawValue;
 
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::weft_cni::{Hands, OnHost};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
+use node_support::weft_cni::{Hands, OnHost};
 
 /// How long the agent may take to have orders, or to say that there are none.
 const PATIENCE: Duration = Duration::from_secs(60);

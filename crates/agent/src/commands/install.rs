@@ -38,11 +38,11 @@ use serde_json::{Value, json};
 use thin::Thin;
 
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::weft_cni::{Foreign, Hands, OnHost};
 use cli_support::atomic_file;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
+use node_support::weft_cni::{Foreign, Hands, OnHost};
 
 /// How often it is looked whether the default network is ready.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -16,8 +16,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::ipam::show::show;
-use crate::node_support::address_store;
-use crate::node_support::address_store::{Held, Owner};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
@@ -30,6 +28,8 @@ use ipam_api::ip_objects::BlockObject;
 use ipam_api::store_name::{LEDGERS, ledger_name};
 use kube_support::api_error;
 use kube_support::client;
+use node_support::address_store;
+use node_support::address_store::{Held, Owner};
 
 /// What `weft ipam` is told.
 #[derive(Debug, Args)]

@@ -9,12 +9,12 @@ use serde::Serialize;
 use crate::attachments::{self, Row as Attached, Sandbox};
 use crate::known_journals::{Keeper, Keepers};
 use crate::manifest_plan::Inputs;
-use crate::node_support::journal_reader::Row;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::table;
 use cli_support::terminal::plain;
+use node_support::journal_reader::Row;
 
 /// What `weft list` is told.
 #[derive(Debug, Args)]

@@ -15,9 +15,9 @@ use rpc::exchange::{self, Answer, Order, Question, Reply};
 use crate::input_files;
 use crate::input_files::Kind;
 use crate::manifest_plan;
-use crate::node_agent::single_plan;
 use cli_support::failure::{EXIT_CODES, Failure};
 use kube_support::client;
+use node_agent::single_plan;
 
 /// What `weft plan` is told.
 #[derive(Debug, Args)]

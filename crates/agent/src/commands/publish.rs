@@ -6,10 +6,9 @@ use clap::Args;
 use cni::name::ContainerId;
 use rpc::journal;
 
-use crate::node_agent;
-use crate::node_support::journal_reader::Journal;
 use cli_support::failure::{EXIT_CODES, Failure};
 use kube_support::client;
+use node_support::journal_reader::Journal;
 
 /// What `weft publish` is told.
 #[derive(Debug, Args)]

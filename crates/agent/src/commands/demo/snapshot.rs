@@ -10,11 +10,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::commands::demo::tag::{PREFIX, Tag};
-use crate::node_support::weft_cni::{Contents, Hands};
 use crate::pod_name::NAMESPACES;
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
 use cli_support::terminal::plain;
+use node_support::weft_cni::{Contents, Hands};
 
 /// Where network software keeps files.
 const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/lib/weft"];

@@ -18,13 +18,13 @@ use super::snapshot;
 use super::tag::{PREFIX, Tag};
 use crate::manifest_plan::{IFNAME, Material};
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::journal_reader::{Journal, Row};
-use crate::node_support::weft_cni::{Contents, Hands, Subject};
 use crate::pod_name::{NAMESPACES, PodName};
 use crate::scratch::Scratch;
 use crate::work::Work;
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
+use node_support::journal_reader::{Journal, Row};
+use node_support::weft_cni::{Contents, Hands, Subject};
 
 /// The journal's directory, in that of the run.
 const JOURNAL: &str = "journal";

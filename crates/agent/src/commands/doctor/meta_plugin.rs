@@ -13,11 +13,11 @@ use cni::name::{ContainerId, IfName};
 
 use super::{Finding, proxy};
 use crate::commands::install::{first_before, thin};
-use crate::cri_proxy::runtime_network;
 use crate::manifest_plan::IFNAME;
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_agent::single_plan;
-use crate::node_support::weft_cni::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
+use cri_proxy::runtime_network;
+use node_agent::single_plan;
+use node_support::weft_cni::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
 
 /// In this version of the protocol STATUS can be asked.
 const WITH_STATUS: &str = "1.1.0";

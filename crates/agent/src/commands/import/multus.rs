@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rpc::journal::{self, Entry};
 
-use crate::node_support::journal_reader::Journal;
-use crate::node_support::weft_cni::Hands;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use configuration::Configuration;
+use node_support::journal_reader::Journal;
+use node_support::weft_cni::Hands;
 
 /// What `weft import multus` is told.
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use super::thin::Thin;
 use super::{Arguments, Look, Places, attempt, finish};
-use crate::node_support::weft_cni::Hands;
 use cli_support::failure::Failure;
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
+use node_support::weft_cni::Hands;
 
 /// How often it is looked whether something changed.
 const PAUSE: Duration = Duration::from_millis(500);

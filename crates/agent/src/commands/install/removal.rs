@@ -32,14 +32,14 @@ use super::root::Place;
 use super::thin::{self, Thin};
 use super::{Arguments, Places, is_meta_plugin};
 use crate::meta_plugin_config::MetaPlugin;
-use crate::node_support::journal_reader::{Journal, Row};
-use crate::node_support::weft_cni::Hands;
 use cli_support::atomic_file::sync_directory;
 use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use node_support::journal_reader::{Journal, Row};
+use node_support::weft_cni::Hands;
 
 /// How often it is looked whether a sandbox has gone.
 const PAUSE: Duration = Duration::from_secs(1);

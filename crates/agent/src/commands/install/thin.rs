@@ -21,10 +21,10 @@ use serde_json::json;
 
 use super::root::Place;
 use super::{Arguments, Places};
-use crate::node_support::weft_cni::is_copy;
 use cli_support::atomic_file::write;
 use cli_support::failure::Failure;
 use cli_support::privilege;
+use node_support::weft_cni::is_copy;
 
 /// Directory of its own, below that of the plugins and that of the networks.
 pub(crate) const DIRECTORY: &str = "weft.d";

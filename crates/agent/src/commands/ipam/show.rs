@@ -12,7 +12,6 @@ use ipam::{BlockState, Clock, IpBlock};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::node_support::address_store;
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
@@ -21,6 +20,7 @@ use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::Census;
 use ipam_api::ip_objects::{PoolObject, PoolStatus};
 use ipam_api::store_name::ledger_name;
+use node_support::address_store;
 
 /// Cells of a bar.
 const BAR: usize = 20;
