@@ -9,20 +9,20 @@
 //! - an attachment has one address of each set; a repeated ADD gives the same; two sets are given together or not at all;
 //! - neither API server nor agent is needed while the node has a free address; a DEL needs neither, ever;
 //! - what cannot be given back to the cluster now is given back with a later call; what cannot be written into a ledger,
-//!   because it cannot be read, is written beside it: [`released`].
+//!   because it cannot be read, is written beside it: [`deferred_releases`].
 //!
 //! Source: whereabouts 0.9 for names and meaning of options; `docs/plugins/weft-ipam.md`.
 
 mod agent;
 mod allocation;
 mod capacity;
-pub mod handover;
+mod deferred_releases;
 mod owners;
 mod release;
-mod released;
 mod rounds;
 pub mod settings;
 pub mod store;
+pub mod transfer;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use rpc::exchange::addresses::{AllocateRequest, Operation};
 use super::allocation::low;
 use super::settings::{self, Pool, Settings, Source};
 use super::store::{Refused, SETS_MAX, Store, mark, now};
-use super::{agent, released};
+use super::{agent, deferred_releases};
 
 /// How long a block is idle before it is given back, in milliseconds.
 const IDLE: u64 = 600_000;
@@ -105,7 +105,7 @@ impl Gone {
         if !self.is_whole {
             return Err(error);
         }
-        match released::remember(directory, &self.network, &self.who) {
+        match deferred_releases::remember(directory, &self.network, &self.who) {
             Ok(()) => {
                 log!("{}: given back when the ledger can be read again: {error}", directory.display());
                 Ok(())
