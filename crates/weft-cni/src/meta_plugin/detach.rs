@@ -19,7 +19,7 @@ use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use plugins::interface::{REMOVAL_GROUP, is_anothers};
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
@@ -182,8 +182,8 @@ impl Own {
         Ok(None)
     }
 
-    fn tag(&self, plugin: &dyn Plugin) -> Mark {
-        Mark {
+    fn tag(&self, plugin: &dyn Plugin) -> OwnerTag {
+        OwnerTag {
             plugin: plugin.name().to_owned(),
             network: self.network.clone(),
             container: self.who.container.to_string(),
