@@ -19,7 +19,7 @@ use plugin_support::log;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
 use crate::meta_plugin::{adoption, tasks};
-use crate::weft_ipam::handover::{self, Said};
+use crate::weft_ipam::transfer::{self, Said};
 
 const USAGE: &str = "\
 weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
@@ -108,7 +108,7 @@ impl<'a> Command<'a> {
     pub fn parse(words: &[&'a str]) -> Option<Command<'a>> {
         Some(match words {
             ["--help" | "-h" | "help"] => Command::Help,
-            ["install" | adoption::COMMAND | "sandbox" | handover::COMMAND, .., "--help" | "-h"] => {
+            ["install" | adoption::COMMAND | "sandbox" | transfer::COMMAND, .., "--help" | "-h"] => {
                 Command::Help
             }
             ["--version" | "-V"] => Command::Version,
@@ -116,7 +116,7 @@ impl<'a> Command<'a> {
             [adoption::COMMAND, directory] => Command::Adopt(Path::new(*directory)),
             [tasks::COMMAND] => Command::RunTasks { on_host: false },
             [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
-            [handover::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
+            [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::GiveUp {
                     directory: Path::new(*directory),
                     pool,
@@ -127,7 +127,7 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
             }
-            [adoption::COMMAND | "sandbox" | handover::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            [adoption::COMMAND | "sandbox" | transfer::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
             _ => return None,
         })
     }
@@ -172,10 +172,10 @@ impl<'a> Command<'a> {
                 tasks::obey().map(done)
             }
             Command::GiveUp { directory, pool, lease, address: None } => {
-                handover::doubt(directory, pool, lease).map(|said| given_up(&said))
+                transfer::doubt(directory, pool, lease).map(|said| given_up(&said))
             }
             Command::GiveUp { directory, pool, lease, address: Some(ip) } => {
-                handover::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+                transfer::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
