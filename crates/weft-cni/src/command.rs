@@ -57,10 +57,12 @@ pub enum Command<'a> {
     Install(Vec<&'a str>),
     /// `adopt DIR`
     Adopt(&'a Path),
-    /// `obey [--on-host]`
+    /// `obey [--on-host | --after PID]`
     RunTasks {
         /// Whether to enter the host's files first.
         on_host: bool,
+        /// The parent process, whose exit is waited for.
+        after: Option<&'a str>,
     },
     /// `give-up DIR POOL LEASE [ADDRESS]`
     GiveUp {
@@ -114,8 +116,11 @@ impl<'a> Command<'a> {
             ["--version" | "-V"] => Command::Version,
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
             [adoption::COMMAND, directory] => Command::Adopt(Path::new(*directory)),
-            [tasks::COMMAND] => Command::RunTasks { on_host: false },
-            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
+            [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
+            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
+            [tasks::COMMAND, tasks::AFTER, parent] => {
+                Command::RunTasks { on_host: false, after: Some(parent) }
+            }
             [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::GiveUp {
                     directory: Path::new(*directory),
@@ -127,7 +132,9 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
             }
-            [adoption::COMMAND | "sandbox" | transfer::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            [adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
+                Command::Misunderstood(words.to_vec())
+            }
             _ => return None,
         })
     }
@@ -165,11 +172,13 @@ impl<'a> Command<'a> {
             Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
             Command::Install(words) => install(&words),
             Command::Adopt(directory) => adoption::adopt(directory).map(done),
-            Command::RunTasks { on_host } => {
+            Command::RunTasks { on_host, after } => {
+                let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
+                let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
                 if on_host {
                     linux::netns::enter_files_of_host().or_refused()?;
                 }
-                tasks::obey().map(done)
+                tasks::run(after).map(done)
             }
             Command::GiveUp { directory, pool, lease, address: None } => {
                 transfer::doubt(directory, pool, lease).map(|said| given_up(&said))
