@@ -65,7 +65,7 @@ enum Command {
     /// Set, list, show and remove the networks of this node
     Network(network::Arguments),
     /// Carry out on this node, at once, what its agent finds to be done
-    Hands(executor::Arguments),
+    Executor(executor::Arguments),
     /// Answer the meta-plugin's question for a plan
     Plan(plan::Arguments),
     /// Write the network-status of one sandbox, where no agent does
@@ -125,7 +125,7 @@ impl Call {
             Command::Controller(arguments) => controllers::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Network(arguments) => network::run(arguments),
-            Command::Hands(arguments) => executor::run(arguments),
+            Command::Executor(arguments) => executor::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),

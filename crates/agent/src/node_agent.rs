@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
     /// How often a sandbox is checked to be as it was attached, in seconds; 0 for never
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     check_interval: u64,
-    /// Give running pods the networks that their annotation selects now; `weft hands` on the node does it
+    /// Give running pods the networks that their annotation selects now; `weft executor` on the node does it
     #[arg(long)]
     hot_plug: bool,
     /// Where the controller of Neutron ports writes those of a pod

@@ -55,14 +55,14 @@ pub enum Command<'a> {
     Version,
     /// `install …`: the words behind it.
     Install(Vec<&'a str>),
-    /// `adopt DIR`
+    /// `import-entry DIR`
     Adopt(&'a Path),
-    /// `obey [--on-host]`
+    /// `run-tasks [--on-host]`
     RunTasks {
         /// Whether to enter the host's files first.
         on_host: bool,
     },
-    /// `give-up DIR POOL LEASE [ADDRESS]`
+    /// `release-address DIR POOL LEASE [ADDRESS]`
     GiveUp {
         /// The directory of the address stores.
         directory: &'a Path,

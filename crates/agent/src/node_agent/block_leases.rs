@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   IPBlock of this node, with a notice ──watch──► the notice is taken away: the node is alive
-//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni give-up: nothing new of it
+//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni release-address: nothing new of it
 //!                                                                  something in it is held, and it is nobody's ──► leased again
 //! ```
 //!

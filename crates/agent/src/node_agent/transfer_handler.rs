@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   IPBlock of one address, `asks` this node ──watch──► leased ahead? ── yes ─► the block is given back
-//!                                                          └─► weft-cni give-up ─► a hole in the ledger ─► in the block
+//!                                                          └─► weft-cni release-address ─► a hole in the ledger ─► in the block
 //!                                                                             └─► held: who, in `refused`
 //! ```
 //!

@@ -41,7 +41,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 const PIECE: usize = 64 * 1024;
 /// The exit code of `sandbox ping` for «no answer».
 const NO_ANSWER: i32 = 3;
-/// The exit codes of `give-up` for «it is held» and «there is no such lease».
+/// The exit codes of `release-address` for «it is held» and «there is no such lease».
 const HELD: i32 = 3;
 const UNKNOWN: i32 = 4;
 /// Longest text about who holds an address.
@@ -253,7 +253,7 @@ impl Hands {
     /// Has an entry put into the journal below a directory.
     pub(crate) fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("adopt").arg(journal);
+        command.arg("import-entry").arg(journal);
         self.feed(command, entry)
     }
 
@@ -262,7 +262,7 @@ impl Hands {
         let mut message = Vec::new();
         exchange::send(&mut message, errand)?;
         let mut command = Command::new(&self.program);
-        command.arg("obey");
+        command.arg("run-tasks");
         if self.on_host.on_host {
             // An image without a shell has no PATH.
             command.arg("--on-host").env("PATH", PROGRAMS);
@@ -279,7 +279,7 @@ impl Hands {
         ip: IpAddr,
     ) -> Result<TransferReply, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("give-up").arg(ledgers).args([ledger, lease, &ip.to_string()]);
+        command.arg("release-address").arg(ledgers).args([ledger, lease, &ip.to_string()]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(TransferReply::Reserved),
@@ -295,7 +295,7 @@ impl Hands {
     /// Has nothing new given of a lease in a ledger below a directory, until it was asked whose it is; is it in there?
     pub(crate) fn doubt(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("give-up").arg(ledgers).args([ledger, lease]);
+        command.arg("release-address").arg(ledgers).args([ledger, lease]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(true),

@@ -1,4 +1,4 @@
-//! `weft-cni adopt`: takes over a sandbox that another meta-plugin attached, as an entry of the journal on stdin.
+//! `weft-cni import-entry`: takes over a sandbox that another meta-plugin attached, as an entry of the journal on stdin.
 //!
 //! Rules: only the hands write the journal, and under the sandbox's lock; an entry that is there is never replaced,
 //! whatever it holds; who makes the entry has read its configurations as DEL will.
@@ -13,7 +13,7 @@ use super::journal::Journal;
 use super::lock::Lock;
 
 /// The word on the command line for it.
-pub const COMMAND: &str = "adopt";
+pub const COMMAND: &str = "import-entry";
 
 /// Reads an entry from stdin and puts it into the journal below `directory`.
 ///

@@ -31,7 +31,7 @@ use super::{agent, check_each, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
 /// The word on the command line for it.
-pub const COMMAND: &str = "obey";
+pub const COMMAND: &str = "run-tasks";
 
 /// The word after it in a container: plugins run programs of the host, iptables for one.
 pub const ON_HOST: &str = "--on-host";
