@@ -275,7 +275,7 @@ fn an_interface_that_vanished_is_seen_and_told() {
     let (sandbox, _) = attached(&agent, "web", "net-a");
     let drifted = || agent.figure("weft_drifted_sandboxes ");
     // It is looked at, and nothing is told of what did not change.
-    let checks = || agent.figure("weft_orders_total ").filter(|count| *count >= 4.0);
+    let checks = || agent.figure("weft_tasks_total ").filter(|count| *count >= 4.0);
     agent.machine.wait(EXECUTOR, "checks it", checks);
     assert!(
         !agent.events("web").iter().any(|event| event.starts_with("Interface")),

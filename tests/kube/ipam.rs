@@ -40,7 +40,7 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     }
     for node in 0..2 {
         // Made, and the pool asked about it: what 250 pods cost.
-        let requests = nodes.figure(node, "weft_address_requests_total ");
+        let requests = nodes.figure(node, "weft_ipam_api_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }
     let pool = nodes.kube.json(["ippools.weft.dev", "10.9.0.0-20"]);

@@ -363,7 +363,7 @@ fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
     for container in 1..13 {
         let _ = add(container);
     }
-    let refused = "weft_address_demands_total{outcome=\"refused\"}";
+    let refused = "weft_allocation_requests_total{outcome=\"refused\"}";
     until("what was leased to be refused", || (nodes.figure(0, refused) > 0).then_some(()));
     let left = nodes.blocks();
     assert_eq!(left.len(), 1, "{left:#?}");

@@ -22,7 +22,7 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
     cluster.pods(BOUND, &names, "net-a,net-a");
     eventually("some have ports", || (cluster.neutron.pod_ports().len() > 4).then_some(()));
     cluster.machine.stop("one", "KILL");
-    assert_eq!(cluster.figure("two", "weft_neutron_leads "), Some(0));
+    assert_eq!(cluster.figure("two", "weft_neutron_leader "), Some(0));
     cluster.wait_until_leading("two");
     for name in &names {
         let text = eventually(name, || {

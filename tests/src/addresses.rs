@@ -273,7 +273,7 @@ pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
 #[must_use]
 pub fn rounds(nodes: &Nodes, port: u16) -> u64 {
     let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
-    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_rounds_total "));
+    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_reconciliations_total "));
     found.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 

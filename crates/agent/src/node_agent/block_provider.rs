@@ -123,7 +123,7 @@ impl Supplier {
         let answered = self.answer((demand, asker), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.error.is_some() => "refused",
-            Ok(_) => "supplied",
+            Ok(_) => "allocated",
             Err(_) => "failed",
         };
         metrics.supplied(outcome);
