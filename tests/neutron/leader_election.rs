@@ -103,7 +103,7 @@ fn ports_of_a_pool_wait_for_pods_and_come_back_and_what_cannot_be_bound_waits_fo
     assert_eq!(port["security_groups"], json!([group]));
     // A node on which there is no pod any more needs none.
     cluster.machine.stop("three", "TERM");
-    cluster.start_controller("four", &rules, &["--reconcile", "1"]);
+    cluster.start_controller("four", &rules, &["--neutron-interval", "1"]);
     cluster.wait_until_leading("four");
     assert!(!ids().is_empty());
     cluster.delete_pod("fourth");

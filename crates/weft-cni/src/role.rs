@@ -91,7 +91,7 @@ mod tests {
     fn role_follows_the_program_name_then_the_first_argument() {
         for (words, expected) in [
             (&["/opt/cni/bin/bridge"][..], "plugin bridge"),
-            (&["/opt/cni/bin/bridge", "sandbox", "marks"], "plugin bridge"),
+            (&["/opt/cni/bin/bridge", "sandbox", "owner-tags"], "plugin bridge"),
             (&["weft-cni", "multus"], "plugin multus"),
             (&["weft-cni", "dhcp", "daemon", "-broadcast"], "daemon [\"-broadcast\"]"),
             (&["/opt/cni/bin/dhcp", "daemon"], "daemon []"),
@@ -99,7 +99,7 @@ mod tests {
             (&["weft-cni", "daemon"], "unknown"),
             (&["weft-cni", "exec-with-parent", "7", "/x", "a", "b"], "exec 7 /x 2"),
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
-            (&["weft-cni", "sandbox", "marks"], "SandboxMarks"),
+            (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
             (&["weft-cni", "sandbox"], "Misunderstood([\"sandbox\"])"),
             (&["weft-cni", "what"], "unknown"),

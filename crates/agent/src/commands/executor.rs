@@ -43,11 +43,12 @@ Example:
   weft agent --node-name worker-1 --hot-plug
   weft executor
 
-Running pods get the networks that their annotation selects now. In a cluster: deploy/hot-plug.
+Running pods get the networks that their annotation selects. In a cluster the executor runs as a DaemonSet
+(deploy/hot-plug).
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// The meta-plugin's configuration; else the first in /etc/cni/net.d
+    /// Path to the configuration of the meta-plugin (default: the first one in /etc/cni/net.d)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -81,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Ok(Ok(errand)) => {
                 away = false;
                 if !errand.orders.is_empty()
-                    && let Err(failure) = hands.obey(&errand)
+                    && let Err(failure) = hands.run_tasks(&errand)
                 {
                     log.line(format!("weft: orders: {failure}"));
                 }

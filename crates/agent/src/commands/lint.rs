@@ -33,16 +33,16 @@ Example:
   weft lint --fix network.yaml
   helm template . | weft lint -
 
-Looked at are NetworkAttachmentDefinitions, the network annotations of pods and of the pod templates of workloads
-(.yaml, .yml, .json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule it breaks.
-error: something will refuse it; warning: it will do something else than was probably meant; note: what will happen.
+lint validates NetworkAttachmentDefinitions, the network annotations of pods and of pod templates (.yaml, .yml,
+.json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule that is violated.
+error: the configuration will be refused; warning: it probably does not do what was intended; note: information.
 
-{EXIT_CODES} An error that is found counts as failed."))]
+{EXIT_CODES} A finding of severity error is a failure."))]
 pub(crate) struct Arguments {
-    /// Files, or directories (not those below them); - is what comes in on stdin
+    /// Files or directories (without subdirectories); - for stdin
     #[arg(value_name = "FILE|DIR", required = true)]
     paths: Vec<PathBuf>,
-    /// Write the corrected form into the files where there is one right form
+    /// Correct the files where there is exactly one correct form
     #[arg(long)]
     fix: bool,
     #[command(flatten)]

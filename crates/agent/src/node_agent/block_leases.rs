@@ -208,7 +208,8 @@ impl Leases {
     /// Has nothing new given of a lease.
     async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), String> {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
-        let doubted = aside(move || Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease)));
+        let doubted =
+            aside(move || Hands::find().and_then(|hands| hands.mark_unconfirmed(&ledgers, &name, &lease)));
         let doubted = doubted.await?;
         if doubted.map_err(|failure| failure.to_string())? {
             warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");

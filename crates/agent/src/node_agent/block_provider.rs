@@ -7,7 +7,7 @@
 //!
 //! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
 //!
-//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--ledgers`) has a name of its own: two
+//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--address-stores`) has a name of its own: two
 //! networks of one pool with different directories have two ledgers, which know nothing of each other.
 //!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
@@ -142,7 +142,7 @@ impl Supplier {
         let hint = {
             let ledgers = self.ledgers.display();
             format!(
-                "ipam.dataDir {directory} is not its agent's --ledgers {ledgers}: what is free in a ledger \
+                "ipam.dataDir {directory} is not its agent's --address-stores {ledgers}: what is free in a ledger \
                  there is not given to this network"
             )
         };

@@ -221,7 +221,7 @@ fn wait(
         }
         let orders = held.iter().map(|(container, held)| held.order(container)).collect();
         let errand = Errand { configuration: configuration.clone(), multus, orders };
-        if let Err(failure) = hands.obey(&errand) {
+        if let Err(failure) = hands.run_tasks(&errand) {
             // It is tried again; each thing is said once.
             let text = plain(&failure.to_string());
             if told.insert(text.clone()) {
