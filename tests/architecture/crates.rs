@@ -51,7 +51,7 @@ const WALLS: &[Wall] = &[
     Wall { name: "neutron", may_use: &[], never: &["kube", "k8s-openapi", "netlink"] },
     Wall { name: "plugin-support", may_use: &["cni", "linux"], never: CLUSTER },
     Wall { name: "dhcp", may_use: &["cni", "linux", "plugin-support"], never: CLUSTER },
-    Wall { name: "plugins", may_use: &["cni", "dhcp", "ipam", "linux", "plugin-support"], never: CLUSTER },
+    Wall { name: "plugins", may_use: &["cni", "ipam", "linux", "plugin-support"], never: CLUSTER },
     Wall {
         name: "weft-cni",
         may_use: &["cni", "dhcp", "ipam", "linux", "manifest", "npwg", "plugin-support", "plugins", "rpc"],

@@ -6,7 +6,7 @@
 //!                                             └─ change ──► eth0, a0, b0 bridge br3 ─┘
 //! ```
 //!
-//! The steps of the plugins are walked in `net_kill.rs`; here it is what stands between them: the journal, the locks, and what
+//! The steps of the plugins are walked in `crash_recovery.rs`; here it is what stands between them: the journal, the locks, and what
 //! one killed order leaves to the next.
 //!
 //! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.

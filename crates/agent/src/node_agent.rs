@@ -36,9 +36,6 @@ use clap::Args;
 use rpc::journal::{self, Entry};
 use tracing::info;
 
-use crate::cri::runtime_sandboxes;
-use crate::cri::runtime_sandboxes::RuntimeSandboxes;
-use crate::ipam_api::store_name::LEDGERS;
 use crate::node_agent::agent_state::{Brain, Care};
 use crate::node_agent::status_publisher::Publisher;
 use crate::node_support::agent_server::Socket;
@@ -49,6 +46,9 @@ use cli_support::async_runtime::{ended, runtime};
 use cli_support::background::{Lasting, aside};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
+use cri::runtime_sandboxes;
+use cri::runtime_sandboxes::RuntimeSandboxes;
+use ipam_api::store_name::LEDGERS;
 use kube_support::kuryr::Place;
 use kube_support::{client, events, health};
 use pod_resources::POD_RESOURCES;
@@ -93,7 +93,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     runtime_endpoint: Option<String>,
     /// Path to a CRI Network API socket that receives every NetworkAttachmentDefinition as a network (default: off; without PATH /run/weft/cri.sock)
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = crate::cri::network_api::PROXY_SOCKET)]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = cri::network_api::PROXY_SOCKET)]
     sync_networks: Option<PathBuf>,
     /// Interval between two CHECKs of a sandbox, in seconds; 0 disables them
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]

@@ -74,9 +74,9 @@ fn npwg1_3_1_2_the_standards_own_examples_as_maps_are_corrected_in_the_file() {
         let refused = lint([&file]);
         assert_eq!(refused.status.code(), Some(1));
         let said = text(&refused);
-        assert!(said.contains("the API server refuses the object [NPWG1-3.1-2]"), "{said}");
+        assert!(said.contains("the API server refuses the object [config-not-a-string]"), "{said}");
         assert!(said.contains("the object as it should read:") && said.contains("|   config: |"), "{said}");
-        assert!(said.ends_with("weft lint --fix writes the corrected form of 1 of them\n"), "{said}");
+        assert!(said.contains("\nweft lint --fix writes the corrected form of 1 of them\n"), "{said}");
 
         let fixed = lint([Path::new("--fix"), &file]);
         assert!(fixed.status.success(), "{}", text(&fixed));
@@ -148,7 +148,7 @@ fn every_file_is_looked_at_and_each_finding_has_its_place() {
         said.contains("did you mean isGateway?") && said.contains("did you mean clusterNetwork?"),
         "{said}"
     );
-    assert!(said.ends_with("5 files: 4 errors, 1 warning\n"), "{said}");
+    assert!(said.contains("\n5 files: 4 errors, 1 warning\n"), "{said}");
     assert!(!said.contains('\u{1b}'), "colours are for terminals");
 }
 
@@ -164,14 +164,14 @@ fn programs_read_json() {
     assert_eq!(found.status.code(), Some(1));
     let found = read(&found);
     let finding = &found["findings"][0];
-    assert_eq!((&finding["severity"], &finding["requirement"]), (&"error".into(), &"NPWG1-3.1-2".into()));
+    assert_eq!((&finding["severity"], &finding["rule"]), (&"error".into(), &"config-not-a-string".into()));
     assert_eq!(finding["position"], serde_json::json!({"line": 6, "column": 11}));
     assert_eq!(finding["file"], file.display().to_string());
     assert!(finding["corrected"].as_str().unwrap().contains("config: |"));
     let fixed = read(&lint([Path::new("--fix"), Path::new("-o"), Path::new("json"), &file]));
     assert_eq!(
-        (fixed["findings"].as_array().unwrap().len(), &fixed["fixed"][0]["requirement"]),
-        (0, &"NPWG1-3.1-2".into())
+        (fixed["findings"].as_array().unwrap().len(), &fixed["fixed"][0]["rule"]),
+        (0, &"config-not-a-string".into())
     );
 }
 
@@ -231,4 +231,33 @@ fn what_a_file_says_cannot_move_the_cursor() {
     let said = text(&lint([file]));
     assert!(said.contains("error"), "{said}");
     assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+}
+
+#[test]
+fn lint_explain_prints_a_rule_with_its_examples() {
+    let output = lint(["--explain", "invalid-mac"]);
+    assert!(output.status.success());
+    let said = text(&output);
+    assert!(
+        said.starts_with("invalid-mac: error, checked by weft lint\nmac is not an Ethernet address"),
+        "{said}"
+    );
+    let (wrong, right) = said.split_once("\nRight:\n").unwrap();
+    assert!(wrong.contains("\nWrong:\n    [{\"name\": \"net-a\", \"mac\": \"02:00:00:01\"}]\n"), "{said}");
+    assert!(right.starts_with("    [{\"name\": \"net-a\", \"mac\": \"02:00:00:00:00:01\"}]\n"), "{said}");
+    assert!(
+        said.ends_with(
+            "\nSource: multi-network specification v1.3, section 4.1.2.1.4\nSee docs/lint.md#invalid-mac\n"
+        ),
+        "{said}"
+    );
+    let json: Value =
+        serde_json::from_slice(&lint(["-o", "json", "--explain", "invalid-mac"]).stdout).unwrap();
+    assert_eq!((&json["rule"], &json["stage"]), (&"invalid-mac".into(), &"file".into()));
+
+    let unknown = lint(["--explain", "invalid-macs"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(error.contains("unknown rule: did you mean invalid-mac?"), "{error}");
+    assert_eq!(lint(["--explain", "invalid-mac", "x.yaml"]).status.code(), Some(2));
 }

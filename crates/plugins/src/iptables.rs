@@ -373,7 +373,7 @@ fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> 
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         // What could not become the program has said so as a plugin does.
-        false => Err(match Error::from_stdout(&output.stdout) {
+        false => Err(match cni::invoke::read_error(&output.stdout) {
             Ok(error) => hinted(error.msg),
             Err(_) => failed(&String::from_utf8_lossy(&output.stderr).trim()),
         }),

@@ -12,7 +12,7 @@ use linux::route::Family;
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::Mark;
-use plugins::chained::firewall::iptables as firewall;
+use plugins::chained::firewall::{self, iptables::comment_of};
 use plugins::chained::portmap::iptables as portmap;
 use plugins::interface::host_device;
 use plugins::iptables;
@@ -103,7 +103,7 @@ fn rule_marks() -> Result<Vec<Marked>, Error> {
 
 /// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.
 fn mark_of(rule: &str) -> Option<String> {
-    if let Some(mark) = firewall::comment_of(rule) {
+    if let Some(mark) = comment_of(rule) {
         return Some(mark.to_owned());
     }
     let kinds = [("portmap", portmap::COMMENT), ("ipMasq", "")];

@@ -10,8 +10,8 @@ use cni::plugin::Plugin;
 use cni::plugin::process;
 use linux::parent_death;
 
-use crate::builtins;
 use crate::command::Command;
+use crate::dispatch;
 
 /// What the program is called for.
 pub enum Role<'a> {
@@ -46,7 +46,7 @@ impl<'a> Role<'a> {
         {
             return Role::ExecWithParent { parent, program: Path::new(program), arguments };
         }
-        if let Some(plugin) = process::called_as(builtins::TABLE, arguments) {
+        if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
         }
         let words: Vec<&str> = arguments.iter().skip(1).map(|word| text(word)).collect();

@@ -15,6 +15,7 @@
 
 mod agent;
 pub mod handover;
+mod owners;
 mod released;
 mod rounds;
 pub mod settings;
@@ -313,12 +314,11 @@ fn give_from(
                 wanted
             }
         };
-        let wanted = match wanted {
-            AllocationKind::ForClaim(named) => {
-                let ledger = &mut store.ledger;
-                AllocationKind::ForClaim(ledger.offer_for_claim(clock, &pool.filter, who.mark, named, &tried))
-            }
-            wanted => wanted,
+        let wanted = if let AllocationKind::ForClaim(named) = wanted {
+            let offer = store.ledger.offer_for_claim(clock, &pool.filter, who.mark, named, &tried);
+            AllocationKind::ForClaim(offer)
+        } else {
+            wanted
         };
         let answer = ask(settings, pool, &store, wanted, who)?;
         let (why, supply) = (answer.error(), answer.lease);
@@ -336,10 +336,10 @@ fn give_from(
             }
             _ => {}
         }
-        let got = !supply.leases.is_empty() || !supply.confirmed.is_empty();
-        refusal = match got {
-            true => None,
-            false => Some(why.or(refusal).unwrap_or_else(|| "no address is free".to_owned())),
+        refusal = if supply.leases.is_empty() && supply.confirmed.is_empty() {
+            Some(why.or(refusal).unwrap_or_else(|| "no address is free".to_owned()))
+        } else {
+            None
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))

@@ -15,7 +15,6 @@ use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::commands::detach::of_entry;
-use crate::ipam_api::store_name::LEDGERS;
 use crate::known_journals::{Keeper, Keepers};
 use crate::manifest_plan::Inputs;
 use crate::node_support::journal_reader::Row;
@@ -25,6 +24,7 @@ use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use ipam_api::store_name::LEDGERS;
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     plugins: Plugins,
     /// Path to the socket of weft cri-proxy, if one runs
-    #[arg(long, default_value = crate::cri::network_api::PROXY_SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = cri::network_api::PROXY_SOCKET, value_name = "PATH")]
     cri_socket: PathBuf,
     #[command(flatten)]
     output: Output,

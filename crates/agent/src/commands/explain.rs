@@ -76,7 +76,8 @@ fn describe(plan: &Plan, material: &Material) -> String {
         describe_row(&mut text, &row);
     }
     for warning in &plan.warnings {
-        let _ = write!(text, "\nwarning: {}\n", plain(&warning.fault.to_string()));
+        let Warning { event: _, fault } = warning;
+        let _ = write!(text, "\nwarning: {} [{}]\n", plain(&fault.to_string()), fault.rule);
     }
     text
 }

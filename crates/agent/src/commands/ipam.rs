@@ -16,11 +16,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::ipam::show::show;
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::findings::Finding;
-use crate::ipam_api::ip_objects::BlockObject;
-use crate::ipam_api::store_name::{LEDGERS, ledger_name};
 use crate::node_support::address_store;
 use crate::node_support::address_store::{Held, Owner};
 use cli_support::async_runtime::runtime;
@@ -28,6 +23,11 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
+use ipam_api::api_registry::Cluster;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::findings::Finding;
+use ipam_api::ip_objects::BlockObject;
+use ipam_api::store_name::{LEDGERS, ledger_name};
 use kube_support::api_error;
 use kube_support::client;
 
@@ -121,9 +121,8 @@ struct Answer {
 }
 
 fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
-    let shows = |pod: &&crate::ipam_api::cluster_snapshot::Holder| {
-        pod.addresses.iter().any(|(ip, ..)| *ip == address)
-    };
+    let shows =
+        |pod: &&ipam_api::cluster_snapshot::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
     let pods: Vec<String> =
         census.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
     let mut answers = Vec::new();

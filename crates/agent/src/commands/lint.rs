@@ -5,6 +5,7 @@
 //! Rules: every file is looked at, whatever is wrong with the others; the exit code is 1 if an error is left;
 //! `--fix` changes only what has one right form, and says what it changed.
 
+mod explanation;
 mod report;
 mod rewrite;
 
@@ -12,8 +13,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use manifest::Manifest;
-use manifest::lint::{self, Edit, Finding, Knowledge, Severity};
+use manifest::lint::{self, Edit, Finding, Knowledge};
 use npwg::refusal::Fault;
+use npwg::rule::{Rule, Severity};
 use serde::Serialize;
 
 use crate::input_files;
@@ -32,19 +34,24 @@ Example:
   weft lint examples/
   weft lint --fix network.yaml
   helm template . | weft lint -
+  weft lint --explain invalid-mac
 
 lint validates NetworkAttachmentDefinitions, the network annotations of pods and of pod templates (.yaml, .yml,
-.json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule that is violated.
+.json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule that is violated;
+docs/lint.md describes all rules.
 error: the configuration will be refused; warning: it probably does not do what was intended; note: information.
 
 {EXIT_CODES} A finding of severity error is a failure."))]
 pub(crate) struct Arguments {
     /// Files or directories (without subdirectories); - for stdin
-    #[arg(value_name = "FILE|DIR", required = true)]
+    #[arg(value_name = "FILE|DIR", required_unless_present = "explain")]
     paths: Vec<PathBuf>,
     /// Correct the files where there is exactly one correct form
     #[arg(long)]
     fix: bool,
+    /// Rule to explain with a wrong and a right example, instead of reading files
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix"])]
+    explain: Option<Rule>,
     #[command(flatten)]
     output: Output,
 }
@@ -78,7 +85,10 @@ struct Fixed {
 
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { paths, fix, output } = arguments;
+    let Arguments { paths, fix, explain, output } = arguments;
+    if let Some(rule) = explain {
+        return explanation::print(*rule, output.format);
+    }
     let mut report = Report::default();
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
     for mut file in input_files::read(&paths.iter().map(stdin).collect::<Vec<_>>())? {

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use tonic::{Code, Status};
 
-use crate::cri::network_api::PROXY_SOCKET;
-use crate::cri::network_api::network_client::{Client, InUse};
-use crate::cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::table;
 use cli_support::terminal::plain;
+use cri::network_api::PROXY_SOCKET;
+use cri::network_api::network_client::{Client, InUse};
+use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 
 /// What `weft network` is told.
 #[derive(Debug, Args)]

@@ -306,8 +306,12 @@ impl Lister {
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()
             };
-            let told =
-                events::Told::new(EventType::Warning, "NetworkAddressesRefused", "ListAddresses", &why);
+            let told = events::Told::new(
+                EventType::Warning,
+                events::EventReason::NetworkAddressesRefused,
+                "ListAddresses",
+                &why,
+            );
             let _ = timeout(WRITE_MAX, told.publish(&self.recorder, &about)).await;
         }
     }

@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use tonic::Status;
 use tracing::debug;
 
-use crate::cri::unix_service::with_sources;
+use cri::unix_service::with_sources;
 
 /// Why a body ended early.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;

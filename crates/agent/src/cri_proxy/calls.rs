@@ -23,11 +23,6 @@ use tracing::debug;
 use super::backend::{Backend, Body, Cause};
 use super::networks::InUse;
 use super::{relay, sandbox};
-use crate::cri::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
-use crate::cri::network_api::{
-    Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest,
-};
-use crate::cri::wire;
 use crate::cri_proxy::body_rewriting::{Edit, edited, framed};
 use crate::cri_proxy::network_condition::Conditions;
 use crate::cri_proxy::reply_rewriting;
@@ -36,6 +31,9 @@ use crate::cri_proxy::request_networks;
 use crate::cri_proxy::request_networks::ATTACHMENTS;
 use crate::cri_proxy::unary_message::{Gatherer, decode, reply as answer};
 use crate::node_support::journal_reader::Journal;
+use cri::messages::{CONFIG, CONFIG_ANNOTATIONS, RunPodSandboxRequest};
+use cri::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET, SetReply, SetRequest};
+use cri::wire;
 
 /// Longest message of a refusal, in characters; each may be three bytes, and a byte three of a header.
 const MESSAGE_MAX: usize = 1024;

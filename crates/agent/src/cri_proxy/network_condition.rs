@@ -25,13 +25,13 @@ use tonic::Status;
 use super::fallback::OnDisk;
 use super::networks::{Networks, blocking};
 use super::plugins;
-use crate::cri::network_api;
-use crate::cri::network_api::validation::Checked;
-use crate::cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
 use crate::cri_proxy::network_store::Stored;
 use crate::cri_proxy::plugin_answers::{Answers, PARALLEL};
 use crate::node_support::plan_metadata;
 use crate::node_support::sandboxes::Sandboxes;
+use cri::network_api;
+use cri::network_api::validation::Checked;
+use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
 
 /// Most networks that are told of where none is ready.
 const FAULTS_MAX: usize = 8;

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::error;
 
-use crate::cri::network_api::validation;
-use crate::cri::network_api::validation::Checked;
-use crate::cri::network_api::{Name, NetworkConfig};
 use cli_support::failure::Failure;
 use cli_support::privilege;
+use cri::network_api::validation;
+use cri::network_api::validation::Checked;
+use cri::network_api::{Name, NetworkConfig};
 
 /// The form of file this release writes; a newer one is not read.
 const VERSION: u32 = 1;

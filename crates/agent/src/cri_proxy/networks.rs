@@ -22,14 +22,14 @@ use tracing::{info, warn};
 
 use super::fallback::{Fallback, OnDisk};
 use super::plugins::Plugins;
-use crate::cri::network_api::validation;
-use crate::cri::network_api::validation::{Checked, fault};
-use crate::cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 use crate::cri_proxy::network_store::{Found, Store, Stored};
 use crate::node_support::journal_reader::{Journal, Row};
 use crate::node_support::plan_metadata;
 use cli_support::background::aside;
 use cli_support::failure::Failure;
+use cri::network_api::validation;
+use cri::network_api::validation::{Checked, fault};
+use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 
 /// Most networks.
 const NETWORKS_MAX: usize = 10_000;

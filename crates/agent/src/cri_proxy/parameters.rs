@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use tonic::Status;
 
 use super::networks::Usable;
-use crate::cri::network_api::validation::fault;
+use cri::network_api::validation::fault;
 
 /// Largest parameters of a sandbox, in bytes.
 pub(crate) const BYTES_MAX: usize = 64 << 10;

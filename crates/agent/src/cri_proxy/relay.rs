@@ -14,7 +14,7 @@ use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 
 use super::backend::{Body, Cause};
-use crate::cri::unix_service::with_sources;
+use cri::unix_service::with_sources;
 
 /// A body as it is.
 pub(crate) fn untouched(body: Incoming) -> Body {

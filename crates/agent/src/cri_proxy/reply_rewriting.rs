@@ -14,10 +14,10 @@ use prost::Message;
 use rpc::journal::Entry;
 use serde_json::Value;
 
-use crate::cri::messages::{Condition, PodIp, PodSandboxStatus};
-use crate::cri::wire;
 use crate::cri_proxy::request_networks::{ATTACHMENTS, Attachment, PRIMARY};
 use crate::node_support::journal_reader::Journal;
+use cri::messages::{Condition, PodIp, PodSandboxStatus};
+use cri::wire;
 
 /// `PodSandboxStatusResponse.status`.
 const STATUS: u32 = 1;

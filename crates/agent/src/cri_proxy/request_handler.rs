@@ -26,8 +26,6 @@ use tokio::net::UnixStream;
 
 use super::networks::{Networks, Usable};
 use super::runtime_network;
-use crate::cri::network_api::Name;
-use crate::cri::network_api::validation::IP_RANGES;
 use crate::cri_proxy::network_condition;
 use crate::cri_proxy::request_networks::{ATTACHMENTS, Attachment};
 use crate::node_support::agent_server::Oracle;
@@ -35,6 +33,8 @@ use crate::node_support::metrics::Metrics;
 use crate::node_support::plan_metadata;
 use crate::node_support::plan_metadata::Note;
 use crate::node_support::sandbox_gc::Overseer;
+use cri::network_api::Name;
+use cri::network_api::validation::IP_RANGES;
 
 /// The namespace of the definitions that stand for a sandbox's networks while a plan is made.
 const STAND_IN: &str = "networks";
@@ -224,7 +224,7 @@ fn give_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
 fn give(delegate: &mut Delegate, wanted: Wanted) -> Result<(), Error> {
     let Wanted { interface: _, usable, parameters, unasked } = wanted;
     give_ranges(delegate, &usable)?;
-    if !unasked || usable.label != crate::cri::network_api::FALLBACK {
+    if !unasked || usable.label != cri::network_api::FALLBACK {
         delegate.network = usable.label;
     }
     for (capability, value) in parameters {

@@ -16,9 +16,9 @@ use tonic::Status;
 
 use super::networks::Networks;
 use super::parameters;
-use crate::cri::messages::PodSandboxConfig;
-use crate::cri::network_api::validation::fault;
-use crate::cri::network_api::{FALLBACK, Name, SandboxNetwork, conflist};
+use cri::messages::PodSandboxConfig;
+use cri::network_api::validation::fault;
+use cri::network_api::{FALLBACK, Name, SandboxNetwork, conflist};
 
 /// By this annotation a client asks that cannot send the field.
 pub(crate) const NETWORKS: &str = "weft.dev/networks";

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::cri::messages::StatusRequest;
-use crate::cri::runtime_status::{Known, STATUS, known, of_lists};
-use crate::cri::unix_service;
 use cli_support::failure::Failure;
+use cri::messages::StatusRequest;
+use cri::runtime_status::{Known, STATUS, known, of_lists};
+use cri::unix_service;
 
 /// Its name: it sorts before others, for a runtime takes the first.
 const FILE: &str = "00-weft.conflist";

@@ -18,10 +18,10 @@ use tracing::{info, warn};
 
 use super::backend::{Backend, Body, Cause};
 use super::relay::{self, Relayed};
-use crate::cri::messages::PodSandboxId;
-use crate::cri::unix_service::with_sources;
 use crate::cri_proxy::body_rewriting::{MESSAGE_MAX, PREFIX, framed};
 use crate::node_support::journal_reader::Journal;
+use cri::messages::PodSandboxId;
+use cri::unix_service::with_sources;
 
 /// The answer as it came, if the journal knows the sandbox; `service` is the path of the runtime's methods, `directory`
 /// where it has to find our list.

@@ -15,7 +15,6 @@ use tracing::{info, warn};
 
 use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
-use crate::cri::runtime_sandboxes::RuntimeSandboxes;
 use crate::node_agent::block_provider::Supplier;
 use crate::node_agent::hot_plug::Changes;
 use crate::node_support::agent_server::Oracle;
@@ -25,6 +24,7 @@ use crate::node_support::sandbox_gc::Overseer;
 use crate::node_support::sandboxes::Sandboxes;
 use crate::node_support::traces::Traces;
 use cli_support::activity::{Busy, Call};
+use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::Told;
 use kube_support::kuryr::Place;
 

@@ -33,18 +33,18 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::{Cluster, LOOKS, of_node};
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_claim::Claim;
-use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
-use crate::ipam_api::pool_lookup;
-use crate::ipam_api::pool_lookup::{Pool, Unusable};
-use crate::ipam_api::store_name::{elsewhere, placed};
 use crate::node_support::client_probe::Asker;
 use crate::node_support::metrics::Metrics;
+use ipam_api::api_registry::{Cluster, LOOKS, of_node};
+use ipam_api::clock::now;
+use ipam_api::ip_claim::Claim;
+use ipam_api::ip_objects::BlockObject;
+use ipam_api::owned_block::Owned;
+use ipam_api::pool_lookup;
+use ipam_api::pool_lookup::{Pool, Unusable};
+use ipam_api::store_name::{elsewhere, placed};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
-use kube_support::resources::Reduced;
 
 /// How long the watch of our blocks is waited for.
 const SYNC_MAX: Duration = Duration::from_secs(5);
@@ -64,34 +64,11 @@ pub(crate) struct Supplier {
     shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
 }
 
-/// A block of this node, and its pool.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Owned {
-    /// The pool's name.
-    pub(crate) pool: String,
-    /// The block, or the single address.
-    pub(crate) object: IpBlock,
-    /// Is it asked whether this node is still there?
-    pub(crate) is_doubted: bool,
-    /// Has somebody deleted it, who waits until it is nobody's?
-    pub(crate) is_deleted: bool,
-}
-
 /// What there is for one ledger.
 #[derive(Default)]
 struct Shelf {
     pool: Option<(Instant, Pool)>,
     ready: Vec<(Instant, IpBlock)>,
-}
-
-impl Reduced for BlockObject {
-    type Form = Option<Owned>;
-
-    fn reduce(self) -> Option<Owned> {
-        let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
-        let is_deleted = self.is_deleted();
-        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
-    }
 }
 
 impl Supplier {

@@ -18,9 +18,9 @@ use tokio::time::{sleep, timeout};
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::cri::network_api::network_client::{Client, InUse};
-use crate::cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use crate::node_agent::agent_state::Brain;
+use cri::network_api::network_client::{Client, InUse};
+use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 
 /// The uid of networks that come from definitions.
 const MARK: &str = "network-attachment-definition";
@@ -167,7 +167,7 @@ fn network(definition: &Definition) -> Result<NetworkConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::network_api::{CniConfig, NetworkStatus};
+    use cri::network_api::{CniConfig, NetworkStatus};
 
     fn config(uid: &str, version: &str, generation: u32) -> NetworkConfig {
         let metadata =

@@ -14,8 +14,8 @@ use npwg::device::{Device, Devices};
 use prost::Message;
 
 use super::resource_claims::Allocated;
-use crate::cri::unix_service;
-use crate::cri::wire;
+use cri::unix_service;
+use cri::wire;
 
 /// Where the kubelet tells which devices a pod has.
 pub(crate) const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";

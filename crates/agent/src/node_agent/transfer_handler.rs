@@ -19,14 +19,14 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::{Cluster, asked_of};
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
-use crate::ipam_api::store_name::elsewhere;
 use crate::node_agent::agent_state::Brain;
-use crate::node_agent::block_provider::Owned;
 use crate::node_support::weft_cni::Hands;
 use cli_support::background::aside;
+use ipam_api::api_registry::{Cluster, asked_of};
+use ipam_api::clock::now;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::owned_block::Owned;
+use ipam_api::store_name::elsewhere;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
 
@@ -69,10 +69,10 @@ impl Giver {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
             Ok(TransferOutcome::Transferred) => {
-                info!(pool = owned.pool, %address, "given up for another node")
+                info!(pool = owned.pool, %address, "given up for another node");
             }
             Ok(TransferOutcome::Refused) => {
-                info!(pool = owned.pool, %address, "asked for by another node, and held")
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,

@@ -11,7 +11,7 @@ use npwg::plan::{Plan, Role};
 use rpc::journal::{Entry, State};
 use serde::{Deserialize, Serialize};
 
-use crate::cri::network_api::FALLBACK;
+use cri::network_api::FALLBACK;
 
 /// Its keys in [`Plan::note`].
 const RUNTIME: &str = "runtime";

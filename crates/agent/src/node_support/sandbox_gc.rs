@@ -21,7 +21,7 @@ use rpc::exchange::{Certainty, Order};
 use rpc::journal::Entry;
 
 use super::sandboxes::Sandboxes;
-use crate::cri::runtime_sandboxes::{RuntimeSandboxes, Sight};
+use cri::runtime_sandboxes::{RuntimeSandboxes, Sight};
 
 /// How soon an order is repeated first, and at most.
 const REPEAT_MIN: Duration = Duration::from_secs(10);

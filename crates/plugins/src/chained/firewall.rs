@@ -30,6 +30,10 @@ use self::settings::{Backend, Place, Settings, container_addresses, expect_inter
 pub struct Firewall;
 
 const NAME: &str = "firewall";
+/// The table of iptables with its rules.
+pub const TABLE: &str = "filter";
+/// The chain of containers in it.
+pub const PRIVATE: &str = "CNI-FORWARD";
 
 // === impl Plugin ===
 

@@ -1,7 +1,6 @@
-//! `weft-cni import-entry`: takes over a sandbox that another meta-plugin attached, as an entry of the journal on stdin.
+//! `weft-cni import-entry`: writes the journal entry of a sandbox that another meta-plugin attached.
 //!
-//! Rules: only the hands write the journal, and under the sandbox's lock; an entry that is there is never replaced,
-//! whatever it holds; who makes the entry has read its configurations as DEL will.
+//! The entry comes on stdin. An existing entry is never replaced, whatever it holds (`docs/design/journal.md`).
 
 use std::io::Read;
 use std::path::Path;

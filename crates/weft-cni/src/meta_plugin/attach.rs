@@ -1,12 +1,11 @@
-//! Carrying out a plan: one network after the other, each result recorded as it comes.
+//! ADD of a planned sandbox: one network after the other, each result recorded as it comes.
 //!
-//! Rules:
-//! - the entry is on the disk before the first effect;
-//! - the first failure ends it: nothing later is attempted, what was attempted is taken down, last first,
-//!   and only what could not be taken down stays in the journal for the next DEL;
-//! - what a pod asked for is looked for in the result; a result is never invented.
+//! - The entry is on the disk before the first effect (`docs/design/journal.md`).
+//! - The first failure ends the ADD: what was attempted is taken down, last first, and what cannot be taken down stays in
+//!   the journal for the next DEL.
+//! - What a pod requests is verified in the result.
 //!
-//! Source: the standard 6.2, 7.1–7.3 (NPWG1-7.2-1…3); SPEC 1.1.0 §3 "Add".
+//! Source: the multi-network specification 6.2, 7.1–7.3; CNI 1.1.0 §3 "Add".
 
 use std::path::Path;
 use std::time::Instant;

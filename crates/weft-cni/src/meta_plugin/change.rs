@@ -1,15 +1,9 @@
-//! Changing the networks of a sandbox that runs: what goes is detached, what comes is attached.
+//! Hot-plug: changes the networks of a running sandbox to those of a new plan.
 //!
-//! Rules:
-//! - what is to be done stands in the journal before it is done, so a DEL at any moment finds everything, and the
-//!   same order given again goes on where this one was killed;
-//! - what stays is not touched;
-//! - each network is on its own: one that cannot be attached is taken back and holds up none of the others, one that
-//!   cannot be detached stays in the journal for the next order, or the DEL;
-//! - an order begins nothing more once it has taken as long as one delegate may: a pod with many slow networks does not keep
-//!   the others of the node from theirs. What is left is for the next order.
-//!
-//! Source: what is to be done is decided by [`rpc::change`].
+//! - [`rpc::change`] decides what is done. The change is in the journal before it begins, so that a DEL finds everything and
+//!   the same change can continue after a crash (`docs/design/journal.md`).
+//! - What stays is not touched, and a failure of one network does not hold up the others.
+//! - A change begins nothing more after the time that one delegate may take; the rest is put off.
 
 use std::time::{Duration, Instant};
 

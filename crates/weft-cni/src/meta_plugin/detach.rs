@@ -1,13 +1,11 @@
-//! Taking a sandbox down: from the journal alone, last network first.
+//! DEL of a sandbox: from the journal alone, last network first.
 //!
-//! Rules:
-//! - a namespace that is another one by now than the sandbox's is not entered: [`namespace`];
-//! - every attachment that may have been begun is taken down, also the one whose ADD failed;
-//! - a failure stops none of the others; it is kept, and what is left is tried again by the next DEL;
-//! - the kernel's grace period for removing interfaces is paid once for the sandbox: links that our
-//!   own plugins made are removed together first, and their DEL finds nothing left to remove.
+//! - Every attachment that may have been begun is taken down. A failure does not stop the others; what is left stays in
+//!   the entry for the next DEL (`docs/design/journal.md`).
+//! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
+//! - Links of built-in plugins are removed with one request first, so that the grace period of the kernel passes once.
 //!
-//! Source: the standard 7.2 (NPWG1-7.2-3…5); SPEC 1.1.0 §3 "Delete".
+//! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use cni::invocation::Attachment;
 
-use super::store::{OWNERS, RECORD};
+use super::owners::{OWNERS, RECORD};
 
 /// The file's name.
 const RELEASED: &str = "released";

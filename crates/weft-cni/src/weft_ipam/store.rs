@@ -30,14 +30,11 @@ use linux::boot_id;
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
+use super::owners::{OWNERS, RECORD};
 use super::{released, rounds};
 
-/// Length of an owner's record.
-pub(super) const RECORD: usize = 1024;
 /// The ledger's file.
 const LEDGER: &str = "ledger";
-/// The file with these records.
-pub(super) const OWNERS: &str = "owners";
 /// Most addresses of one attachment that are looked for when its configuration is not at hand.
 pub(super) const SETS_MAX: usize = 16;
 

@@ -6,11 +6,11 @@ use rpc::journal::Entry;
 use tonic::{Code, Status};
 
 use super::Finding;
-use crate::cri::network_api::network_client::Client;
-use crate::cri::network_api::{FALLBACK, Name, Network};
-use crate::cri::runtime_status::Known;
 use crate::cri_proxy::runtime_network;
 use cli_support::failure::Failure;
+use cri::network_api::network_client::Client;
+use cri::network_api::{FALLBACK, Name, Network};
+use cri::runtime_status::Known;
 
 /// Where the runtime's lists are, by the usual configurations.
 const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];

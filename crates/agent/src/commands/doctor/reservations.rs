@@ -18,9 +18,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Finding;
-use crate::ipam_api::clock::now;
 use crate::node_support::address_store;
 use crate::node_support::address_store::Held;
+use ipam_api::clock::now;
 
 /// Where they are.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";

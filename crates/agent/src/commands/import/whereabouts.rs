@@ -29,14 +29,14 @@ use rpc::exchange::addresses::PoolReference;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::pool_lookup;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::table;
+use ipam_api::api_registry::Cluster;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::pool_lookup;
 use kube_support::api_error;
 use kube_support::client;
 use kube_support::resources::Key;

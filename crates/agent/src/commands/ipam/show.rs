@@ -12,15 +12,15 @@ use ipam::{BlockState, Clock, IpBlock};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::ip_objects::{PoolObject, PoolStatus};
-use crate::ipam_api::store_name::ledger_name;
 use crate::node_support::address_store;
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::ip_objects::{PoolObject, PoolStatus};
+use ipam_api::store_name::ledger_name;
 
 /// Cells of a bar.
 const BAR: usize = 20;

@@ -6,8 +6,9 @@ use std::fmt::Write;
 use std::io::{self, IsTerminal};
 
 use manifest::Position;
-use manifest::lint::{Finding, Severity};
+use manifest::lint::Finding;
 use npwg::refusal::Fault;
+use npwg::rule::Severity;
 
 use super::{Fixed, Located, Report};
 use cli_support::terminal::plain;
@@ -69,6 +70,9 @@ pub(super) fn render(report: &Report, colours: Colours) -> String {
     if curable > 0 {
         let _ = writeln!(text, "weft lint --fix writes the corrected form of {curable} of them");
     }
+    if !findings.is_empty() {
+        text.push_str("weft lint --explain RULE explains the rule in brackets; docs/lint.md has all rules\n");
+    }
     text
 }
 
@@ -76,7 +80,7 @@ fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) 
     let Finding { severity, position: Position { line, column }, fault, corrected, fix: _ } = finding;
     let place = colours.paint("1", &format!("{}:{line}:{column}:", plain(path)));
     let severity = colours.severity(*severity);
-    let _ = writeln!(text, "{place} {severity}: {} [{}]", sentence(fault), plain(&fault.requirement));
+    let _ = writeln!(text, "{place} {severity}: {} [{}]", sentence(fault), fault.rule);
     if !fault.cure.is_empty() {
         let _ = writeln!(text, "    {}", plain(&fault.cure));
     }
@@ -122,7 +126,7 @@ spec:
         let text = render(&report(AS_MAP), Colours::Off);
         let expected =
             "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a text; \
-                        the API server refuses the object [NPWG1-3.1-2]
+                        the API server refuses the object [config-not-a-string]
     write \"config: |\" and the JSON on indented lines below it
     the object as it should read:
     | apiVersion: k8s.cni.cncf.io/v1
@@ -133,6 +137,7 @@ spec:
     |     {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}
 1 file: 1 error
 weft lint --fix writes the corrected form of 1 of them
+weft lint --explain RULE explains the rule in brackets; docs/lint.md has all rules
 ";
         assert_eq!(text, expected);
     }

@@ -11,8 +11,8 @@ use cni::object::DOCUMENT_MAX;
 
 use serde_json::Value;
 
-use crate::cri::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
 use cli_support::failure::{Exit, Failure};
+use cri::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
 
 /// The name of stdin.
 const STDIN: &str = "-";

@@ -18,10 +18,10 @@ use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot::Census;
-use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot::Census;
+use ipam_api::ip_objects::{BlockObject, NOTICE};
 use kube_support::api_error;
 use kube_support::resources::{NodeObject, PodObject};
 

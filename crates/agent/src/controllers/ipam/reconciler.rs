@@ -28,13 +28,13 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::controllers::ipam::gone_nodes::Dead;
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::cluster_snapshot;
-use crate::ipam_api::cluster_snapshot::{Census, Followed};
-use crate::ipam_api::findings::Finding;
-use crate::ipam_api::ip_claim::OF_CLAIM;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot;
+use ipam_api::cluster_snapshot::{Census, Followed};
+use ipam_api::findings::Finding;
+use ipam_api::ip_claim::OF_CLAIM;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
 use kube_support::events::told_apart;
 use kube_support::lookup::ask;
@@ -89,7 +89,7 @@ impl Keeper {
         let recorder = Recorder::new(client.clone(), reporter);
         let (told, requests) = (BTreeSet::new(), Counter::default());
         let dead = Dead::new(client.clone(), grace, requests.clone());
-        let followed = Followed::new();
+        let followed = Followed::default();
         Keeper { client, recorder, identity, dead, retention, followed, told, requests }
     }
 

@@ -30,6 +30,7 @@ use crate::controllers::neutron::port_pool::backoff::Rests;
 use crate::controllers::neutron::port_pool::{Key, Pools, User};
 use crate::controllers::neutron::port_request::Wish;
 use crate::controllers::neutron::port_rules::{Driver, Rules};
+use kube_support::events::EventReason;
 
 /// The beginning of the tag that says which interface of its pod a port is.
 const ATTACHMENT: &str = "weft-attachment=";
@@ -67,7 +68,7 @@ struct Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
     /// For an Event.
-    pub(crate) reason: &'static str,
+    pub(crate) reason: EventReason,
     /// For people.
     pub(crate) why: String,
     /// Is it worth being tried again as it is?
@@ -77,10 +78,10 @@ pub(crate) struct Trouble {
 impl From<Error> for Trouble {
     fn from(error: Error) -> Trouble {
         let reason = match () {
-            () if error.is_over_quota() => "NeutronQuota",
+            () if error.is_over_quota() => EventReason::NeutronQuota,
             // Or what stands before it has nobody to ask.
-            () if matches!(error.status(), None | Some(502..=504)) => "NeutronUnreachable",
-            () => "NeutronRefused",
+            () if matches!(error.status(), None | Some(502..=504)) => EventReason::NeutronUnreachable,
+            () => EventReason::NeutronRefused,
         };
         let mut why = error.to_string();
         if error.kind() == "AllowedAddressPairExhausted" {
@@ -92,7 +93,7 @@ impl From<Error> for Trouble {
 }
 
 impl Trouble {
-    pub(crate) fn new(reason: &'static str, why: impl Into<String>) -> Trouble {
+    pub(crate) fn new(reason: EventReason, why: impl Into<String>) -> Trouble {
         Trouble { reason, why: why.into(), passes: false }
     }
 }
@@ -147,7 +148,7 @@ impl Allocator {
             let how = self.plugging(node.as_ref(), wish, &port).await;
             let vif = how.and_then(|how| {
                 Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
-                    reason: "PortNotBound",
+                    reason: EventReason::PortNotBound,
                     why: format!(
                         "port {} is bound as {binding:?} on host {:?}: is there an agent of Neutron under that name?",
                         port.id, port.host_id
@@ -210,7 +211,10 @@ impl Allocator {
         if let Some(node) = node.filter(|_| wish.driver == Driver::NestedMacvlan) {
             new.tags.push(format!("{NODE}{}", node.id));
         }
-        self.create(vec![new]).await?.pop().ok_or_else(|| Trouble::new("NeutronRefused", "no port came back"))
+        self.create(vec![new])
+            .await?
+            .pop()
+            .ok_or_else(|| Trouble::new(EventReason::NeutronRefused, "no port came back"))
     }
 
     /// Makes ports for a pool; those that cannot be bound are removed at once, and are trouble if there are no others.
@@ -296,7 +300,13 @@ impl Allocator {
             match self.fill_up(&key, count).await {
                 Ok(()) => rests.filled(&key),
                 Err(Trouble { reason, why, .. }) => {
-                    warn!(reason, why, host = key.host, subnet = key.subnet, "a pool cannot be filled");
+                    warn!(
+                        reason = reason.as_str(),
+                        why,
+                        host = key.host,
+                        subnet = key.subnet,
+                        "a pool cannot be filled"
+                    );
                     rests.failed(&key, Instant::now());
                 }
             }
@@ -359,12 +369,12 @@ impl Allocator {
         }
         let Some(host) = subject.host else {
             let why = format!("driverType {}: the node's address is not known yet", wish.driver);
-            return Err(Trouble { reason: "NodeUnknown", why, passes: true });
+            return Err(Trouble { reason: EventReason::NodeUnknown, why, passes: true });
         };
         let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await?;
         if wish.driver == Driver::NestedVlan && node.trunk_details.is_none() {
             let why = format!("driverType nested-vlan: the node's port {} is no trunk's parent", node.id);
-            return Err(Trouble::new("NodeNotTrunk", why));
+            return Err(Trouble::new(EventReason::NodeNotTrunk, why));
         }
         Ok(Some(node))
     }
@@ -494,7 +504,7 @@ pub(crate) fn owner(port: &Port) -> &str {
 
 fn not_bound(port: &Port) -> Trouble {
     let why = format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
-    Trouble { reason: "PortNotBound", why, passes: true }
+    Trouble { reason: EventReason::PortNotBound, why, passes: true }
 }
 
 /// Is it one that we make, or Kuryr did? Neutron takes the owner off what is taken out of a trunk.

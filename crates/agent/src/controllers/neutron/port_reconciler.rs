@@ -42,7 +42,7 @@ use crate::controllers::neutron::port_allocator::Allocator;
 use crate::controllers::neutron::port_pool::backoff::Rests;
 use crate::controllers::neutron::port_request::Wish;
 use kube_support::cache::{Cache, follow};
-use kube_support::events::Events;
+use kube_support::events::{EventReason, Events};
 use kube_support::health::Told;
 use kube_support::kuryr::Place;
 use kube_support::resources::DefinitionObject;
@@ -294,7 +294,7 @@ impl Desk {
             Ok(None) => return,
             Err(why) => {
                 // It stays as it is: somebody may need it.
-                self.events.troubled(pod, "VifUnreadable", &why);
+                self.events.troubled(pod, EventReason::VifUnreadable, &why);
                 cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Left));
                 return;
             }

@@ -10,8 +10,8 @@ use super::*;
 fn config(uid: &str, generation: u32, kind: &str) -> NetworkConfig {
     let metadata =
         NetworkMetadata { name: "n".into(), namespace: String::new(), uid: uid.into(), generation };
-    let plugin = crate::cri::network_api::CniPlugin { r#type: kind.into(), ..Default::default() };
-    let cni = crate::cri::network_api::CniConfig { plugins: vec![plugin], ..Default::default() };
+    let plugin = cri::network_api::CniPlugin { r#type: kind.into(), ..Default::default() };
+    let cni = cri::network_api::CniConfig { plugins: vec![plugin], ..Default::default() };
     NetworkConfig { metadata: Some(metadata), cniv1_config: Some(cni), ..Default::default() }
 }
 

@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::{Done, Leases};
-use crate::ipam_api::api_registry::Cluster;
-use crate::ipam_api::clock::now;
-use crate::ipam_api::ip_objects::PoolObject;
-use crate::node_agent::block_provider::Owned;
 use crate::node_support::address_store;
+use ipam_api::api_registry::Cluster;
+use ipam_api::clock::now;
+use ipam_api::ip_objects::PoolObject;
+use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::lookup::ASK_MAX;
 

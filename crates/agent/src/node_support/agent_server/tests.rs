@@ -184,7 +184,7 @@ async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_gi
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Asks whoever asks for addresses whether he is there.
+/// Handler that probes the client of every request.
 struct Asking;
 
 impl Oracle for Asking {
@@ -207,7 +207,7 @@ impl Oracle for Asking {
 }
 
 #[tokio::test]
-async fn who_is_asked_whether_he_is_there_is_if_he_says_so() {
+async fn liveness_probe_is_answered_by_a_connected_client() {
     let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
     let socket = Socket::bind(&path).unwrap();
     tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));

@@ -19,13 +19,10 @@ use ipnet::IpNet;
 use plugin_support::owner_tag::{COMMENT_MAX, Mark};
 
 use super::settings::{Place, Policy};
+use super::{PRIVATE, TABLE};
 use crate::entries;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
-/// The table of all of it.
-pub const TABLE: &str = "filter";
-/// The chain of containers.
-pub const PRIVATE: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 

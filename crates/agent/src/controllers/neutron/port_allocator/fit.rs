@@ -13,6 +13,7 @@ use super::{Allocator, NODE, POD, SUBPORT, Trouble, marks};
 use crate::controllers::neutron::pod_subject::Subject;
 use crate::controllers::neutron::port_request::Wish;
 use crate::controllers::neutron::port_rules::Driver;
+use kube_support::events::EventReason;
 
 impl Allocator {
     /// Gives up what a pod has and does not wish for any more.
@@ -37,7 +38,7 @@ impl Allocator {
                     "{name}: port {} is written, and what the pod wishes for has changed since: create the pod anew",
                     vif.id
                 );
-                return Err(Trouble::new("NetworkRefused", why));
+                return Err(Trouble::new(EventReason::NetworkRefused, why));
             }
             self.release(&subject.pod.uid, &vif, subject.host, &[].into()).await?;
             state.remove(&name);

@@ -20,6 +20,7 @@ use crate::controllers::neutron::port_request;
 use crate::controllers::neutron::port_request::Wish;
 use crate::controllers::neutron::vif_writer;
 use crate::controllers::neutron::vif_writer::Unwritten;
+use kube_support::events::EventReason;
 use kube_support::kuryr::Place;
 use kube_support::resources::Key;
 
@@ -68,7 +69,7 @@ impl Desk {
                     warn!(
                         pod = subject.pod.name,
                         namespace = subject.pod.namespace,
-                        reason = trouble.reason,
+                        reason = trouble.reason.as_str(),
                         "{}",
                         trouble.why
                     );
@@ -132,8 +133,11 @@ impl Desk {
         let adopts = self.place == Place::Kuryrport && case.state.is_empty();
         if adopts || unsure {
             let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
-            let read =
-                read.map_err(|unread| Trouble { reason: "VifUnreadable", why: unread.into(), passes: true })?;
+            let read = read.map_err(|unread| Trouble {
+                reason: EventReason::VifUnreadable,
+                why: unread.into(),
+                passes: true,
+            })?;
             // What could not be written may have been, and only the answer was lost.
             if let Some(state) = read {
                 if adopts {
@@ -166,7 +170,9 @@ impl Desk {
                 Ok(Tried::Done)
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
-            Err(Unwritten::Failed(why)) => Err(Trouble { reason: "VifNotWritten", why, passes: true }),
+            Err(Unwritten::Failed(why)) => {
+                Err(Trouble { reason: EventReason::VifNotWritten, why, passes: true })
+            }
         }
     }
 
@@ -176,7 +182,7 @@ impl Desk {
         let looked = self.looked(&subject);
         let Wishes { wishes, ignored } = self.wishes(&subject)?;
         for why in ignored.iter().filter(|why| !case.ignored.contains(why)) {
-            self.events.troubled(&subject.pod, "AnnotationIgnored", why);
+            self.events.troubled(&subject.pod, EventReason::AnnotationIgnored, why);
         }
         (case.wishes, case.looked, case.ignored) = (Some(wishes.clone()), Some(looked), ignored);
         Ok(wishes)
@@ -198,7 +204,7 @@ impl Desk {
 
     pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
         let rules = &self.allocator.rules;
-        let refused = |why: String| Trouble::new("NetworkRefused", why);
+        let refused = |why: String| Trouble::new(EventReason::NetworkRefused, why);
         let selected = port_request::selected(&subject.pod, rules).map_err(refused)?;
         let mut definitions = BTreeMap::new();
         for network in selected.networks() {
@@ -208,7 +214,7 @@ impl Desk {
                 // Whether it is there is not known yet.
                 (None, Some(waited)) => {
                     let why = format!("{network}: waiting for {waited}");
-                    return Err(Trouble { reason: "NetworkRefused", why, passes: true });
+                    return Err(Trouble { reason: EventReason::NetworkRefused, why, passes: true });
                 }
                 (None, None) => {}
             }
