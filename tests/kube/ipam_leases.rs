@@ -275,7 +275,7 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
     assert_eq!(given(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
 }
 
-/// A hand takes away what keeps an object as well; and an earlier release did not write that down.
+/// Covers the manual deletion of an object and the manual removal of its finalizer.
 #[test]
 fn what_keeps_an_address_is_known_on_its_node_though_its_object_is_gone_and_written_where_it_was_not() {
     let nodes = nodes!(2);

@@ -153,7 +153,7 @@ fn ask(socket: &str, question: &Question) -> Result<Vec<Order>, Error> {
         Answer::Refused(error) => Err(error.context(step())),
         // It would answer so at once, and again.
         Answer::Plan(_) => {
-            Err(Error::config("it gives no orders: it is of an older release")).context(step())
+            Err(Error::config("unexpected reply: a plan instead of tasks")).context(step())
         }
     }
 }

@@ -126,7 +126,7 @@ impl Drift {
         let mut seen = self.seen();
         let Some(known) = seen.get_mut(&outcome.container) else { return Heard::Same };
         let wrong: BTreeSet<IfName> = match (outcome.wrong.is_empty(), &outcome.error) {
-            // Hands that do not say which.
+            // The check failed before any attachment was checked.
             (true, Some(_)) => IfName::new("sandbox").into_iter().collect(),
             _ => outcome.wrong.iter().cloned().collect(),
         };

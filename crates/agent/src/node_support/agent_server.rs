@@ -200,7 +200,7 @@ impl<O: Oracle> Desk<O> {
         sent.map_err(|_| Error::io("reply", "nobody takes it"))?
             .map_err(|cause| Error::io("reply", cause))?;
         if planned {
-            // Older hands, and those that are killed, do not report.
+            // A process that is killed does not report.
             if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await {
                 self.oracle.metrics().inspect(|metrics| metrics.reported(&report));
                 trace.into_iter().for_each(|trace| trace.reported(&report));
