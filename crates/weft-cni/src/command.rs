@@ -21,7 +21,8 @@ use crate::inventory;
 use crate::meta_plugin::{adoption, tasks};
 use crate::weft_ipam::handover::{self, Said};
 
-const USAGE: &str = "\
+/// The text of `weft-cni --help`.
+pub(crate) const USAGE: &str = "\
 weft-cni: all weft CNI plugins and the meta-plugin in one binary. A container runtime runs it under the name of a plugin.
 
 Usage:
