@@ -38,13 +38,25 @@ impl Warden {
         let (rounds, failed) = (Counter::default(), Counter::default());
         let (reclaimed, ended) = (Counter::default(), Counter::default());
         let (pools, leased, findings) = (Gauge::default(), Gauge::default(), Gauge::default());
-        registry.register("rounds", "Times that everything was looked at", rounds.clone());
-        registry.register("failed_rounds", "Times that this failed", failed.clone());
-        registry.register("reclaimed", "Blocks taken back from nodes that are gone", reclaimed.clone());
-        registry.register("claims_ended", "Addresses that were kept for nobody", ended.clone());
-        registry.register("pools", "Pools", pools.clone());
-        registry.register("leased_blocks", "Blocks that nodes have", leased.clone());
-        registry.register("findings", "Things that are wrong: weft ipam check", findings.clone());
+        registry.register(
+            "reconciliations",
+            "Number of reconciliations of all pools and addresses",
+            rounds.clone(),
+        );
+        registry.register("reconciliation_failures", "Number of failed reconciliations", failed.clone());
+        registry.register(
+            "reclaimed_blocks",
+            "Number of blocks reclaimed from deleted nodes",
+            reclaimed.clone(),
+        );
+        registry.register(
+            "released_claims",
+            "Number of addresses released because their claim or sticky pod no longer exists",
+            ended.clone(),
+        );
+        registry.register("pools", "Number of pools", pools.clone());
+        registry.register("leased_blocks", "Number of blocks leased by nodes", leased.clone());
+        registry.register("findings", "Number of findings, as in weft ipam check", findings.clone());
         let keeper = Mutex::new(keeper);
         Warden { keeper, every, registry, rounds, failed, reclaimed, ended, pools, leased, findings }
     }

@@ -49,50 +49,50 @@ Example:
   weft controller --ipam
   weft controller --services
 
-In a cluster it runs as a Deployment of two (deploy/neutron, deploy/ipam, deploy/services) and needs no --kubeconfig.
+In a cluster the controllers run as Deployments with two replicas (deploy/neutron, deploy/ipam, deploy/services).
 
 {EXIT_CODES}"))]
 pub struct Arguments {
-    /// Make ports of OpenStack Networking for pods
+    /// Run the Neutron controller: create OpenStack ports for pods
     #[arg(long)]
     neutron: bool,
-    /// Keep pools of addresses in order
+    /// Run the IPAM controller: maintain IP pools and reclaim addresses
     #[arg(long)]
     ipam: bool,
-    /// List addresses of further networks for Services
+    /// Run the Services controller: publish addresses of additional networks in EndpointSlices
     #[arg(long)]
     services: bool,
-    /// How long a node must have been gone before others get its blocks of addresses, in seconds
+    /// Grace period after a node is deleted before its address blocks are reclaimed, in seconds (IPAM)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     node_grace: u64,
-    /// How long the address of a sticky pod is kept when there is no pod of its name, in hours
+    /// Retention of the address of a deleted sticky pod, in hours (IPAM)
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
     sticky_hours: u64,
-    /// How often all addresses are looked at, in seconds
+    /// Interval between reconciliations of all addresses, in seconds (IPAM)
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
-    interval: u64,
-    /// How ports are made, and in which cloud; without it OS_* variables say which cloud
+    ipam_interval: u64,
+    /// Path to the configuration of ports and cloud (Neutron; default: cloud from the OS_* variables)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The same from a kuryr.conf
+    /// Path to a kuryr.conf, instead of --config (Neutron)
     #[arg(long, value_name = "FILE")]
     kuryr_conf: Option<PathBuf>,
-    /// Where a pod's ports are written
-    #[arg(long, value_enum, default_value_t = kube_support::kuryr::Place::Annotation)]
+    /// Object to which the ports of a pod are written (Neutron)
+    #[arg(long, value_enum, value_name = "STORE", default_value_t = kube_support::kuryr::Place::Annotation)]
     vif_store: kube_support::kuryr::Place,
-    /// Credentials, where it is no pod of the cluster
+    /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the Lease that says which of several controllers works
+    /// Namespace of the Lease for leader election
     #[arg(long, env = "POD_NAMESPACE", default_value = "kube-system", value_name = "NAMESPACE")]
     lease_namespace: String,
-    /// Who this one is, in the Lease
+    /// Identity of this controller in the Lease (default: weft-PID)
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     identity: Option<String>,
-    /// How often all ports are compared with all pods, in seconds
+    /// Interval between reconciliations of all ports, in seconds (Neutron)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
-    reconcile: u64,
-    /// Where /metrics, /healthz and /readyz are
+    neutron_interval: u64,
+    /// Address of the HTTP server for /metrics, /healthz and /readyz
     #[arg(long, default_value = "127.0.0.1:9465", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
     #[command(flatten)]
@@ -125,7 +125,7 @@ impl Arguments {
             ::neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let allocator = Arc::new(Allocator::new(neutron, settings.rules));
-        let every = Duration::from_secs(self.reconcile.max(1));
+        let every = Duration::from_secs(self.neutron_interval.max(1));
         let desk = Arc::new(Desk::new(client.clone(), allocator, self.vif_store, every, &self.identity()));
         self.lead(client, NEUTRON_LEASE, Arc::clone(&desk), desk.run()).await
     }
@@ -135,7 +135,7 @@ impl Arguments {
         let grace = Duration::from_secs(self.node_grace);
         let retention = Duration::from_secs(self.sticky_hours.saturating_mul(3600));
         let keeper = Keeper::new(client.clone(), grace, retention, &self.identity());
-        let warden = Arc::new(Warden::new(keeper, Duration::from_secs(self.interval.max(1))));
+        let warden = Arc::new(Warden::new(keeper, Duration::from_secs(self.ipam_interval.max(1))));
         self.lead(client, IPAM_LEASE, Arc::clone(&warden), warden.run()).await
     }
 

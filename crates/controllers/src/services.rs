@@ -103,14 +103,22 @@ impl Lister {
         let mut registry = Registry::with_prefix("weft_services");
         let (asking, refused) = (Gauge::default(), Gauge::default());
         let (written, failed) = (Counter::default(), Counter::default());
-        registry.register("asking", "Services that name networks", asking.clone());
+        registry.register("selected", "Number of Services that select an additional network", asking.clone());
         registry.register(
             "refused",
-            "Those that cannot have what they ask for: see their Events",
+            "Number of Services whose network annotation is refused; their Events have the reason",
             refused.clone(),
         );
-        registry.register("writes", "EndpointSlices made, written and taken away", written.clone());
-        registry.register("failed_writes", "Those that failed", failed.clone());
+        registry.register(
+            "endpointslice_writes",
+            "Number of EndpointSlices created, updated or deleted",
+            written.clone(),
+        );
+        registry.register(
+            "endpointslice_write_failures",
+            "Number of failed writes of EndpointSlices",
+            failed.clone(),
+        );
         let recorder = events::recorder(client.clone(), Some(identity.to_owned()));
         let told = Mutex::default();
         Lister { client, services, pods, slices, recorder, told, registry, asking, refused, written, failed }

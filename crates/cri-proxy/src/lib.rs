@@ -64,7 +64,7 @@ use node_support::sandbox_gc::Overseer;
 use node_support::sandboxes::{RESCAN, Sandboxes};
 use plugins::Plugins;
 
-/// Where the meta-plugin asks.
+/// Path to the socket for plan requests of the meta-plugin.
 const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
 /// What `weft cri-proxy` is told.
@@ -73,41 +73,42 @@ const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 Example:
   weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
 
-A kubelet finds it by `containerRuntimeEndpoint: unix://{PROXY_SOCKET}` in its configuration
+To use the proxy, set `containerRuntimeEndpoint: unix://{PROXY_SOCKET}` in the configuration of the kubelet.
 
 {EXIT_CODES}"))]
 pub struct Arguments {
-    /// Where clients come in
+    /// Path to the socket for CRI clients
     #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     listen: PathBuf,
-    /// The container runtime's own socket
+    /// Path to the socket of the container runtime
     #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]
     runtime: PathBuf,
-    /// The runtime's directory of CNI configurations: the list that leads here is put into it; without it the runtime makes networks by itself
+    /// CNI configuration directory of the container runtime, to which the proxy adds its own list (default: the runtime
+    /// attaches networks itself)
     #[arg(long, value_name = "DIR")]
     runtime_networks: Option<PathBuf>,
-    /// The administrator's directory of CNI configurations, whose first network is _fallback
+    /// CNI configuration directory whose first network becomes the network _fallback
     #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
     fallback: PathBuf,
-    /// The network of sandboxes that ask for none, instead of _fallback
+    /// Network of sandboxes that request none (default: _fallback)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     default_network: Option<String>,
-    /// Directories of plugins
+    /// Directories of external plugins, separated by colons
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR:DIR")]
     plugins: String,
-    /// Where networks are stored
+    /// Directory of the stored networks
     #[arg(long, default_value = "/var/lib/weft/networks", value_name = "DIR")]
     store: PathBuf,
-    /// The journal, below it: cniDir of the meta-plugin
+    /// Directory of the journal (cniDir of the meta-plugin)
     #[arg(long, default_value = record::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Where the meta-plugin asks
+    /// Path to the socket for plan requests of the meta-plugin
     #[arg(long, default_value = PLAN_SOCKET, value_name = "PATH")]
     plan_socket: PathBuf,
-    /// The agent's socket: it plans for sandboxes that ask for no networks
+    /// Path to the socket of the node agent, which plans for sandboxes that request no networks (default: no agent)
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
-    /// How long, in seconds, the runtime must have been without a sandbox before that is taken down unasked
+    /// Grace period after the runtime removes a sandbox before it is taken down, in seconds (at least 15)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
     #[command(flatten)]

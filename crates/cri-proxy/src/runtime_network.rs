@@ -23,8 +23,6 @@ use cri::unix_service;
 const FILE: &str = "00-weft.conflist";
 /// What it is called until it is whole: runtimes load what ends in `.conf`, `.conflist` or `.json`, hidden or not.
 const TEMPORARY: &str = ".00-weft.conflist.new";
-/// The same in older releases, which a runtime loads.
-const TEMPORARY_BEFORE: &str = ".00-weft.conflist";
 /// Name of the network.
 pub const NAME: &str = "weft-cri";
 /// What runtimes of CNI 1.0.0 and 1.1.0 understand.
@@ -38,9 +36,7 @@ const LOOK_PERIOD: Duration = Duration::from_secs(30);
 /// Writes it, unless it is there as it should be.
 pub fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> Result<(), Failure> {
     let path = directory.join(FILE);
-    for left in [TEMPORARY, TEMPORARY_BEFORE] {
-        let _ = fs::remove_file(directory.join(left));
-    }
+    let _ = fs::remove_file(directory.join(TEMPORARY));
     let failed =
         |cause: std::io::Error| Failure::new(format!("runtime's network {}: {cause}", path.display()));
     let list = list(socket, journal, plugins);
@@ -151,10 +147,8 @@ mod tests {
             names.sort();
             names
         };
-        // What one left that died, of this release and of the one before.
-        for left in [TEMPORARY, TEMPORARY_BEFORE] {
-            fs::write(directory.join(left), "{").unwrap();
-        }
+        // A killed process left its temporary file behind.
+        fs::write(directory.join(TEMPORARY), "{").unwrap();
         assert!(!is_in(&directory));
         write().unwrap();
         assert_eq!((names(), is_in(&directory)), (vec![FILE.to_owned()], true));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   IPBlock of this node, with a notice ──watch──► the notice is taken away: the node is alive
-//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni give-up: nothing new of it
+//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni release-address: nothing new of it
 //!                                                                  something in it is held, and it is nobody's ──► leased again
 //! ```
 //!
@@ -208,7 +208,8 @@ impl Leases {
     /// Has nothing new given of a lease.
     async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), String> {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
-        let doubted = aside(move || Hands::find().and_then(|hands| hands.doubt(&ledgers, &name, &lease)));
+        let doubted =
+            aside(move || Hands::find().and_then(|hands| hands.mark_unconfirmed(&ledgers, &name, &lease)));
         let doubted = doubted.await?;
         if doubted.map_err(|failure| failure.to_string())? {
             warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");

@@ -7,7 +7,7 @@
 //!
 //! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
 //!
-//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--ledgers`) has a name of its own: two
+//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--address-stores`) has a name of its own: two
 //! networks of one pool with different directories have two ledgers, which know nothing of each other.
 //!
 //! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
@@ -96,7 +96,7 @@ impl Supplier {
         let answered = self.answer((demand, probe), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.error.is_some() => "refused",
-            Ok(_) => "supplied",
+            Ok(_) => "allocated",
             Err(_) => "failed",
         };
         metrics.supplied(outcome);
@@ -115,7 +115,7 @@ impl Supplier {
         let hint = {
             let ledgers = self.ledgers.display();
             format!(
-                "ipam.dataDir {directory} is not its agent's --ledgers {ledgers}: what is free in a ledger \
+                "ipam.dataDir {directory} is not its agent's --address-stores {ledgers}: what is free in a ledger \
                  there is not given to this network"
             )
         };

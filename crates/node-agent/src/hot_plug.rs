@@ -1,7 +1,7 @@
 //! Networks of running pods: what a pod's annotation selects now, against what its sandbox has.
 //!
 //! Rules:
-//! - opt-in, and only for the hands that come for orders (`weft hands`): nobody else is there when nobody calls;
+//! - opt-in, and only for the hands that come for orders (`weft executor`): nobody else is there when nobody calls;
 //! - a sandbox is looked at when its pod's annotation changed, and again, less and less often, until it is as asked;
 //! - a sandbox that asked its runtime for networks keeps them: what its pod's annotation says is not looked at;
 //! - an annotation that cannot be read changes nothing: a slip of the pen does not take a pod's networks away;

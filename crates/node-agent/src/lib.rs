@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. The
-//! ledgers of addresses are written by `weft-cni`, which it runs. One thread does it all.
+//! address stores are written by `weft-cni`, which it runs. One thread does it all.
 
 #![forbid(unsafe_code)]
 
@@ -63,48 +63,48 @@ const CHECKED: &str = "checked.json";
 Example:
   weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/weft.conf
 
-In a cluster it runs as a DaemonSet (deploy/) and needs no --kubeconfig.
+In a cluster the agent runs as a DaemonSet (deploy/base).
 
 {EXIT_CODES}"))]
 pub struct Arguments {
-    /// The node, as the cluster calls it
+    /// Name of the Kubernetes node
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     node_name: String,
-    /// Credentials, where it is no pod of the cluster
+    /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
-    /// Where the meta-plugin asks
+    /// Path to the socket for the meta-plugin (its agentSocket)
     #[arg(long, default_value = "/run/weft/agent.sock", value_name = "PATH")]
     socket: PathBuf,
-    /// The journal, to read: `cniDir` of the meta-plugin
+    /// Directory of the journal, which the agent reads (cniDir of the meta-plugin)
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Ledgers of addresses, of which weft-cni gives up what another node asks for: `ipam.dataDir` of the networks
+    /// Directory of the address stores of weft-ipam (ipam.dataDir of the networks)
     #[arg(long, default_value = LEDGERS, value_name = "DIR")]
-    ledgers: PathBuf,
-    /// Where the kubelet tells which devices a pod has
+    address_stores: PathBuf,
+    /// Path to the kubelet's pod resources socket
     #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
     pod_resources: PathBuf,
-    /// Where /metrics, /healthz and /readyz are
+    /// Address of the HTTP server for /metrics, /healthz and /readyz
     #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// How long a pod must have been gone before its sandbox is taken down unasked, in seconds
+    /// Grace period after a pod is deleted before its orphaned sandbox is taken down, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
-    /// Ask the container runtime, through this socket, which sandboxes it has: those that it has lost are taken down
+    /// Path to the CRI socket of the container runtime; sandboxes that the runtime does not know are taken down (default: off)
     #[arg(long, value_name = "PATH")]
     runtime_endpoint: Option<String>,
-    /// Set every definition as a network of the container runtime, through this socket: the CRI Network API
+    /// Path to a CRI Network API socket that receives every NetworkAttachmentDefinition as a network (default: off; without PATH /run/weft/cri.sock)
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = cri::network_api::PROXY_SOCKET)]
     sync_networks: Option<PathBuf>,
-    /// How often a sandbox is checked to be as it was attached, in seconds; 0 for never
+    /// Interval between two CHECKs of a sandbox, in seconds; 0 disables them
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     check_interval: u64,
-    /// Give running pods the networks that their annotation selects now; `weft hands` on the node does it
+    /// Apply changes of the networks annotation to running pods; requires `weft executor` on the node
     #[arg(long)]
     hot_plug: bool,
-    /// Where the controller of Neutron ports writes those of a pod
-    #[arg(long, value_enum, default_value_t = Place::Annotation)]
+    /// Object to which the Neutron controller writes the ports of a pod
+    #[arg(long, value_enum, value_name = "STORE", default_value_t = Place::Annotation)]
     vif_store: Place,
     #[command(flatten)]
     export: Export,
@@ -124,7 +124,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         kubeconfig,
         socket,
         journal: directory,
-        ledgers,
+        address_stores,
         pod_resources,
         listen,
         orphan_grace,
@@ -153,13 +153,13 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
         vif_store: *vif_store,
-        ledgers: ledgers.clone(),
+        ledgers: address_stores.clone(),
         replaced: socket.replaced(),
     };
     let knowledge = (metrics, traces.clone());
     let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
     lasting.begin("the pages", health::serve(page, Arc::clone(&brain)));
-    follow_addresses(&client, node_name, ledgers, &brain, &lasting);
+    follow_addresses(&client, node_name, address_stores, &brain, &lasting);
     lasting
         .begin("pods without networks", unattached_pods::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
     let publisher =
@@ -197,15 +197,15 @@ fn follow_runtime(endpoint: Option<&str>, grace: Duration, lasting: &Lasting) ->
 fn follow_addresses(
     client: &kube::Client,
     node: &str,
-    ledgers: &Path,
+    address_stores: &Path,
     brain: &Arc<Brain>,
     lasting: &Lasting,
 ) {
-    let all = || (client.clone(), node.to_owned(), ledgers.to_owned(), Arc::clone(brain));
-    let (client, node, ledgers, own) = all();
-    lasting.begin("giving addresses up", transfer_handler::follow(client, node, ledgers, own));
-    let (client, node, ledgers, own) = all();
-    lasting.begin("leases of addresses", block_leases::follow(client, node, ledgers, own));
+    let all = || (client.clone(), node.to_owned(), address_stores.to_owned(), Arc::clone(brain));
+    let (client, node, stores, own) = all();
+    lasting.begin("giving addresses up", transfer_handler::follow(client, node, stores, own));
+    let (client, node, stores, own) = all();
+    lasting.begin("leases of addresses", block_leases::follow(client, node, stores, own));
     let brain = Arc::clone(brain);
     lasting.begin("ledgers of addresses", async move { brain.supplier.remember().await });
 }

@@ -171,7 +171,7 @@ impl Publisher {
             let written = write(client, &entry.plan.pod, text).await;
             let outcome = match &written {
                 Written::Yes(_) => "written",
-                Written::Moot => "moot",
+                Written::Moot => "skipped",
                 Written::Failed(_) => "failed",
             };
             brain.metrics.published(outcome, started.elapsed());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   IPBlock of one address, `asks` this node ──watch──► leased ahead? ── yes ─► the block is given back
-//!                                                          └─► weft-cni give-up ─► a hole in the ledger ─► in the block
+//!                                                          └─► weft-cni release-address ─► a hole in the ledger ─► in the block
 //!                                                                             └─► held: who, in `refused`
 //! ```
 //!
@@ -109,14 +109,15 @@ impl Giver {
         let (lease, ip) = (block.lease_id(), object.net.addr());
         if let Some(directory) = elsewhere(&ledger) {
             // Whether it is free there nobody can say.
-            let by = format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --ledgers,");
+            let by =
+                format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --address-stores,");
             let told =
                 transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
             return told.map_err(|fault| fault.to_string());
         }
         let given = aside(move || {
             let hands = Hands::find().map_err(|failure| failure.to_string())?;
-            hands.give_up(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
+            hands.release_address(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
         let given = given.await??;
         transfer::complete_transfer(&registry, object, block, given, now())

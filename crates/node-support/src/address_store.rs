@@ -29,7 +29,7 @@ pub struct Owner {
     pub uid: String,
     /// With a blank after it; empty where there was none.
     pod: String,
-    /// What keeps the address when the pod is gone; empty: nothing, or an earlier release, which did not say.
+    /// Claim or sticky key that keeps the address when the pod is gone; empty: none.
     pub claim: String,
 }
 

@@ -40,8 +40,13 @@ struct Stage {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct What {
-    what: &'static str,
+struct Resource {
+    resource: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    state: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,9 +90,9 @@ pub struct Metrics {
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Questions that wait for their turn.
     pub waiting: Gauge,
-    objects: Family<What, Gauge>,
-    ages: Family<What, Gauge<f64, AtomicU64>>,
-    sandboxes: Family<What, Gauge>,
+    objects: Family<Resource, Gauge>,
+    ages: Family<Resource, Gauge<f64, AtomicU64>>,
+    sandboxes: Family<State, Gauge>,
 }
 
 impl Default for Metrics {
@@ -121,45 +126,88 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What happened.
+    /// Registers the counters and the histograms.
     fn register_counts(&self, registry: &mut Registry) {
-        registry.register("answers", "Questions for a plan, by outcome", self.answers.clone());
-        registry.register("stage_seconds", "Time of each stage of an ADD", self.stages.clone());
-        registry.register("attachments", "Attachments by plugin and outcome", self.attachments.clone());
-        registry.register("attachment_seconds", "Time of an attachment by plugin", self.attaching.clone());
-        registry.register("status_updates", "Updates of network-status, by outcome", self.published.clone());
         registry.register(
-            "address_demands",
-            "Demands for blocks of addresses, by outcome",
+            "plan_requests",
+            "Number of plan requests from weft-cni, by outcome",
+            self.answers.clone(),
+        );
+        registry.register(
+            "add_stage_duration_seconds",
+            "Duration of each stage of a CNI ADD in seconds",
+            self.stages.clone(),
+        );
+        registry.register(
+            "attachments",
+            "Number of attempts to attach a network, by plugin and outcome",
+            self.attachments.clone(),
+        );
+        registry.register(
+            "attachment_duration_seconds",
+            "Duration of a successful attachment in seconds, by plugin",
+            self.attaching.clone(),
+        );
+        registry.register(
+            "status_updates",
+            "Number of updates of the network-status annotation, by outcome",
+            self.published.clone(),
+        );
+        registry.register(
+            "allocation_requests",
+            "Number of requests from weft-ipam for blocks and single addresses, by outcome",
             self.supplies.clone(),
         );
-        let requests = self.address_requests.clone();
-        registry.register("address_requests", "Requests to the API server about addresses", requests);
         registry.register(
-            "orders",
-            "Orders given: sandboxes to take down, to check, to change",
+            "ipam_api_requests",
+            "Number of requests to the API server for address management",
+            self.address_requests.clone(),
+        );
+        registry.register(
+            "tasks",
+            "Number of tasks sent to weft-cni: sandboxes to take down, check or change",
             self.orders.clone(),
         );
-        registry.register("changes", "Changes of running sandboxes, by outcome", self.changes.clone());
-        registry.register("spans", "Spans of traces that were sent, by outcome", self.spans.0.clone());
+        registry.register(
+            "hot_plug_changes",
+            "Number of changes to the networks of running pods, by outcome",
+            self.changes.clone(),
+        );
+        registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
     }
 
-    /// What is.
+    /// Registers the gauges.
     fn register_states(&self, registry: &mut Registry) {
         registry.register(
             "drifted_sandboxes",
-            "Sandboxes that are not as they were attached",
+            "Number of sandboxes that differ from what was attached",
             self.drifted.clone(),
         );
         registry.register(
             "unattached_pods",
-            "Pods that run without the networks they select",
+            "Number of running pods without the networks that they select",
             self.unattached.clone(),
         );
-        registry.register("questions_waiting", "Questions waiting for their turn", self.waiting.clone());
-        registry.register("cache_objects", "Objects known, by kind", self.objects.clone());
-        registry.register("cache_age_seconds", "How long the API has not been heard of", self.ages.clone());
-        registry.register("sandboxes", "Sandboxes in the journal, by state", self.sandboxes.clone());
+        registry.register(
+            "plan_requests_waiting",
+            "Number of plan requests that wait for a free worker",
+            self.waiting.clone(),
+        );
+        registry.register(
+            "cache_objects",
+            "Number of Kubernetes objects in the cache, by resource",
+            self.objects.clone(),
+        );
+        registry.register(
+            "cache_age_seconds",
+            "Time since the last response of the API server in seconds, by resource",
+            self.ages.clone(),
+        );
+        registry.register(
+            "sandboxes",
+            "Number of sandboxes in the journal, by state",
+            self.sandboxes.clone(),
+        );
     }
 
     /// A question was answered.
@@ -171,7 +219,7 @@ impl Metrics {
     /// The hands said how it went.
     pub fn reported(&self, report: &PlanReport) {
         let PlanReport { microseconds, attachments, error } = report;
-        let stage = if error.is_some() { "failed-add" } else { "add" };
+        let stage = if error.is_some() { "failed_add" } else { "add" };
         self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
         for AttachmentReport { network: _, plugin, ifname: _, microseconds, steps: _ } in attachments {
             let plugin = self.label(plugin);
@@ -227,14 +275,14 @@ impl Metrics {
     }
 
     /// What a cache holds.
-    pub fn cache(&self, what: &'static str, count: usize, age: Duration) {
-        self.objects.get_or_create(&What { what }).set(i64::try_from(count).unwrap_or(i64::MAX));
-        self.ages.get_or_create(&What { what }).set(age.as_secs_f64());
+    pub fn cache(&self, resource: &'static str, count: usize, age: Duration) {
+        self.objects.get_or_create(&Resource { resource }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.ages.get_or_create(&Resource { resource }).set(age.as_secs_f64());
     }
 
     /// What the journal holds.
     pub fn sandboxes(&self, state: &'static str, count: usize) {
-        self.sandboxes.get_or_create(&What { what: state }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// The page.
@@ -275,12 +323,12 @@ mod tests {
         metrics.cache("pods", 7, Duration::from_secs(2));
         let page = metrics.page();
         for line in [
-            r#"weft_answers_total{outcome="planned"} 1"#,
+            r#"weft_plan_requests_total{outcome="planned"} 1"#,
             r#"weft_attachments_total{plugin="bridge",outcome="attached"} 1"#,
             r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,
-            r#"weft_attachment_seconds_count{plugin="bridge"} 1"#,
-            r#"weft_cache_objects{what="pods"} 7"#,
-            r#"weft_cache_age_seconds{what="pods"} 2.0"#,
+            r#"weft_attachment_duration_seconds_count{plugin="bridge"} 1"#,
+            r#"weft_cache_objects{resource="pods"} 7"#,
+            r#"weft_cache_age_seconds{resource="pods"} 2.0"#,
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }

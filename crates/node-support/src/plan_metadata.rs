@@ -1,7 +1,7 @@
 //! What the proxy notes in the plan of a sandbox: the runtime it was made for, and which of its networks each interface is on.
 //!
-//! Rules: a label of the status is for people, and networks of different kinds may have the same one; plans of older
-//! releases have no note, and their labels have to do.
+//! Rules: a label of the status is for people, and networks of different kinds may have the same one; the plan of a
+//! sandbox that was attached without the proxy has no note, and its labels are used instead.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// What is noted in a plan; nothing, if no proxy made it, or an older one.
+    /// Returns the note of a plan; `None` if it was not made by the proxy.
     pub fn of(plan: &Plan) -> Option<Note> {
         let runtime = plan.note.read(RUNTIME).ok()??;
         Some(Note { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
@@ -119,7 +119,7 @@ mod tests {
         // By an agent's plan it keeps its CNI name.
         let relayed = entry("podnet", "podnet", Some("infra/pods"));
         assert_eq!((is_on(&relayed, "infra/pods"), is_on(&relayed, "podnet")), (true, false));
-        // Of an older release: it may be either.
+        // Attached without the proxy: it may be either.
         let old = entry("admins", "admins", None);
         assert_eq!((is_on(&old, FALLBACK), is_on(&old, "admins"), is_on(&old, "red")), (true, true, false));
         let mut gone = asked_for;

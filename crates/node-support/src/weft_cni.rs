@@ -42,7 +42,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 const PIECE: usize = 64 * 1024;
 /// The exit code of `sandbox ping` for «no answer».
 const NO_ANSWER: i32 = 3;
-/// The exit codes of `give-up` for «it is held» and «there is no such lease».
+/// Exit codes of `release-address`: the address is in use, and the lease does not exist.
 const HELD: i32 = 3;
 const UNKNOWN: i32 = 4;
 /// Longest text about who holds an address.
@@ -59,8 +59,8 @@ pub struct Hands {
 /// `--on-host`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct OnHost {
-    /// In a container that shares the host's process ids: plugins find the files and programs of the host, as where the
-    /// container runtime calls them, for instance its iptables
+    /// Run plugins with the files and programs of the host, for example its iptables; requires a container in the host's
+    /// PID namespace
     #[arg(long)]
     on_host: bool,
 }
@@ -119,7 +119,7 @@ pub type Contents = BTreeMap<String, Vec<String>>;
 /// `--path`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Plugins {
-    /// Directories of plugins that are not built in, `:` between them; else where weft-cni is, /opt/cni/bin, /usr/lib/cni
+    /// Directories of external plugins, separated by colons (default: the directory of weft-cni, /opt/cni/bin, /usr/lib/cni)
     #[arg(long, env = "CNI_PATH", value_name = "DIR:DIR", hide_env_values = true)]
     path: Option<String>,
 }
@@ -251,18 +251,18 @@ impl Hands {
         Ok(self.output(command)?.status.success())
     }
 
-    /// Has an entry put into the journal below a directory.
-    pub fn adopt(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
+    /// Adds an entry to the journal in a directory: `weft-cni import-entry`.
+    pub fn import_entry(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("adopt").arg(journal);
+        command.arg("import-entry").arg(journal);
         self.feed(command, entry)
     }
 
-    /// Executes a task batch, and waits until it is done.
+    /// Executes a task batch and waits for its end: `weft-cni run-tasks`.
     pub fn run_tasks(&self, batch: &TaskBatch) -> Result<(), Failure> {
         let message = frame::encode(batch).map_err(Error::from)?;
         let mut command = Command::new(&self.program);
-        command.arg("obey");
+        command.arg("run-tasks");
         if self.on_host.on_host {
             // An image without a shell has no PATH.
             command.arg("--on-host").env("PATH", PROGRAMS);
@@ -270,8 +270,8 @@ impl Hands {
         self.feed(command, &message)
     }
 
-    /// Has an address of a lease made a hole in a ledger below a directory, for another node; what the ledger said.
-    pub fn give_up(
+    /// Releases an address of a lease to another node: `weft-cni release-address`. Returns the reply of the address store.
+    pub fn release_address(
         &self,
         ledgers: &Path,
         ledger: &str,
@@ -279,7 +279,7 @@ impl Hands {
         ip: IpAddr,
     ) -> Result<TransferReply, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("give-up").arg(ledgers).args([ledger, lease, &ip.to_string()]);
+        command.arg("release-address").arg(ledgers).args([ledger, lease, &ip.to_string()]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(TransferReply::Reserved),
@@ -292,10 +292,10 @@ impl Hands {
         }
     }
 
-    /// Has nothing new given of a lease in a ledger below a directory, until it was asked whose it is; is it in there?
-    pub fn doubt(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
+    /// Marks a lease as unconfirmed, so that nothing is allocated from it. Returns whether the address store has it.
+    pub fn mark_unconfirmed(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("give-up").arg(ledgers).args([ledger, lease]);
+        command.arg("release-address").arg(ledgers).args([ledger, lease]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(true),
@@ -354,9 +354,9 @@ impl Hands {
 
     /// What bears a mark of a container on this host.
     pub fn marks(&self) -> Result<Vec<Marked>, Failure> {
-        let text = self.sandbox(["marks"])?.unwrap_or_default();
+        let text = self.sandbox(["owner-tags"])?.unwrap_or_default();
         serde_json::from_str(&text)
-            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox marks: not understood: {cause}")))
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox owner-tags: not understood: {cause}")))
     }
 
     fn show(&self, words: &[&str]) -> Result<Contents, Failure> {

@@ -3,7 +3,7 @@
 //! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one: a variant of
 //! [`Command`], a line in [`Call::run`]. Under another name in `argv[0]` the program is that tool.
 //!
-//! Every subcommand's help ends with an example.
+//! The help of every subcommand has an imperative summary and an example.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::commands::{
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
-/// Every thread laid across the default network: Kubernetes pods with more than one.
+/// Attach Kubernetes pods to multiple networks.
 #[derive(Debug, Parser)]
 #[command(
     name = "weft",
@@ -28,7 +28,7 @@ Example:
   weft lint examples/
   weft explain -n my-namespace my-pod -f examples/
 
-{EXIT_CODES} The reason is on stderr.")
+{EXIT_CODES} Errors are printed to stderr.")
 )]
 struct Cli {
     #[command(subcommand)]
@@ -37,45 +37,45 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Attach a pod to its networks, from manifest files
+    /// Attach a pod to its networks, as described in manifest files
     Attach(attach::Arguments),
-    /// Check that the networks of a pod are as they were attached
+    /// Check that the attachments of a pod are unchanged
     Check(check::Arguments),
     /// Detach a pod from its networks
     Detach(detach::Arguments),
-    /// Show it all on this machine and remove it again
+    /// Run a demonstration on this machine and remove it again
     Demo(demo::Arguments),
-    /// List what is attached on this node
+    /// List the attachments on this node
     List(list::Arguments),
-    /// Say what is wrong with this node: changed attachments, failed teardowns, orphans
+    /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
-    /// Show the plan a pod gets and where each decision came from; changes nothing
+    /// Show the plan for a pod and the source of each decision, without changing anything
     Explain(explain::Arguments),
-    /// Find what is wrong with definitions, annotations and CNI configurations
+    /// Validate network definitions, annotations and CNI configurations
     Lint(lint::Arguments),
-    /// Show and check addresses that are unique in the cluster
+    /// Show and check cluster-wide address pools
     Ipam(crate::commands::ipam::Arguments),
-    /// Plan for this node's pods from the Kubernetes API, and publish what came of it
+    /// Run the node agent
     Agent(node_agent::Arguments),
-    /// Decide what is decided once for the cluster: Neutron ports, pools of addresses
+    /// Run the cluster controllers (Neutron ports, IP pools, Services)
     Controller(controllers::Arguments),
-    /// Stand before a container runtime and give it pod networks: the CRI Network API
+    /// Run a CRI proxy that adds the CRI Network API to a container runtime
     CriProxy(cri_proxy::Arguments),
-    /// Set, list, show and remove the networks of this node
+    /// Manage the CRI networks of this node
     Network(network::Arguments),
-    /// Carry out on this node, at once, what its agent finds to be done
-    Hands(executor::Arguments),
-    /// Answer the meta-plugin's question for a plan
+    /// Execute tasks queued by the node agent
+    Executor(executor::Arguments),
+    /// Answer one plan request of the meta-plugin
     Plan(plan::Arguments),
-    /// Write the network-status of one sandbox, where no agent does
+    /// Publish the network-status of one sandbox, on a node without an agent
     Publish(publish::Arguments),
-    /// Run the plugins of one network for one namespace, as cnitool does
+    /// Run the plugins of one network in one namespace, as cnitool does
     Cni(cnitool::Arguments),
-    /// Put weft-cni and its configuration where the container runtime finds them
+    /// Install weft-cni and its configuration for the container runtime
     Install(install::Arguments),
-    /// Take a node over from another meta-plugin, with its pods
+    /// Import state from Multus or whereabouts
     Import(import::Arguments),
-    /// Print the definitions of custom resources
+    /// Print the CustomResourceDefinitions
     Crds(crds::Arguments),
 }
 
@@ -124,7 +124,7 @@ impl Call {
             Command::Controller(arguments) => controllers::run(arguments),
             Command::CriProxy(arguments) => cri_proxy::run(arguments),
             Command::Network(arguments) => network::run(arguments),
-            Command::Hands(arguments) => executor::run(arguments),
+            Command::Executor(arguments) => executor::run(arguments),
             Command::Plan(arguments) => plan::run(arguments),
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),
@@ -147,18 +147,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_subcommands_help_has_an_example_and_the_table_is_sound() {
+    fn help_of_every_subcommand_has_a_summary_and_an_example() {
         let command = Cli::command();
         command.clone().debug_assert();
-        let help = |command: &clap::Command| {
-            command.get_after_help().map(|text| text.to_string()).unwrap_or_default()
-        };
-        for command in command.get_subcommands().chain([&command]) {
-            let example =
-                format!("weft {}", if command.get_name() == "weft" { "" } else { command.get_name() });
-            let help = help(command);
-            assert!(help.starts_with("Example") && help.contains(&example), "{}: {help}", command.get_name());
-            assert!(command.get_about().is_some(), "{}: what is it for?", command.get_name());
+        assert_helpful(&command, "weft");
+    }
+
+    /// Asserts that the help of a command and of its subcommands has a summary, and ends with an example of `words`.
+    fn assert_helpful(command: &clap::Command, words: &str) {
+        let help = command.get_after_help().map(|text| text.to_string()).unwrap_or_default();
+        assert!(help.starts_with("Example:\n") && help.contains(words), "{words}: {help}");
+        assert!(command.get_about().is_some(), "{words}: no summary");
+        for option in command.get_arguments() {
+            assert!(option.get_help().is_some(), "{words}: no help for {}", option.get_id());
+        }
+        for subcommand in command.get_subcommands() {
+            assert_helpful(subcommand, &format!("{words} {}", subcommand.get_name()));
         }
     }
 

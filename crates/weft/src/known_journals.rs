@@ -34,10 +34,10 @@ pub(crate) struct Keepers {
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct Target {
-    /// The pod
+    /// Namespace and name of the pod
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub(crate) pod: Option<PodName>,
-    /// The container id of its sandbox, where a pod has several
+    /// Container ID of the sandbox (required if the pod has several)
     #[arg(long, value_name = "ID", value_parser = ContainerId::new)]
     pub(crate) container_id: Option<ContainerId>,
 }

@@ -26,10 +26,10 @@ const NAMED_MAX: usize = 8;
 /// Where pods, definitions and the configuration come from.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Inputs {
-    /// Manifests of pods and definitions, and CNI configurations: files or directories
+    /// Files or directories with manifests of pods and definitions, and with CNI configurations
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
     pub(crate) files: Vec<PathBuf>,
-    /// Configuration of the meta-plugin, if it is not among the files of -f or in /etc/cni/net.d
+    /// Path to the configuration of the meta-plugin (default: from the files of -f, then from /etc/cni/net.d)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

@@ -161,7 +161,8 @@ impl Keeper {
         }
     }
 
-    /// Writes down what is in use where an earlier release did not: who deletes that by hand waits until it is not.
+    /// Restores the finalizer of objects in use from which it was removed manually, so that deleting them waits until they
+    /// are unused.
     async fn tell_used(&self, census: &Census) {
         let blocks: Api<BlockObject> = Api::all(self.client.clone());
         for used in census.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {

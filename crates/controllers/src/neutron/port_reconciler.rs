@@ -421,17 +421,22 @@ impl Told for Desk {
     fn page(&self) -> String {
         let leads = u8::from(self.leads.load(std::sync::atomic::Ordering::Relaxed));
         let mut page = format!(
-            "# TYPE weft_neutron_leads gauge\nweft_neutron_leads {leads}\n\
-             # TYPE weft_neutron_requests_total counter\nweft_neutron_requests_total {}\n\
+            "# HELP weft_neutron_leader Whether this controller holds the Lease (1) or waits for it (0).\n\
+             # TYPE weft_neutron_leader gauge\nweft_neutron_leader {leads}\n\
+             # HELP weft_neutron_api_requests_total Number of requests to OpenStack.\n\
+             # TYPE weft_neutron_api_requests_total counter\nweft_neutron_api_requests_total {}\n\
+             # HELP weft_neutron_pool_ports Number of unused ports in the pools.\n\
              # TYPE weft_neutron_pool_ports gauge\nweft_neutron_pool_ports {}\n\
+             # HELP weft_neutron_pods Number of pods with Neutron ports.\n\
              # TYPE weft_neutron_pods gauge\nweft_neutron_pods {}\n\
-             # TYPE weft_neutron_cases_total counter\n",
+             # HELP weft_neutron_port_operations_total Number of operations on the ports of a pod, by outcome.\n\
+             # TYPE weft_neutron_port_operations_total counter\n",
             self.allocator.neutron.requests(),
             self.allocator.pools.count(),
             self.cases().len(),
         );
         for (what, count) in self.counts.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            page.push_str(&format!("weft_neutron_cases_total{{outcome=\"{what}\"}} {count}\n"));
+            page.push_str(&format!("weft_neutron_port_operations_total{{outcome=\"{what}\"}} {count}\n"));
         }
         page
     }

@@ -39,8 +39,8 @@ const PEM_MAX: u64 = 1 << 20;
 /// Is anything exported, and where to?
 #[derive(Clone, Debug, Args)]
 pub struct Export {
-    /// Send a trace of each ADD to this OpenTelemetry collector (OTLP); the environment's OTEL_… say how, and where to
-    /// without this option
+    /// URL of an OpenTelemetry collector (OTLP) that receives a trace of each ADD (default: the OTEL_EXPORTER_OTLP_…
+    /// variables; without them no traces are exported)
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
 }

@@ -37,7 +37,7 @@ use super::{agent, check_each, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
 /// First argument of a process that executes a task batch.
-pub const COMMAND: &str = "obey";
+pub const COMMAND: &str = "run-tasks";
 
 /// Option for a process in a container: plugins find the programs of the host, for instance iptables.
 pub const ON_HOST: &str = "--on-host";

@@ -45,21 +45,20 @@ Example:
   weft attach -f examples/ --pod my-namespace/my-pod
   weft attach -f pod.yaml -f networks/ --config 10-weft.conflist --pod default/web --netns /run/netns/blue
 
-Without --netns a network namespace is made at /run/netns/weft-CONTAINER-ID; the container id is NAMESPACE_NAME of
-the pod unless --container-id says another. Namespaces of that name belong to weft. Of a list of plugins only weft,
-the first, is run. The journal is in /var/lib/weft, or where cniDir of the configuration says.
+Network namespaces named /run/netns/weft-* belong to weft. Only the first plugin of the meta-plugin's list, weft
+itself, is executed. The journal is in cniDir of the configuration (default: /var/lib/weft).
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// The pod; it must be in one of the manifests
+    /// Namespace and name of the pod, which one of the manifests must contain
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pod: PodName,
     #[command(flatten)]
     inputs: Inputs,
-    /// Network namespace of the pod; without it one is made
+    /// Path to the network namespace of the pod (default: a new one at /run/netns/weft-CONTAINER-ID)
     #[arg(long, value_name = "PATH")]
     netns: Option<PathBuf>,
-    /// Container id of its sandbox; else NAMESPACE_NAME
+    /// Container ID of the sandbox (default: NAMESPACE_NAME of the pod)
     #[arg(long, value_name = "ID", value_parser = ContainerId::new)]
     container_id: Option<ContainerId>,
     #[command(flatten)]

@@ -17,9 +17,9 @@ use node_support::weft_cni::{Hands, Plugins};
 Example:
   weft check --pod my-namespace/my-pod
 
-Networks whose cniVersion is below 0.4.0, or that say disableCheck, are not asked.
+Networks with a cniVersion below 0.4.0 or with disableCheck are skipped.
 
-{EXIT_CODES} An attachment that changed, and a pod that is not attached, count as failed."))]
+{EXIT_CODES} A changed attachment and a pod without attachments are failures."))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,

@@ -57,7 +57,7 @@ Example:
   CAP_ARGS='{\"mac\":\"c2:11:22:33:44:55\"}' weft cni add mynet /run/netns/blue -i net1
   weft cni gc mynet --valid cnitool-77383ca0a0715733ca6f/eth0
 
-The container is identified by the path of its namespace. Results are kept in /var/lib/cni, as libcni does.")]
+The path of the namespace identifies the container. Results are cached in /var/lib/cni, as by libcni.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -78,15 +78,20 @@ enum Manners {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Add network interface to a network namespace
+    /// Add a network interface to a network namespace
+    #[command(after_help = "Example:\n  weft cni add mynet /run/netns/blue")]
     Add(Target),
-    /// Check network interface in a network namespace
+    /// Check a network interface in a network namespace
+    #[command(after_help = "Example:\n  weft cni check mynet /run/netns/blue")]
     Check(Target),
-    /// Delete network interface from a network namespace
+    /// Delete a network interface from a network namespace
+    #[command(after_help = "Example:\n  weft cni del mynet /run/netns/blue")]
     Del(Target),
-    /// Delete every attachment of the network that is not named, and tell its plugins
+    /// Delete all attachments of a network except the valid ones, and run GC of its plugins
+    #[command(after_help = "Example:\n  weft cni gc mynet --valid cnitool-77383ca0a0715733ca6f/eth0")]
     Gc(Sweep),
-    /// Ask the network's plugins whether they could serve an add
+    /// Check that the plugins of a network are ready for ADD
+    #[command(after_help = "Example:\n  weft cni status mynet")]
     Status(Question),
 }
 
@@ -94,7 +99,7 @@ enum Verb {
 struct Target {
     /// Name of the network
     network: String,
-    /// Path of the network namespace
+    /// Path to the network namespace
     netns: PathBuf,
 }
 
@@ -102,7 +107,7 @@ struct Target {
 struct Question {
     /// Name of the network
     network: String,
-    /// Not used; cnitool wants it
+    /// Ignored; accepted for compatibility with cnitool
     netns: Option<PathBuf>,
 }
 
@@ -110,23 +115,23 @@ struct Question {
 struct Sweep {
     #[command(flatten)]
     question: Question,
-    /// An attachment that stays; may be given several times
+    /// Attachment to keep; may be repeated
     #[arg(long, value_name = "CONTAINER/IFNAME", value_parser = attachment)]
     valid: Vec<ValidAttachment>,
-    /// No attachment stays
+    /// Delete all attachments
     #[arg(long, conflicts_with = "valid")]
     all: bool,
 }
 
 #[derive(Debug, Args)]
 struct Options {
-    /// Interface name in the namespace; eth0 if it is given nowhere
+    /// Name of the interface in the namespace (default: eth0)
     #[arg(short, long, global = true, env = "CNI_IFNAME", default_value = "", hide_default_value = true)]
     ifname: String,
-    /// Directory of the network configurations; /etc/cni/net.d if it is given nowhere
+    /// Directory of the network configurations (default: /etc/cni/net.d)
     #[arg(long, global = true, env = "NETCONFPATH", default_value = "", hide_default_value = true)]
     conf_dir: OsString,
-    /// Directories of the plugins, `:` between them; if they are given nowhere, where weft-cni is, /opt/cni/bin and /usr/lib/cni
+    /// Directories of the plugins, separated by colons (default: the directory of weft-cni, /opt/cni/bin, /usr/lib/cni)
     #[arg(long, global = true, env = "CNI_PATH", default_value = "", hide_default_value = true)]
     path: String,
     /// Arguments for the plugins: K=V;K=V
@@ -135,7 +140,7 @@ struct Options {
     /// Capability arguments for the plugins: a JSON object
     #[arg(long, global = true, env = "CAP_ARGS", default_value = "", hide_default_value = true)]
     capability_args: String,
-    /// Seconds a plugin may take before it is killed
+    /// Timeout of one plugin, in seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 }

@@ -37,19 +37,18 @@ Example:
   weft demo
   weft demo -f my-networks/ --pod default/web --partner default/db
 
-It needs root and nothing else: no cluster, no configuration, no plugin beside weft-cni. Without -f it plays the
-files of examples/, of which it has a copy; `/run/weft-example` in any manifest is replaced by a directory of this
-run. Without --pod and --partner the first two pods of the manifests are taken.
+The demonstration requires root and weft-cni, but no cluster, no configuration and no other plugin. In manifests,
+`/run/weft-example` is replaced by a directory of this run.
 
-{EXIT_CODES} A machine that differs afterwards, and a ping without an answer, count as failed."))]
+{EXIT_CODES} A ping without a reply is a failure, and so is a machine that differs afterwards."))]
 pub(crate) struct Arguments {
-    /// Manifests and the configuration of the meta-plugin, instead of the built-in example
+    /// Files or directories with manifests and the configuration of the meta-plugin (default: the built-in examples/)
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
     files: Vec<PathBuf>,
-    /// The pod that is shown
+    /// Namespace and name of the pod to show (default: the first pod of the manifests)
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pod: Option<PodName>,
-    /// The pod at the other end of the pings
+    /// Namespace and name of the pod to ping (default: the second pod of the manifests)
     #[arg(long, value_name = "NAMESPACE/NAME")]
     partner: Option<PodName>,
     #[command(flatten)]

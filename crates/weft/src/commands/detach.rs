@@ -26,8 +26,8 @@ Example:
   weft detach --pod my-namespace/my-pod
   weft detach --container-id my-namespace_my-pod
 
-Neither the manifests nor the configuration of the attach are needed; -f and --config only matter where cniDir of
-the configuration moves the journal. What is not attached (any more) is no failure.
+The journal has everything that detaching needs. -f and --config are only used to find the journal if cniDir of the
+configuration moves it. Detaching a pod without attachments succeeds.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {

@@ -41,13 +41,13 @@ Example:
   weft doctor
   weft doctor -o json | jq -r '.[].what'
 
-{EXIT_CODES} A finding counts as failed."))]
+{EXIT_CODES} A finding is a failure."))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
     plugins: Plugins,
-    /// The socket of weft cri-proxy, where one is used
+    /// Path to the socket of weft cri-proxy, if one runs
     #[arg(long, default_value = cri::network_api::PROXY_SOCKET, value_name = "PATH")]
     cri_socket: PathBuf,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `weft hands`: does what the agent finds to be done on this node, at once.
+//! `weft executor`: does what the agent finds to be done on this node, at once.
 //!
 //! Without it orders wait for the next call of the runtime, which is soon enough for what is left behind; a running pod
 //! whose networks change has nobody who calls. It asks the agent for orders, hands them to `weft-cni`, and asks again.
@@ -37,18 +37,19 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How often it is looked whether somebody wants us to stop.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What `weft hands` is told.
+/// What `weft executor` is told.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
   weft agent --node-name worker-1 --hot-plug
-  weft hands
+  weft executor
 
-Running pods get the networks that their annotation selects now. In a cluster: deploy/hot-plug.
+Running pods get the networks that their annotation selects. In a cluster the executor runs as a DaemonSet
+(deploy/hot-plug).
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// The meta-plugin's configuration; else the first in /etc/cni/net.d
+    /// Path to the configuration of the meta-plugin (default: the first one in /etc/cni/net.d)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -57,7 +58,7 @@ pub(crate) struct Arguments {
 
 /// Does it, until SIGTERM or SIGINT; an order that is being carried out is finished.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    privilege::require("weft hands", "it changes the networks of pods")?;
+    privilege::require("weft executor", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;
     let hands = Hands::find()?.on_host(arguments.on_host)?;
     // It is asked for before it is needed: whoever starts this wants to know.

@@ -21,11 +21,11 @@ use cli_support::terminal::plain;
 Example:
   weft explain -n my-namespace my-pod -f examples/
 
-The plan is the one `weft attach` and the meta-plugin carry out for the same files. It needs no root.
+The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Root is not required.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Name of the pod, or of the workload whose template it comes from
+    /// Name of the pod, or of the workload with its pod template
     #[arg(value_name = "POD")]
     pod: String,
     /// Namespace of the pod

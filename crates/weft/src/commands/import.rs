@@ -23,9 +23,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Source {
-    /// From Multus: its sandboxes into the journal, its configuration as weft's
+    /// Import sandboxes from Multus into the journal and convert its configuration
     Multus(multus::Arguments),
-    /// From whereabouts: the addresses of running pods into pools
+    /// Import addresses of running pods from whereabouts into IP pools
     Whereabouts(whereabouts::Arguments),
 }
 

@@ -72,49 +72,49 @@ Example:
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Wait until the default network is ready, however long that takes
+    /// Wait until the default network is ready (default: fail if it is not); with --remove, until the last sandbox is removed
     #[arg(long)]
     wait: bool,
-    /// Stay, and install anew what was changed or removed: the default network's file may get another name. With --remove,
-    /// stay when nothing is left, and end if somebody writes the configuration again
+    /// Keep running and reinstall files that are changed or removed; with --remove, keep running and exit with an error if
+    /// the configuration is written again
     #[arg(long)]
     follow: bool,
-    /// Where the node's file system is: mounted in a container, or an image that is built. Other paths are the node's own
+    /// Root of the node's file system, for example a mount in a container; the other paths are relative to it
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Where the runtime reads its networks
+    /// CNI configuration directory of the container runtime
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     conf_dir: PathBuf,
-    /// Where the runtime looks for plugins
+    /// CNI plugin directory of the container runtime
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     bin_dir: PathBuf,
-    /// Name of the file that is written; it has to be the first in its directory
+    /// Name of the configuration file, which must sort first in its directory
     #[arg(long, value_name = "NAME", default_value = "00-weft.conflist")]
     file_name: String,
-    /// The default network, by its name or that of its file, if it is not the first of its directory
+    /// Name of the default network or of its file (default: the first network in --conf-dir)
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     default_network: Option<String>,
-    /// A key of the configuration that is made, and its value: JSON, or else a text. Again for another one
+    /// Set KEY=VALUE in the generated configuration; VALUE is JSON or a plain string. May be repeated
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "config")]
     set: Vec<String>,
-    /// Write this configuration, a file of whoever installs, instead of one made for the default network
+    /// Path to a configuration to install (default: one generated for the default network)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A file that says by its presence that the default network is ready
+    /// Path to a file whose existence means that the default network is ready
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
-    /// Ask the default network's own plugins, too, whether it is ready (STATUS, from CNI 1.1.0 on); on the node itself,
-    /// not in a container: they look at what is around them
+    /// Run STATUS of the default network's plugins (CNI 1.1.0) to find out whether it is ready; only on the node itself, not
+    /// in a container
     #[arg(long, conflicts_with = "root")]
     status: bool,
-    /// A node on which no agent runs: `weft` is installed, too, and credentials for it, those of this pod's ServiceAccount, which
-    /// the configuration that is made names
+    /// Install for a node without an agent: also install weft and the credentials of this pod's ServiceAccount, and refer to
+    /// them in the generated configuration
     #[arg(long, conflicts_with = "remove")]
     thin: bool,
-    /// Where this pod's ServiceAccount is mounted
+    /// Directory in which the ServiceAccount of this pod is mounted
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
     service_account: PathBuf,
-    /// Take the configuration away; weft-cni stays. With --wait (and --follow) at once, and until sandboxes of before have left nothing
+    /// Remove the configuration but keep weft-cni; with --wait, remove it at once and wait for the existing sandboxes
     #[arg(long)]
     remove: bool,
     #[command(flatten)]

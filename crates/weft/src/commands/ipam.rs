@@ -39,48 +39,52 @@ Example:
   weft ipam who 10.1.2.3
   weft ipam check
 
-{EXIT_CODES} check fails if something is wrong."))]
+{EXIT_CODES} A finding of check is a failure."))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     what: What,
-    /// Credentials, where it is no pod of the cluster
+    /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
     kubeconfig: Option<PathBuf>,
-    /// What the outcome is printed as
+    /// Output format
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text", global = true)]
     format: Format,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// How full each pool is, and the blocks of this node
+    /// Show the utilization of each pool and the blocks of this node
+    #[command(after_help = "Example:\n  weft ipam show --blocks")]
     Show {
-        /// Each block and single address, too
+        /// Include every block and every single address
         #[arg(long)]
         blocks: bool,
-        /// Ledgers of this node, which know what is held in its blocks
+        /// Directory of the address stores of this node
         #[arg(long, default_value = LEDGERS, value_name = "DIR")]
-        data_dir: PathBuf,
+        address_stores: PathBuf,
     },
-    /// Who has an address
+    /// Show the pod, container and node that hold an address
+    #[command(after_help = "Example:\n  weft ipam who 10.1.2.3")]
     Who {
-        /// The address
+        /// Address to look up
         address: IpAddr,
-        /// Ledgers of this node, which know containers
+        /// Directory of the address stores of this node
         #[arg(long, default_value = LEDGERS, value_name = "DIR")]
-        data_dir: PathBuf,
+        address_stores: PathBuf,
     },
-    /// What is wrong: addresses that are doubled, held by dead nodes, by pods that are gone, or by nobody
+    /// Find duplicate addresses, and addresses of deleted nodes, of deleted pods or without an owner
+    #[command(after_help = "Example:\n  weft ipam check -o json")]
     Check {
-        /// Ledgers of this node, which know what its pods have
+        /// Directory of the address stores of this node
         #[arg(long, default_value = LEDGERS, value_name = "DIR")]
-        data_dir: PathBuf,
+        address_stores: PathBuf,
     },
-    /// Remove the object of a block or a single address that nobody has any more; what a living node has stays
+    /// Release an unused block or single address; the blocks of a running node are refused
+    #[command(after_help = "Example:\n  weft ipam free 10.1.2.0/28")]
     Free {
-        /// The object, as `kubectl get ipblocks` names it, or its range, as `show --blocks` does
+        /// Name of the IPBlock object, or its range
         block: String,
-        /// Even if pods show its addresses, are bound to the node that is off, or a claim keeps it: others get them, too
+        /// Release addresses that pods, an unreachable node or a claim still use; they may then be allocated twice
         #[arg(long)]
         force: bool,
     },
@@ -93,9 +97,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let client = client::client_of_person(kubeconfig.as_deref()).await?;
         let census = Census::take(&client).await.map_err(Failure::new)?;
         match what {
-            What::Show { blocks, data_dir } => show(&census, *blocks, data_dir, *format),
-            What::Who { address, data_dir } => who(&census, *address, data_dir, *format),
-            What::Check { data_dir } => check(&census, data_dir, *format),
+            What::Show { blocks, address_stores } => show(&census, *blocks, address_stores, *format),
+            What::Who { address, address_stores } => who(&census, *address, address_stores, *format),
+            What::Check { address_stores } => check(&census, address_stores, *format),
             What::Free { block, force } => free(&client, &census, block, *force).await,
         }
     })

@@ -36,20 +36,20 @@ Example:
   helm template . | weft lint -
   weft lint --explain invalid-mac
 
-Looked at are NetworkAttachmentDefinitions, the network annotations of pods and of the pod templates of workloads
-(.yaml, .yml, .json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule it breaks;
-docs/lint.md has all rules.
-error: something will refuse it; warning: it will do something else than was probably meant; note: what will happen.
+lint validates NetworkAttachmentDefinitions, the network annotations of pods and of pod templates (.yaml, .yml,
+.json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule that is violated;
+docs/lint.md describes all rules.
+error: the configuration will be refused; warning: it probably does not do what was intended; note: information.
 
-{EXIT_CODES} An error that is found counts as failed."))]
+{EXIT_CODES} A finding of severity error is a failure."))]
 pub(crate) struct Arguments {
-    /// Files, or directories (not those below them); - is what comes in on stdin
+    /// Files or directories (without subdirectories); - for stdin
     #[arg(value_name = "FILE|DIR", required_unless_present = "explain")]
     paths: Vec<PathBuf>,
-    /// Write the corrected form into the files where there is one right form
+    /// Correct the files where there is exactly one correct form
     #[arg(long)]
     fix: bool,
-    /// Print what a rule means, with a wrong and a right example, and read no files
+    /// Rule to explain with a wrong and a right example, instead of reading files
     #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix"])]
     explain: Option<Rule>,
     #[command(flatten)]

@@ -23,11 +23,11 @@ Example:
   weft list
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
--o json prints a list; for each sandbox pod (namespace, name, uid), containerId, netns, attachments (network,
-interface, configName, state, result) and networkStatus as the annotation holds it; for an entry that cannot be
-read containerId and error. -f and --config only matter where cniDir of the configuration moves the journal.
+-o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
+interface, configName, state, result) and networkStatus. An unreadable entry has containerId and error. -f and
+--config are only used to find the journal if cniDir of the configuration moves it.
 
-{EXIT_CODES} An entry that cannot be read counts as failed."))]
+{EXIT_CODES} An unreadable entry is a failure."))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     inputs: Inputs,

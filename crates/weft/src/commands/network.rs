@@ -35,11 +35,11 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Create networks, or replace those of the same name
+    /// Create or replace networks
     Set(Set),
-    /// List all networks and how they are
+    /// List all networks and their state
     List(List),
-    /// Show one network with what its plugins are run with
+    /// Show one network and its plugin configuration
     Show(Show),
     /// Remove networks
     Rm(Remove),
@@ -48,7 +48,7 @@ enum Verb {
 /// Where the API is.
 #[derive(Clone, Debug, Args)]
 struct Server {
-    /// The socket of weft cri-proxy, or of a runtime that has the API itself
+    /// Path to the socket of weft cri-proxy or of a runtime with the CRI Network API
     #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     socket: PathBuf,
 }
@@ -56,10 +56,10 @@ struct Server {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weft network set -f red.yaml")]
 struct Set {
-    /// Networks as YAML or JSON, a document each, or CNI configuration lists; - is stdin
+    /// Files with networks (YAML or JSON documents) or CNI configuration lists; - for stdin
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
-    /// The network's name, where the file is a CNI configuration list; else the list's own
+    /// Name of the network, for a CNI configuration list (default: the name in the list)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     name: Option<String>,
     #[command(flatten)]
@@ -80,7 +80,7 @@ struct List {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weft network show _fallback")]
 struct Show {
-    /// The network
+    /// Name of the network
     #[arg(value_name = "[NAMESPACE/]NAME")]
     name: String,
     #[command(flatten)]
@@ -92,10 +92,10 @@ struct Show {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weft network rm red --drain")]
 struct Remove {
-    /// The networks
+    /// Names of the networks
     #[arg(value_name = "[NAMESPACE/]NAME", required = true)]
     names: Vec<String>,
-    /// In use: let no new sandbox in, and remove the network with its last one
+    /// Drain a network in use: refuse new sandboxes and remove the network with its last one
     #[arg(long)]
     drain: bool,
     #[command(flatten)]

@@ -16,17 +16,17 @@ use node_support::journal_reader::Journal;
 Example:
   weft publish --container-id 8a3c… --kubeconfig /etc/kubernetes/weft.conf
 
-Where an agent runs there is no need of it.
+Nodes with an agent do not need this command.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// The sandbox
+    /// Container ID of the sandbox
     #[arg(long, value_name = "ID", value_parser = ContainerId::new)]
     container_id: ContainerId,
-    /// The journal: `cniDir` of the meta-plugin
+    /// Directory of the journal (cniDir of the meta-plugin)
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Credentials, where it is no pod of the cluster
+    /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
 }

@@ -73,7 +73,7 @@ impl Desk {
                         "{}",
                         trouble.why
                     );
-                    self.count("troubled");
+                    self.count("failed");
                     unsure = true;
                     if told.as_ref() != Some(&trouble) {
                         self.events.troubled(&subject.pod, trouble.reason, &trouble.why);

@@ -33,26 +33,26 @@ Example:
   weft import multus
   weft import multus --apply >/etc/cni/net.d/.weft && mv /etc/cni/net.d/.weft /etc/cni/net.d/00-weft.conflist
 
-Without --apply it only says what it would do. docs/migrate-from-multus.md has every step.
+Without --apply nothing is written. docs/migrate-from-multus.md describes the migration.
 
-{EXIT_CODES} What is left out counts as failed."))]
+{EXIT_CODES} A sandbox or a field that cannot be imported is a failure."))]
 pub(crate) struct Arguments {
-    /// Configuration of Multus; else the first of the configuration directory
+    /// Path to the configuration of Multus (default: the first one in --conf-dir)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where container runtimes look for configurations
+    /// CNI configuration directory of the container runtime
     #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
     conf_dir: PathBuf,
-    /// Configuration of Multus's daemon, if there is one: its keys count before those of --config
+    /// Path to the configuration of the Multus daemon, which takes precedence over --config (default: none)
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
-    /// What Multus remembers; else `cniDir` of its configuration
+    /// Directory of the state of Multus (default: cniDir of its configuration)
     #[arg(long, value_name = "DIR")]
     cni_dir: Option<PathBuf>,
-    /// The journal
+    /// Directory of the journal
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Write the entries
+    /// Write the journal entries (default: only show them)
     #[arg(long)]
     apply: bool,
 }
@@ -107,7 +107,7 @@ impl Taker<'_> {
             (Some(_), _) => Ok("in the journal already"),
             (None, None) => Ok("would be taken over"),
             (None, Some(hands)) => {
-                hands.adopt(self.journal, &entry.value()?)?;
+                hands.import_entry(self.journal, &entry.value()?)?;
                 Ok("taken over")
             }
         }

@@ -48,17 +48,17 @@ Example:
   weft import whereabouts
   weft import whereabouts --apply
 
-Without --apply it shows what would be made. docs/migrate-from-whereabouts.md has the whole way.
+Without --apply nothing is written. docs/migrate-from-whereabouts.md describes the migration.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Make the pools and keep the addresses
+    /// Create the pools and the addresses (default: only show them)
     #[arg(long)]
     apply: bool,
-    /// Where whereabouts has its objects
+    /// Namespace of the whereabouts objects
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     from_namespace: String,
-    /// Credentials, where it is no pod of the cluster
+    /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
