@@ -19,7 +19,7 @@ use plugin_support::log;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
 use crate::meta_plugin::{adoption, tasks};
-use crate::weft_ipam::handover::{self, Said};
+use crate::weft_ipam::transfer::{self, Said};
 
 /// The text of `weft-cni --help`.
 pub(crate) const USAGE: &str = "\
@@ -139,7 +139,7 @@ impl<'a> Command<'a> {
         Some(match words {
             ["--help" | "-h" | "help"] => Command::Help,
             [
-                "install" | adoption::COMMAND | tasks::COMMAND | "sandbox" | handover::COMMAND,
+                "install" | adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND,
                 ..,
                 "--help" | "-h",
             ] => Command::Help,
@@ -148,7 +148,7 @@ impl<'a> Command<'a> {
             [adoption::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
             [tasks::COMMAND] => Command::RunTasks { on_host: false },
             [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
-            [handover::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
+            [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::ReleaseAddress {
                     directory: Path::new(*directory),
                     pool,
@@ -159,7 +159,7 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
             }
-            [adoption::COMMAND | "sandbox" | handover::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            [adoption::COMMAND | "sandbox" | transfer::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
             _ => return None,
         })
     }
@@ -204,10 +204,10 @@ impl<'a> Command<'a> {
                 tasks::obey().map(done)
             }
             Command::ReleaseAddress { directory, pool, lease, address: None } => {
-                handover::doubt(directory, pool, lease).map(|said| given_up(&said))
+                transfer::doubt(directory, pool, lease).map(|said| given_up(&said))
             }
             Command::ReleaseAddress { directory, pool, lease, address: Some(ip) } => {
-                handover::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+                transfer::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),

@@ -126,7 +126,7 @@ fn ask(stream: &mut UnixStream, question: &Question, patience: Duration) -> Resu
 
 /// Runs `weft plan --once`, which reads a question and writes an answer.
 fn ask_once(question: &Question) -> Result<Reply, Error> {
-    let program = find_brain();
+    let program = find_weft();
     run_once(&program, question, DEADLINE).context(format_args!("{} plan --once", program.display()))
 }
 
@@ -155,7 +155,7 @@ fn run_once(program: &Path, question: &Question, patience: Duration) -> Result<R
 
 /// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
 /// ourselves, the plugin `weft`; `weft install --thin` puts the program into a directory of its own there.
-pub(super) fn find_brain() -> PathBuf {
+pub(super) fn find_weft() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
     let beside = [BRAIN, APART].map(|name| own.with_file_name(name));
     let is_another = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real != own);

@@ -29,13 +29,17 @@ use crate::plugin_invoker::PluginInvoker;
 ///
 /// # Errors
 /// The first failure, after everything was undone; what could not be undone is in its details.
-pub(super) fn attach(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
-    plugins_are_there(hands, entry, &entry.plan.delegates)?;
+pub(super) fn attach(
+    journal: &Journal,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+) -> Result<Success, Error> {
+    plugins_are_there(invoker, entry, &entry.plan.delegates)?;
     names_are_free(entry, &entry.plan.delegates)?;
     let mut record = journal.begin(entry)?;
-    let carried = carry_out(&mut record, hands, entry);
+    let carried = carry_out(&mut record, invoker, entry);
     let Err(error) = carried else { return carried };
-    let undone = detach::take_down(journal, hands, entry);
+    let undone = detach::take_down(journal, invoker, entry);
     Err(match undone {
         Ok(()) => error,
         Err(left) => {
@@ -49,13 +53,13 @@ pub(super) fn attach(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry
 /// Refuses delegates whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
 /// the plugin of that name could remove.
 pub(super) fn plugins_are_there<'a>(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
 ) -> Result<(), Error> {
     for delegate in delegates {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        readiness::plugins_are_there(hands, &network, &entry.path)
+        readiness::plugins_are_there(invoker, &network, &entry.path)
             .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
             .context(&delegate.network)?;
     }
@@ -80,7 +84,7 @@ pub(super) fn names_are_free<'a>(
     Ok(())
 }
 
-fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
+fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
     let mut results = Vec::with_capacity(delegates.len());
     for (index, delegate) in delegates.iter().enumerate() {
@@ -89,7 +93,7 @@ fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> R
             "" => format!("attach {}", delegate.ifname),
             name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
         };
-        let (network, attached) = match attach_one(hands, entry, delegate) {
+        let (network, attached) = match attach_one(invoker, entry, delegate) {
             Ok(attached) => attached,
             Err(error) => {
                 // These were not attempted (NPWG1-7.2-2): nothing of them is to be torn down.
@@ -119,7 +123,7 @@ fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> R
 
 /// One network: its device, its plugins, and whether they did as asked.
 pub(super) fn attach_one(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     delegate: &Delegate,
 ) -> Result<(Network, Attached), Error> {
@@ -127,7 +131,7 @@ pub(super) fn attach_one(
         devices::publish(file)?;
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let attached = chain::add(hands, &network, &entry.parameters(delegate))?;
+    let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

@@ -34,7 +34,7 @@ pub(super) struct Changed {
 /// A change that is not made at all. What fails of one that is, is in the answer.
 pub(super) fn change(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     plan: &Plan,
     patience: Duration,
@@ -44,12 +44,12 @@ pub(super) fn change(
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
-    attach::plugins_are_there(hands, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    attach::plugins_are_there(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
     journal.begin(&entry)?;
     for place in removed {
         let delegate = entry.plan.delegates[place].clone();
         let in_time = within(began, patience);
-        match in_time.and_then(|()| detach::detach_one(hands, &entry, place, &delegate)) {
+        match in_time.and_then(|()| detach::detach_one(invoker, &entry, place, &delegate)) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
@@ -60,7 +60,7 @@ pub(super) fn change(
         journal.update(&entry)?;
     }
     for place in added {
-        add(hands, &mut entry, place, &mut changed, within(began, patience));
+        add(invoker, &mut entry, place, &mut changed, within(began, patience));
         journal.update(&entry)?;
     }
     changed.errors.extend(settle(&mut entry, wanted).err());
@@ -81,7 +81,7 @@ fn within(began: Instant, patience: Duration) -> Result<(), Error> {
 
 /// Attaches one network, if there is time; what an attempt leaves is taken back.
 fn add(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &mut Entry,
     place: usize,
     changed: &mut Changed,
@@ -92,7 +92,7 @@ fn add(
     let attached = in_time
         .and_then(|()| attach::names_are_free(entry, [&delegate]))
         .map_err(|error| (error, false))
-        .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
+        .and_then(|()| attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true)));
     match attached {
         Ok((_, attached)) => {
             let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
@@ -107,7 +107,7 @@ fn add(
         }
         Err((error, begun)) => {
             changed.errors.push(note(entry, place, error, "attach"));
-            let left = if begun { detach::detach_one(hands, entry, place, &delegate) } else { Ok(()) };
+            let left = if begun { detach::detach_one(invoker, entry, place, &delegate) } else { Ok(()) };
             match left {
                 Ok(()) => entry.attachments[place].state = State::Detached,
                 Err(error) => changed.errors.push(note(entry, place, error, "undo")),

@@ -80,7 +80,7 @@ fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
         return Ok(());
     };
     entry.path = join_path(&entry.path, &node.path);
-    detach::take_down(&node.journal, &node.hands, &mut entry)?;
+    detach::take_down(&node.journal, &node.invoker, &mut entry)?;
     lock.retire();
     Ok(())
 }
@@ -112,7 +112,7 @@ fn forward(
         }
     }
     for (network, list) in networks.into_values() {
-        errors.extend(chain::gc(&node.hands, &network, Keep::Only(&list), &node.path).err());
+        errors.extend(chain::gc(&node.invoker, &network, Keep::Only(&list), &node.path).err());
     }
     errors
 }

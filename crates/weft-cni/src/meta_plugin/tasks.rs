@@ -1,6 +1,6 @@
 //! Work that nobody calls for: what the agent found to be done on this node, done once the runtime has its answer.
 //!
-//! The process that has answered starts another one of this program, hands it the orders, and ends; that one
+//! The process that has answered starts another one of this program, passes it the tasks, and ends; that one
 //! waits for its end, then does them as DEL would: by the journal, under the sandbox's lock, with everything that
 //! fails left for the next time.
 //!
@@ -83,20 +83,20 @@ pub fn obey() -> Result<(), Error> {
     let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
     let directory = node.cni_dir.as_deref().unwrap_or(DIRECTORY);
     let journal = Journal::open(Path::new(directory))?;
-    let hands = PluginInvoker::new(node.builtin, node.delegate_timeout);
+    let invoker = PluginInvoker::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
     for order in &orders {
         let mut told = None;
         let done = match order {
             Order::TakeDown { container, uid, certainty } => {
-                take_down(&journal, &hands, container, uid, *certainty)
+                take_down(&journal, &invoker, container, uid, *certainty)
             }
             Order::Publish { container, kubeconfig } => publish(directory, container, kubeconfig.as_deref()),
             Order::Check { container, uid } => {
-                check(&journal, &hands, container, uid).map(|outcome| told = outcome)
+                check(&journal, &invoker, container, uid).map(|outcome| told = outcome)
             }
             Order::Change { plan } => {
-                alter(&journal, &hands, (plan, node.delegate_timeout)).map(|outcome| told = outcome)
+                alter(&journal, &invoker, (plan, node.delegate_timeout)).map(|outcome| told = outcome)
             }
         };
         errors.extend(done.err());
@@ -132,7 +132,7 @@ fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<
 /// Is a sandbox as it was attached? Nothing is said of one that is not whole.
 fn check(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
 ) -> Result<Option<Outcome>, Error> {
@@ -141,7 +141,7 @@ fn check(
         return Ok(None);
     }
     let (uid, done) = (uid.to_owned(), Vec::new());
-    let (wrong, errors) = check_each(hands, &entry);
+    let (wrong, errors) = check_each(invoker, &entry);
     let error = Error::join(errors);
     Ok(Some(Outcome { of: Work::Check, container: container.clone(), uid, done, error, wrong }))
 }
@@ -149,20 +149,20 @@ fn check(
 /// Makes a running sandbox the one of `plan`.
 fn alter(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     (plan, patience): (&Plan, Duration),
 ) -> Result<Option<Outcome>, Error> {
     let (container, uid) = (&plan.container, &plan.pod.uid);
     // A GC would take what comes for what nobody holds.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, hands, (plan, patience), (container, uid));
+    let altered = alter_alone(journal, invoker, (plan, patience), (container, uid));
     changes.retire();
     altered
 }
 
 fn alter_alone(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     (plan, patience): (&Plan, Duration),
     (container, uid): (&ContainerId, &String),
 ) -> Result<Option<Outcome>, Error> {
@@ -170,7 +170,7 @@ fn alter_alone(
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let Changed { done, errors } = change::change(journal, hands, &entry, plan, patience)
+    let Changed { done, errors } = change::change(journal, invoker, &entry, plan, patience)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());
@@ -179,7 +179,7 @@ fn alter_alone(
 
 fn take_down(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
     certainty: Certainty,
@@ -188,14 +188,14 @@ fn take_down(
     if certainty == Certainty::PodGone && namespace::is_there(&entry)? {
         return Ok(());
     }
-    detach::take_down(journal, hands, &mut entry)?;
+    detach::take_down(journal, invoker, &mut entry)?;
     lock.retire();
     Ok(())
 }
 
 /// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.
 fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
-    let program = agent::find_brain();
+    let program = agent::find_weft();
     let mut command = Command::new(&program);
     command.args(["publish", "--journal", directory, "--container-id", container.as_str()]);
     if let Some(kubeconfig) = kubeconfig {
