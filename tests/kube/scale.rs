@@ -35,10 +35,10 @@ fn memory(agent: &Agent) -> (u64, u64) {
 
 /// Asks for a plan as the hands do; whether there is one.
 fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
-    let question = json!({
-        "version": 1, "pod": { "namespace": NAMESPACE, "name": pod, "uid": uid }, "container": container,
-        "ifname": "eth0", "configuration": configuration(&bridge("home", 10)),
-    });
+    let question = json!({ "version": 1, "request": { "plan": {
+        "pod": { "namespace": NAMESPACE, "name": pod, "uid": uid }, "container": container, "ifname": "eth0", "began": 0,
+        "node": { "configuration": configuration(&bridge("home", 10)), "flavour": "weft", "files": [], "unreadable": [] },
+    } } });
     let text = question.to_string();
     let mut stream = UnixStream::connect(agent.machine.reach("/run/weft/agent.sock")).expect("the socket");
     stream.write_all(&u32::try_from(text.len()).unwrap().to_be_bytes()).unwrap();
@@ -48,7 +48,7 @@ fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
     let mut reply = vec![0; u32::from_be_bytes(length) as usize];
     stream.read_exact(&mut reply).expect("a whole reply");
     let reply: Value = serde_json::from_slice(&reply).unwrap();
-    reply["answer"]["plan"].is_object()
+    reply["response"]["plan"].is_object()
 }
 
 #[test]

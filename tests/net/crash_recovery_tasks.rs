@@ -63,18 +63,18 @@ impl<'a> Walk<'a> {
     /// The order to give the sandbox the networks that are `selected` now, with the plan that the planner makes.
     fn change(&self, selected: &str) -> Value {
         self.cluster.pod("web", selected);
-        let question = json!({
-            "version": 1,
+        let question = json!({ "version": 1, "request": { "plan": {
             "pod": { "namespace": NAMESPACE, "name": "web", "uid": "" },
-            "container": self.pod.container_id(), "ifname": "eth0", "configuration": self.config,
-        });
+            "container": self.pod.container_id(), "ifname": "eth0", "began": 0,
+            "node": { "configuration": self.config, "flavour": "weft", "files": [], "unreadable": [] },
+        } } });
         let weft = testkit::binary("weft");
         let planner = self.host.command(weft).args(["plan", "--once", "-f", MANIFESTS]);
         let said = planner.stdin(framed(&question)).finish().success().stdout;
         self.cluster.pod("web", ATTACHED);
         let (_, answer) = said.split_once('{').expect("an answer");
         let answer: Value = serde_json::from_str(&format!("{{{answer}")).expect("JSON");
-        json!({ "change": { "plan": answer["answer"]["plan"] } })
+        json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
     }
 
     fn take_down(&self) -> Value {
@@ -91,7 +91,10 @@ impl<'a> Walk<'a> {
 
     /// An order as it is handed on.
     fn errand(&self, order: &Value) -> Vec<u8> {
-        framed(&json!({ "configuration": self.config, "multus": false, "orders": [order] }))
+        framed(&json!({
+            "version": 1,
+            "taskBatch": { "configuration": self.config, "flavour": "weft", "tasks": [order] },
+        }))
     }
 
     /// Has an order carried out; there is no agent to be told.
@@ -143,7 +146,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// As an exchange is framed: its length, four bytes, big-endian, and as many bytes of JSON.
+/// A message as it is framed: its length, four bytes, big-endian, and as many bytes of JSON.
 fn framed(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()

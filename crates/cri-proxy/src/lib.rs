@@ -57,7 +57,7 @@ use cri::runtime_sandboxes;
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use fallback::Fallback;
 use networks::Networks;
-use node_support::agent_server::Socket;
+use node_support::agent_server::AgentServer;
 use node_support::journal_reader::Journal;
 use node_support::listener::Listener;
 use node_support::sandbox_gc::Overseer;
@@ -144,7 +144,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let sandboxes = Arc::new(Sandboxes::of(&entries));
     let lasting = Lasting::default();
     lasting.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
-    let questions = Socket::bind(plan_socket)?;
+    let questions = AgentServer::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());

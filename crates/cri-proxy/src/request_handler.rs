@@ -12,16 +12,18 @@ use cni::capability::{HardwareAddress, RequestedIp};
 use cni::name::IfName;
 use cni::object::Object;
 use cni::{Context, Error, code};
-use npwg::configuration::{DefaultNetwork, Flavour, InvalidAnnotation, Isolation, NodeConfiguration};
+use npwg::configuration::{DefaultNetwork, InvalidAnnotation, Isolation, NodeConfiguration};
 use npwg::definition::Disk;
 use npwg::device::Devices;
 use npwg::metadata::{Definition, NetworkReference, Pod, SpecConfig};
 use npwg::plan::{self, Access, Delegate, Plan, Request, Role, Sandbox};
 use npwg::selection::Annotation;
-use rpc::exchange::{self, Answer, Order, Question, Reply};
+use rpc::frame::{FrameError, MESSAGE_MAX};
+use rpc::message::{Request as AgentRequest, Response};
+use rpc::plan::{NodeInput, PlanRequest};
+use rpc::task::Task;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::networks::{Networks, Usable};
@@ -30,7 +32,8 @@ use crate::network_condition;
 use crate::request_networks::{ATTACHMENTS, Attachment};
 use cri::network_api::Name;
 use cri::network_api::validation::IP_RANGES;
-use node_support::agent_server::Oracle;
+use node_support::agent_server::RequestHandler;
+use node_support::frame_io;
 use node_support::metrics::Metrics;
 use node_support::plan_metadata;
 use node_support::plan_metadata::Note;
@@ -60,31 +63,29 @@ struct Wanted {
     unasked: bool,
 }
 
-impl Oracle for Planner {
-    async fn answer(&self, question: &Question) -> Result<Plan, Error> {
-        question.check()?;
-        let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
-        let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
-        let attachments = attachments(&node, question)?;
+impl RequestHandler for Planner {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+        let node = request.node.configuration()?;
+        let attachments = attachments(&node, request)?;
         let (mut plan, networks) = match (&self.agent, attachments.as_slice()) {
-            (Some(agent), []) if !question.pod.name.is_empty() => {
+            (Some(agent), []) if !request.pod.name.is_empty() => {
                 let default = self.networks.default_network()?;
-                let mut plan = relay(agent, question, &default).await?;
+                let mut plan = relay(agent, request, &default).await?;
                 let networks = give_default(&mut plan, default)?;
                 (plan, networks)
             }
             (_, asked) => {
-                let wanted = self.wanted(asked, question)?;
+                let wanted = self.wanted(asked, request)?;
                 let label = |wanted: &Wanted| (wanted.interface.to_string(), wanted.usable.label.clone());
                 let networks = wanted.iter().map(label).collect();
-                (plan(question, node, wanted)?, networks)
+                (plan(request, node, wanted)?, networks)
             }
         };
         Note { runtime: plan_metadata::settled(&self.runtime), networks }.write(&mut plan)?;
         Ok(plan)
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         let runtime = plan_metadata::settled(&self.runtime);
         // By another list it is another meta-plugin's, or somebody's own.
         self.overseer.lost(|entry| {
@@ -98,11 +99,11 @@ impl Oracle for Planner {
 }
 
 /// What came with the sandbox; nothing: it asks for nothing.
-fn attachments(node: &NodeConfiguration, question: &Question) -> Result<Vec<Attachment>, Error> {
-    if question.pod.name.is_empty() {
+fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<Attachment>, Error> {
+    if request.pod.name.is_empty() {
         return Ok(Vec::new());
     }
-    let Some(mut pod) = node.pod_of_runtime(&question.pod)? else {
+    let Some(mut pod) = node.pod_of_runtime(&request.pod)? else {
         // Without a single annotation runtimes pass none.
         if node.capabilities.contains(cni::capability::POD_ANNOTATIONS) {
             return Ok(Vec::new());
@@ -117,10 +118,10 @@ fn attachments(node: &NodeConfiguration, question: &Question) -> Result<Vec<Atta
 
 impl Planner {
     /// The primary one first.
-    fn wanted(&self, asked: &[Attachment], question: &Question) -> Result<Vec<Wanted>, Error> {
+    fn wanted(&self, asked: &[Attachment], request: &PlanRequest) -> Result<Vec<Wanted>, Error> {
         if asked.is_empty() {
             let usable = self.networks.default_network()?;
-            let interface = question.ifname.clone();
+            let interface = request.ifname.clone();
             return Ok(vec![Wanted { interface, usable, parameters: BTreeMap::new(), unasked: true }]);
         }
         let mut wanted = Vec::new();
@@ -134,19 +135,19 @@ impl Planner {
             wanted.push(Wanted { interface: interface.clone(), usable, parameters, unasked: false });
         }
         // Stable: the others stay in their order.
-        wanted.sort_by_key(|wanted| wanted.interface != question.ifname);
-        match wanted.first().is_some_and(|first| first.interface == question.ifname) {
+        wanted.sort_by_key(|wanted| wanted.interface != request.ifname);
+        match wanted.first().is_some_and(|first| first.interface == request.ifname) {
             true => Ok(wanted),
             false => Err(Error::config(format!(
                 "annotation {ATTACHMENTS}: nothing is attached as {}, which the runtime asks for",
-                question.ifname
+                request.ifname
             ))),
         }
     }
 }
 
 /// Has the planner make it, and gives each delegate what is wanted of it.
-fn plan(question: &Question, mut node: NodeConfiguration, wanted: Vec<Wanted>) -> Result<Plan, Error> {
+fn plan(request: &PlanRequest, mut node: NodeConfiguration, wanted: Vec<Wanted>) -> Result<Plan, Error> {
     let Some((primary, others)) = wanted.split_first() else { return Err(Error::internal("no network")) };
     node.default_network =
         DefaultNetwork::Written { first: Box::new(primary.usable.network.clone()), others: Vec::new() };
@@ -172,13 +173,13 @@ fn plan(question: &Question, mut node: NodeConfiguration, wanted: Vec<Wanted>) -
     }
     let annotation = (Annotation::Networks.key().to_owned(), Value::from(elements).to_string());
     let pod = Pod {
-        namespace: question.pod.namespace.clone(),
-        name: question.pod.name.clone(),
-        uid: question.pod.uid.clone(),
+        namespace: request.pod.namespace.clone(),
+        name: request.pod.name.clone(),
+        uid: request.pod.uid.clone(),
         annotations: if others.is_empty() { BTreeMap::new() } else { BTreeMap::from([annotation]) },
         ..Pod::default()
     };
-    let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
+    let sandbox = Sandbox { container: request.container.clone(), ifname: request.ifname.clone() };
     let (disk, devices, access) = (Disk::default(), Devices::default(), Access::default());
     let request = Request {
         pod: &pod,
@@ -254,32 +255,29 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
     Ok(())
 }
 
-/// Asks the agent, with the default network written out.
-async fn relay(agent: &PathBuf, question: &Question, default: &Usable) -> Result<Plan, Error> {
-    let away = |cause: &dyn std::fmt::Display| {
-        Error::new(code::TRY_AGAIN_LATER, format!("agent {}: {cause}", agent.display()))
-    };
-    let mut configuration = Object::parse(question.configuration.get().as_bytes(), "configuration")?;
+/// Requests the plan of the agent, with the default network written out.
+async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Result<Plan, Error> {
+    let mut configuration = Object::parse(request.node.configuration.get().as_bytes(), "configuration")?;
     configuration.banish("clusterNetwork");
     let network = RawValue::from_string(String::from_utf8_lossy(default.network.bytes()).into_owned())
         .map_err(|cause| Error::internal(cause.to_string()))?;
     configuration.set("delegates", &[network])?;
     let configuration =
         RawValue::from_string(configuration.to_json()).map_err(|cause| Error::internal(cause.to_string()))?;
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &Question { configuration, ..question.clone() })?;
-    let mut stream = UnixStream::connect(agent).await.map_err(|cause| away(&cause))?;
-    stream.write_all(&bytes).await.map_err(|cause| away(&cause))?;
-    let mut answer = vec![0; 4];
-    stream.read_exact(&mut answer).await.map_err(|cause| away(&cause))?;
-    let length = answer.iter().fold(0usize, |length, byte| length << 8 | usize::from(*byte));
-    if length > exchange::MESSAGE_MAX {
-        return Err(away(&format_args!("an answer of {length} bytes is too large")));
-    }
-    stream.take(length as u64).read_to_end(&mut answer).await.map_err(|cause| away(&cause))?;
-    match exchange::receive::<Reply>(&mut answer.as_slice())?.answer {
-        Answer::Plan(plan) => Ok(*plan),
-        Answer::Refused(error) => Err(error),
-        Answer::Noted => Err(away(&"it answered another question")),
+    let node = NodeInput { configuration, ..request.node.clone() };
+    let request = AgentRequest::Plan(Box::new(PlanRequest { node, ..request.clone() }));
+    let exchange = async {
+        let connected = UnixStream::connect(agent).await;
+        let mut stream = connected.map_err(|cause| FrameError::io("send", cause))?;
+        frame_io::write(&mut stream, &request).await?;
+        frame_io::read(&mut stream, MESSAGE_MAX).await
+    };
+    let response = exchange.await.map_err(|error| match Error::from(error) {
+        error if error.code == code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
+        error => error,
+    });
+    match response.context(format_args!("agent {}", agent.display()))? {
+        Response::Plan(response) => Ok(response.plan),
+        other => Err(other.into_error()),
     }
 }

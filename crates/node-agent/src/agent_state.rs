@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use cni::Error;
 use kube::Client;
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{AllocateRequest, AllocateResponse};
-use rpc::exchange::{Order, Outcome, Question, Work};
+use rpc::allocate::{AllocateRequest, AllocateResponse};
+use rpc::plan::PlanRequest;
+use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -21,8 +22,8 @@ use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::Told;
 use kube_support::kuryr::Place;
-use node_support::agent_server::Oracle;
-use node_support::client_probe::Asker;
+use node_support::agent_server::RequestHandler;
+use node_support::client_probe::ClientProbe;
 use node_support::metrics::Metrics;
 use node_support::sandbox_gc::Overseer;
 use node_support::sandboxes::Sandboxes;
@@ -123,16 +124,16 @@ impl Told for Brain {
     }
 }
 
-impl Oracle for Brain {
-    async fn answer(&self, question: &Question) -> Result<Plan, Error> {
-        self.planner.plan(question, &[]).await
+impl RequestHandler for Brain {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+        self.planner.plan(request, &[]).await
     }
 
-    async fn supply(&self, demand: &AllocateRequest, asker: &Asker<'_>) -> AllocateResponse {
-        self.supplier.deliver(demand, asker, &self.metrics).await
+    async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
+        self.supplier.deliver(request, probe, &self.metrics).await
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         // A pod that is not heard of is not a pod that is gone.
         let mut orders = match self.planner.pods.is_synced() && self.planner.pods.age().is_zero() {
             true => self
@@ -145,13 +146,13 @@ impl Oracle for Brain {
         orders
     }
 
-    async fn errands(&self, question: &Question) -> Vec<Order> {
+    async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
         loop {
-            let mut orders = self.orders();
+            let mut orders = self.due_tasks();
             if let Some(changes) = &self.changes {
-                let due = changes.due(&self.planner, &self.sandboxes, question).await;
+                let due = changes.due(&self.planner, &self.sandboxes, &request.node).await;
                 self.metrics.ordered(due.len());
                 orders.extend(due);
             }
@@ -163,17 +164,17 @@ impl Oracle for Brain {
         }
     }
 
-    fn heard(&self, outcome: &Outcome) {
-        let Some(sandbox) = self.sandboxes.find(&outcome.container) else { return };
+    fn task_result(&self, result: &TaskResult) {
+        let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;
-        if pod.uid != outcome.uid {
+        if pod.uid != result.uid {
             return;
         }
-        let error = outcome.error.as_ref().map(ToString::to_string);
-        match outcome.of {
-            Work::Check => {
-                let container = &outcome.container;
-                match self.drift.heard(outcome) {
+        let error = result.error.as_ref().map(ToString::to_string);
+        match result.kind {
+            TaskKind::Check => {
+                let container = &result.container;
+                match self.drift.heard(result) {
                     Heard::Same => {}
                     Heard::WrongFromTheFirst => {
                         warn!(%container, error, "a plugin finds fault with what it made: that is no change");
@@ -189,14 +190,14 @@ impl Oracle for Brain {
                 }
                 self.metrics.drifted(self.drift.count());
             }
-            Work::Change => {
-                self.planner.events.changed(pod, &outcome.done);
-                let came = outcome.done.iter().filter(|done| done.added.is_some());
-                came.for_each(|done| self.drift.came(&outcome.container, &done.ifname));
+            TaskKind::Change => {
+                self.planner.events.changed(pod, &result.changes);
+                let came = result.changes.iter().filter(|done| done.added.is_some());
+                came.for_each(|done| self.drift.came(&result.container, &done.ifname));
                 self.metrics.changed(if error.is_some() { "failed" } else { "changed" });
                 if let Some(error) = error {
                     self.planner.events.unchanged(pod, "Change", &error);
-                    warn!(container = %outcome.container, error, "a running pod could not be changed");
+                    warn!(container = %result.container, error, "a running pod could not be changed");
                 }
             }
         }

@@ -28,7 +28,7 @@ use ipam::{
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation, VERSION};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -43,7 +43,7 @@ use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{elsewhere, placed};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
-use node_support::client_probe::Asker;
+use node_support::client_probe::ClientProbe;
 use node_support::metrics::Metrics;
 
 /// How long the watch of our blocks is waited for.
@@ -83,21 +83,17 @@ impl Supplier {
     pub(crate) async fn deliver(
         &self,
         demand: &AllocateRequest,
-        asker: &Asker<'_>,
+        probe: &ClientProbe<'_>,
         metrics: &Metrics,
     ) -> AllocateResponse {
         let refused = |why: String| AllocateResponse::unavailable(why);
-        if demand.addresses > VERSION {
-            let other = demand.addresses;
-            return refused(format!("demand of version {other}: this agent answers up to {VERSION}"));
-        }
         self.asked.send_replace(true);
         let is_here = Path::new(&demand.directory) == self.ledgers;
         let store = if is_here { demand.store.clone() } else { placed(&demand.store, &demand.directory) };
         let demand = &AllocateRequest { store, ..demand.clone() };
         let shelf = self.shelf(&demand.store);
         let mut shelf = shelf.lock().await;
-        let answered = self.answer((demand, asker), &mut shelf, metrics).await;
+        let answered = self.answer((demand, probe), &mut shelf, metrics).await;
         let outcome = match &answered {
             Ok(supply) if supply.error.is_some() => "refused",
             Ok(_) => "allocated",
@@ -189,7 +185,7 @@ impl Supplier {
 
     async fn answer(
         &self,
-        (demand, asker): (&AllocateRequest, &Asker<'_>),
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         shelf: &mut Shelf,
         metrics: &Metrics,
     ) -> Result<LeaseResponse, String> {
@@ -232,9 +228,9 @@ impl Supplier {
             }
             Operation::Allocate(
                 kind @ (AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_)),
-            ) => self.serve_claim(&counter, &pool.name, (demand, asker), kind, shelf).await,
+            ) => self.serve_claim(&counter, &pool.name, (demand, probe), kind, shelf).await,
             Operation::Allocate(kind) => {
-                self.serve(&counter, &pool.name, (demand, asker), (kind, kind), shelf).await
+                self.serve(&counter, &pool.name, (demand, probe), (kind, kind), shelf).await
             }
         }?;
         if supply.error == Some(AllocationError::PoolChanged) {
@@ -313,12 +309,12 @@ impl Supplier {
         &self,
         counter: &BlockAllocator<'_, Cluster>,
         pool: &str,
-        (demand, asker): (&AllocateRequest, &Asker<'_>),
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         wanted: AllocationKind,
         shelf: &mut Shelf,
     ) -> Result<LeaseResponse, String> {
         let Some(claim) = Claim::of(&self.client, demand).await? else {
-            return self.serve(counter, pool, (demand, asker), (wanted, wanted), shelf).await;
+            return self.serve(counter, pool, (demand, probe), (wanted, wanted), shelf).await;
         };
         let range = demand.pool.range;
         let kind = match (claim.address(range)?, wanted) {
@@ -331,7 +327,7 @@ impl Supplier {
             (Some(ip), _) => AllocationKind::AddressForClaim(ip),
             (None, wanted) => wanted,
         };
-        let supply = self.serve(counter, pool, (demand, asker), (wanted, kind), shelf).await?;
+        let supply = self.serve(counter, pool, (demand, probe), (wanted, kind), shelf).await?;
         let refusal = supply.error.as_ref().map(ToString::to_string);
         match (supply.leases.iter().find(|lease| lease.single_owner), &refusal) {
             // It is asked again.
@@ -351,7 +347,7 @@ impl Supplier {
         &self,
         counter: &BlockAllocator<'_, Cluster>,
         pool: &str,
-        (demand, asker): (&AllocateRequest, &Asker<'_>),
+        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         (wanted, kind): (AllocationKind, AllocationKind),
         shelf: &mut Shelf,
     ) -> Result<LeaseResponse, String> {
@@ -371,7 +367,7 @@ impl Supplier {
         // It may be the next one's, who has the ledger by now.
         let is_known = |object: &IpBlock| ask.blocks.iter().any(|known| known.lease == object.lease_id());
         if !seen.iter().all(is_known) {
-            asker.is_still_there().await?;
+            probe.confirm().await.map_err(|unconfirmed| unconfirmed.to_string())?;
         }
         let mut supply = counter.serve(&ask, &seen).await;
         let wanted = match (wanted, &supply.error) {

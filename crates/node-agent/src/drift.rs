@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::name::{ContainerId, IfName};
-use rpc::exchange::{Order, Outcome};
+use rpc::task::{Task, TaskResult};
 use tracing::warn;
 
 use node_support::sandboxes::Sandboxes;
@@ -94,7 +94,7 @@ impl Drift {
     }
 
     /// The checks that are due now.
-    pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Order> {
+    pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Task> {
         if self.interval.is_zero() {
             return Vec::new();
         }
@@ -116,20 +116,16 @@ impl Drift {
                 continue;
             }
             known.due = now + self.interval;
-            orders.push(Order::Check { container, uid: sandbox.entry.plan.pod.uid.clone() });
+            orders.push(Task::Check { container, uid: sandbox.entry.plan.pod.uid.clone() });
         }
         orders
     }
 
     /// Keeps what was found; what is new of it?
-    pub(crate) fn heard(&self, outcome: &Outcome) -> Heard {
+    pub(crate) fn heard(&self, result: &TaskResult) -> Heard {
         let mut seen = self.seen();
-        let Some(known) = seen.get_mut(&outcome.container) else { return Heard::Same };
-        let wrong: BTreeSet<IfName> = match (outcome.wrong.is_empty(), &outcome.error) {
-            // The check failed before any attachment was checked.
-            (true, Some(_)) => IfName::new("sandbox").into_iter().collect(),
-            _ => outcome.wrong.iter().cloned().collect(),
-        };
+        let Some(known) = seen.get_mut(&result.container) else { return Heard::Same };
+        let wrong: BTreeSet<IfName> = result.wrong.iter().cloned().collect();
         let fresh = std::mem::take(&mut known.fresh);
         let first = known.always.is_none();
         let knew = known.always.clone();
@@ -172,7 +168,7 @@ impl Drift {
 
 #[cfg(test)]
 mod tests {
-    use rpc::exchange::Work;
+    use rpc::task::TaskKind;
 
     use super::*;
 
@@ -184,11 +180,11 @@ mod tests {
         drift
     }
 
-    fn found(wrong: &[&str]) -> Outcome {
+    fn found(wrong: &[&str]) -> TaskResult {
         let error = (!wrong.is_empty()).then(|| cni::Error::internal("wrong"));
         let wrong = wrong.iter().map(|name| IfName::new(name).unwrap()).collect();
         let container = ContainerId::new("c").unwrap();
-        Outcome { of: Work::Check, container, uid: "u".into(), done: Vec::new(), error, wrong }
+        TaskResult { kind: TaskKind::Check, container, uid: "u".into(), changes: Vec::new(), error, wrong }
     }
 
     #[test]
@@ -212,14 +208,6 @@ mod tests {
         assert_eq!(drift.heard(&found(&["net1"])), Heard::WrongFromTheFirst);
         assert_eq!((drift.heard(&found(&["net1"])), drift.count()), (Heard::Same, 0));
         assert_eq!(drift.heard(&found(&["net1", "eth0"])), Heard::Changed);
-    }
-
-    #[test]
-    fn hands_that_do_not_say_which_are_believed_as_a_whole() {
-        let (drift, unsaid) = (drift(), Outcome { wrong: Vec::new(), ..found(&["eth0"]) });
-        assert_eq!(drift.heard(&found(&[])), Heard::Same);
-        assert_eq!(drift.heard(&unsaid), Heard::Changed);
-        assert_eq!(drift.heard(&found(&[])), Heard::Restored);
     }
 
     #[test]

@@ -16,8 +16,9 @@ use cni::{Error, code};
 use npwg::refusal::Reason;
 use npwg::selection::Annotation;
 use rpc::change;
-use rpc::exchange::{Order, Purpose, Question};
 use rpc::journal::Entry;
+use rpc::plan::{NodeInput, PlanRequest};
+use rpc::task::Task;
 
 use super::planner::{Planner, place};
 use node_support::plan_metadata::has_its_own;
@@ -48,7 +49,7 @@ enum Verdict {
     /// It is as asked.
     Same,
     /// It is to be made so.
-    Order(Order),
+    Order(Task),
     /// It cannot be: where that showed, and why, unless it was told already.
     Never(Option<(&'static str, String)>),
     /// Nothing can be said now.
@@ -60,13 +61,8 @@ impl Changes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The changes that are due; `question` has what the node's disk says.
-    pub(crate) async fn due(
-        &self,
-        planner: &Planner,
-        sandboxes: &Sandboxes,
-        question: &Question,
-    ) -> Vec<Order> {
+    /// The changes that are due; `node` has what the node's disk says.
+    pub(crate) async fn due(&self, planner: &Planner, sandboxes: &Sandboxes, node: &NodeInput) -> Vec<Task> {
         if !planner.sees_cluster() {
             return Vec::new();
         }
@@ -78,7 +74,7 @@ impl Changes {
                 break;
             }
             if let Some(annotation) = self.is_due(planner, &sandbox.entry) {
-                let verdict = verdict(planner, question, &sandbox.entry).await;
+                let verdict = verdict(planner, node, &sandbox.entry).await;
                 orders.extend(self.settle(planner, &sandbox.entry, annotation, verdict));
             }
         }
@@ -110,7 +106,7 @@ impl Changes {
         entry: &Entry,
         annotation: Option<String>,
         verdict: Verdict,
-    ) -> Option<Order> {
+    ) -> Option<Task> {
         let mut seen = self.seen();
         let times = seen.get(&entry.container_id).filter(|known| known.annotation == annotation);
         let times = times.map_or(0, |known| known.times + 1);
@@ -126,16 +122,15 @@ impl Changes {
     }
 }
 
-async fn verdict(planner: &Planner, question: &Question, entry: &Entry) -> Verdict {
-    let question = Question {
+async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict {
+    let request = PlanRequest {
         pod: entry.plan.pod.clone(),
         container: entry.container_id.clone(),
         ifname: entry.ifname.clone(),
-        purpose: Purpose::Plan,
+        node: node.clone(),
         began: 0,
-        ..question.clone()
     };
-    let plan = match planner.plan(&question, &entry.held()).await {
+    let plan = match planner.plan(&request, &entry.held()).await {
         Ok(plan) => plan,
         Err(Error { code: code::TRY_AGAIN_LATER, .. }) => return Verdict::Later,
         // The refusal was told with its reason.
@@ -147,7 +142,7 @@ async fn verdict(planner: &Planner, question: &Question, entry: &Entry) -> Verdi
     }
     match change::between(entry, &plan) {
         Ok(None) => Verdict::Same,
-        Ok(Some(_)) => Verdict::Order(Order::Change { plan: Box::new(plan) }),
+        Ok(Some(_)) => Verdict::Order(Task::Change { plan: Box::new(plan) }),
         Err(error) => Verdict::Never(Some(("PlanChange", error.to_string()))),
     }
 }

@@ -49,7 +49,7 @@ use cri::runtime_sandboxes::RuntimeSandboxes;
 use ipam_api::store_name::LEDGERS;
 use kube_support::kuryr::Place;
 use kube_support::{client, events, health};
-use node_support::agent_server::Socket;
+use node_support::agent_server::AgentServer;
 use node_support::metrics::Metrics;
 use node_support::sandboxes::Sandboxes;
 use node_support::traces::{Export, Traces};
@@ -140,7 +140,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = client::client(kubeconfig.as_deref()).await?;
     let page = health::bind(*listen).await?;
-    let (checked, socket) = (socket.with_file_name(CHECKED), Socket::bind(socket)?);
+    let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
     let lasting = Lasting::default();
     let orphan_grace = Duration::from_secs(*orphan_grace);

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::configuration::NodeConfiguration;
 use npwg::metadata::{Definition, NetworkReference, Pod};
-use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request, Sandbox};
+use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
-use rpc::exchange::Question;
+use rpc::plan::PlanRequest;
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -103,12 +103,10 @@ impl Planner {
     ///
     /// # Errors
     /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
-    pub(crate) async fn plan(&self, question: &Question, held: &[Held]) -> Result<Plan, Error> {
-        question.check()?;
-        let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
-        let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
+    pub(crate) async fn plan(&self, request: &PlanRequest, held: &[Held]) -> Result<Plan, Error> {
+        let node = request.node.configuration()?;
         let latest = tokio::time::Instant::now() + SYNC_MAX;
-        let pod = self.pod(&node, &question.pod, latest).await?;
+        let pod = self.pod(&node, &request.pod, latest).await?;
         let wanted = plan::wanted(&pod, &node);
         if !wanted.is_empty() {
             self.seen(&self.definitions, latest).await?;
@@ -119,8 +117,8 @@ impl Planner {
             device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions)
                 .await?;
         let access = self.access(&pod, &definitions).await;
-        let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
-        let disk = question.disk();
+        let sandbox = request.sandbox();
+        let disk = request.node.disk();
         // What is lent to the planner is not kept while ports are waited for.
         let planned = {
             let request = Request {

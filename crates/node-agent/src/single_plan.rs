@@ -12,9 +12,10 @@ use kube::{Api, Client};
 use neutron::pod_state::PodState;
 use npwg::configuration::{NodeConfiguration, VifStore};
 use npwg::metadata::{Definition, NetworkReference, Pod};
-use npwg::plan::{self, Plan, PodIdentity, Request, Sandbox};
+use npwg::plan::{self, Plan, PodIdentity, Request};
 use npwg::policy;
-use rpc::exchange::{Order, Question};
+use rpc::plan::{PlanRequest, PlanResponse};
+use rpc::task::Task;
 
 use super::resource_slices::Slices;
 use crate::pod_resources::POD_RESOURCES;
@@ -34,10 +35,10 @@ const PORTS_POLL: Duration = Duration::from_millis(250);
 /// # Errors
 /// 3 the pod is unknown · 7 the plan is refused · 11 there is no cluster to ask, or it does not answer.
 pub fn plan(
-    question: &Question,
+    request: &PlanRequest,
     node: &NodeConfiguration,
     kubeconfig: Option<&Path>,
-) -> Result<(Plan, Vec<Order>), Error> {
+) -> Result<PlanResponse, Error> {
     let cure = "start the agent, or set manifestDir or kubeconfig in the meta-plugin's configuration";
     let later = |failure: Failure| {
         let error = Error::from(failure.context("weft plan --once"));
@@ -45,14 +46,14 @@ pub fn plan(
     };
     let plan = runtime().map_err(later)?.block_on(async {
         let client = client::client_of_objects(kubeconfig).await.map_err(later)?;
-        ask_and_plan(question, node, client).await
+        ask_and_plan(request, node, client).await
     })?;
-    let publish = Order::Publish {
-        container: question.container.clone(),
+    let publish = Task::Publish {
+        container: request.container.clone(),
         kubeconfig: kubeconfig.map(|path| path.display().to_string()),
     };
-    let orders = if plan.pod.uid.is_empty() { Vec::new() } else { vec![publish] };
-    Ok((plan, orders))
+    let tasks = if plan.pod.uid.is_empty() { Vec::new() } else { vec![publish] };
+    Ok(PlanResponse { plan, tasks })
 }
 
 /// Do these credentials read what a plan takes?
@@ -64,8 +65,12 @@ pub fn reach(kubeconfig: &Path) -> Result<(), Failure> {
     })
 }
 
-async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Client) -> Result<Plan, Error> {
-    let pod = pod(node, &client, &question.pod).await?;
+async fn ask_and_plan(
+    request: &PlanRequest,
+    node: &NodeConfiguration,
+    client: Client,
+) -> Result<Plan, Error> {
+    let pod = pod(node, &client, &request.pod).await?;
     let mut definitions: BTreeMap<NetworkReference, Definition> = BTreeMap::new();
     for reference in plan::wanted(&pod, node) {
         let api = Api::<DefinitionObject>::namespaced(client.clone(), &reference.namespace);
@@ -83,13 +88,13 @@ async fn ask_and_plan(question: &Question, node: &NodeConfiguration, client: Cli
     let kubelet = node.pod_resources.as_deref().unwrap_or(POD_RESOURCES);
     let slices = Slices::new(&pod.node_name);
     let devices = device_facts::devices(Path::new(kubelet), (&client, &slices), &pod, &definitions).await?;
-    let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
+    let sandbox = request.sandbox();
     let request = Request {
         pod: &pod,
         sandbox: &sandbox,
         node,
         definitions: &definitions,
-        disk: &question.disk(),
+        disk: &request.node.disk(),
         devices: &devices,
         access: &policy::access(&pod, policies, labels.as_ref()),
         held: &[],

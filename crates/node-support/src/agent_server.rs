@@ -1,14 +1,19 @@
-//! The socket on which the hands ask: one question a connection, one reply, then a report. A ledger of addresses asks here, too.
+//! Server of the agent's socket: receives the requests of `weft-cni` and returns the responses of a [`RequestHandler`].
 //!
-//! Rules:
-//! - who may ask, and how an agent is replaced, is [`Listener`]'s;
-//! - who comes for work is sent away when the agent ends: nobody waits for him;
-//! - questions are answered in the order they came, a few at a time; more than can wait are told to come again;
-//! - a plan needs nothing but what the agent knows: it waits for nobody who waits for the API server or for a port, of whom there
-//!   may be many (a pod can ask for what never comes), and neither does who needs addresses for who gives some back;
-//! - whoever stalls is cut off; a question that cannot be answered in time is refused, sooner than the kubelet gives up.
+//! One connection is one exchange. [`Listener`] decides which clients may connect, and how an agent is replaced.
+//!
+//! - Requests are served in the order of their arrival, [`PARALLEL`] at a time. [`QUEUE_MAX`] more wait in a queue; beyond that
+//!   a request is refused and may be repeated.
+//! - A request that takes longer than [`SLOT_MAX`] no longer blocks others: a pod may request a port that is never created.
+//! - Allocations have slots of their own, so that they and plans do not wait for each other; allocations that are repeated with
+//!   a later call anyway do not delay those that a client waits for.
+//! - An allocation ends when its client goes away: the next holder of the store's lock may get what this request does not
+//!   know of. A release is completed, and so is a prefetch, whose client does not wait.
+//! - Clients that poll for tasks get a response at once when the agent shuts down.
+//! - A client that stalls is disconnected. A plan that is not ready in time is refused before the kubelet gives up.
+//!
+//! Source: `docs/design/rpc.md`.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,101 +21,96 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
 use npwg::plan::Plan;
-use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation};
-use rpc::exchange::{self, Answer, MESSAGE_MAX, Order, Outcome, Purpose, Question, Reply, Report};
-use serde::Deserialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
+use rpc::frame::{FrameError, MESSAGE_MAX, REPORT_MAX, SIGNAL_MAX};
+use rpc::message::{Request, Response};
+use rpc::plan::{PlanRequest, PlanResponse};
+use rpc::task::{PollTasks, Task, TaskResult};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch::Sender;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tracing::{Instrument, info, info_span, warn};
 
+use super::frame_io;
 use super::metrics::Metrics;
 use super::traces::{Trace, Traces};
-use crate::client_probe::Asker;
+use crate::client_probe::ClientProbe;
 use crate::listener::Listener;
 use cli_support::activity::Call;
 use cli_support::failure::Failure;
 
-/// Questions that are answered at a time.
+/// Requests served at a time, and as many allocations.
 const PARALLEL: usize = 32;
-/// Demands for addresses at a time of those for whom the same is done with a later call, if not now.
-const COURTESIES: usize = 8;
-/// How long such a one waits: whoever sent it has gone then.
-const COURTESY_MAX: Duration = Duration::from_secs(2);
-/// Questions that may wait.
-const WAITING_MAX: usize = 512;
-/// How long an answer has a turn; what takes longer waits for somebody else.
-const TURN_MAX: Duration = Duration::from_secs(1);
-/// Connections at a time: also those whose report is still awaited.
+/// Best-effort allocations served at a time: a later call repeats them.
+const BEST_EFFORT: usize = 8;
+/// Timeout of a best-effort allocation for its slot: its client has gone by then.
+const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
+/// Requests in the queue, and requests that take longer than [`SLOT_MAX`].
+const QUEUE_MAX: usize = 512;
+/// Time after which a request gives its slot to the next one.
+const SLOT_MAX: Duration = Duration::from_secs(1);
+/// Connections at a time, including those that wait for a report.
 const CONNECTIONS_MAX: usize = 2048;
-/// How long a question may take to arrive, and a reply to leave.
+/// Deadline for a request to arrive, and for a response to be sent.
 const TRANSFER_MAX: Duration = Duration::from_secs(5);
-/// How long an answer may take.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// How long a report is awaited: every delegate of a pod may take its minute.
-const REPORT_MAX: Duration = Duration::from_secs(600);
-/// What tells a demand for addresses from a question.
-#[derive(Deserialize)]
-struct Head {
-    #[serde(default)]
-    addresses: Option<u32>,
-}
-/// Largest report, in bytes.
-const REPORT_BYTES: usize = 1 << 20;
+/// Deadline for a response to be ready.
+const RESPONSE_MAX: Duration = Duration::from_secs(30);
+/// Deadline for the report of an executed plan: every delegate of a pod may take a minute.
+const REPORT_WAIT: Duration = Duration::from_secs(600);
 
-/// What questions are put to.
-pub trait Oracle: Send + Sync + 'static {
-    /// The plan for a sandbox, or why there is none.
-    fn answer(&self, question: &Question) -> impl Future<Output = Result<Plan, Error>> + Send;
-    /// Blocks for a ledger of addresses.
-    fn supply(&self, _: &AllocateRequest, _: &Asker<'_>) -> impl Future<Output = AllocateResponse> + Send {
+/// Handler of the requests.
+pub trait RequestHandler: Send + Sync + 'static {
+    /// Returns the plan of a sandbox, or why there is none.
+    fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Plan, Error>> + Send;
+    /// Returns blocks for an address store.
+    fn allocate_blocks(
+        &self,
+        _: &AllocateRequest,
+        _: &ClientProbe<'_>,
+    ) -> impl Future<Output = AllocateResponse> + Send {
         async { AllocateResponse::unavailable("no cluster to lease addresses from") }
     }
-    /// What else is to be done on this node.
-    fn orders(&self) -> Vec<Order>;
-    /// What is to be done by somebody who comes for nothing else; waits a while until there is something.
-    fn errands(&self, _: &Question) -> impl Future<Output = Vec<Order>> + Send {
+    /// Returns the tasks that are due, for the client of a plan.
+    fn due_tasks(&self) -> Vec<Task>;
+    /// Waits for a while until tasks are due, for a client that only polls for them.
+    fn poll_tasks(&self, _: &PollTasks) -> impl Future<Output = Vec<Task>> + Send {
         async { Vec::new() }
     }
-    /// What came of an order.
-    fn heard(&self, _: &Outcome) {}
-    /// Its figures, where it has any.
+    /// Receives the result of a task.
+    fn task_result(&self, _: &TaskResult) {}
+    /// Returns the metrics, if there are any.
     fn metrics(&self) -> Option<&Metrics>;
-    /// A call begins that somebody waits for.
+    /// Notes that a pod is being attached, until the value is dropped.
     fn begin(&self) -> Option<Call<'_>> {
         None
     }
-    /// Where the spans of calls go, if anywhere.
+    /// Returns the exporter of traces, if there is one.
     fn traces(&self) -> Option<&Traces> {
         None
     }
 }
 
-/// The socket, which goes when this is dropped, unless another agent has taken its place.
+/// Server on a socket, which is removed when this is dropped, unless another agent has replaced it.
 #[derive(Debug)]
-pub struct Socket(Listener);
+pub struct AgentServer(Listener);
 
-impl Socket {
+impl AgentServer {
     /// Listens at `path`.
-    pub fn bind(path: &Path) -> Result<Socket, Failure> {
-        Listener::bind(path).map(Socket)
+    pub fn bind(path: &Path) -> Result<AgentServer, Failure> {
+        Listener::bind(path).map(AgentServer)
     }
 
-    /// Whether another process answers in this one's place.
+    /// Whether another process listens in this one's place.
     pub fn replaced(&self) -> Arc<AtomicBool> {
         self.0.replaced()
     }
 
-    /// Answers until `end` comes, then those who are already waiting.
-    pub async fn serve<O: Oracle>(self, oracle: Arc<O>, end: impl Future<Output = ()>) {
-        let Socket(mut listener) = self;
-        let [turns, supplies] = [PARALLEL; 2].map(Semaphore::new);
-        let (courtesies, waiting, ending) =
-            (Semaphore::new(COURTESIES), AtomicUsize::new(0), Sender::new(false));
-        let patient = Semaphore::new(WAITING_MAX);
-        let desk = Arc::new(Desk { oracle, turns, patient, supplies, courtesies, waiting, ending });
+    /// Serves requests until `end`, then those that have arrived before.
+    pub async fn serve<H: RequestHandler>(self, handler: Arc<H>, end: impl Future<Output = ()>) {
+        let AgentServer(mut listener) = self;
+        let exchanges = Arc::new(Exchanges::new(handler));
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut end = std::pin::pin!(end);
         let mut ending = false;
@@ -119,287 +119,273 @@ impl Socket {
                 stream = listener.accept() => stream,
                 () = &mut end, if !ending => {
                     listener.retire();
-                    desk.ending.send_replace(true);
+                    exchanges.ending.send_replace(true);
                     ending = true;
                     continue;
                 }
-                // Whoever connected before the socket went has been accepted by now.
+                // A client that connected before the socket was removed has been accepted by now.
                 () = tokio::time::sleep(Duration::from_millis(50)), if ending => break,
             };
             let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-                warn!(connections = CONNECTIONS_MAX, "too many connections");
+                warn!(connections = CONNECTIONS_MAX, "connection closed: too many connections");
                 continue;
             };
-            let desk = Arc::clone(&desk);
+            let exchanges = Arc::clone(&exchanges);
             tokio::spawn(async move {
-                if let Err(error) = desk.talk(stream).await {
-                    warn!(%error, "a conversation ended early");
+                if let Err(error) = exchanges.serve(stream).await {
+                    warn!(%error, "exchange ended early");
                 }
                 drop(permit);
             });
         }
-        // Answers that are under way are finished; reports are not waited for.
-        let _ = timeout(ANSWER_MAX, desk.is_done()).await;
+        // Requests that are being served are completed; reports are not waited for.
+        let _ = timeout(RESPONSE_MAX, exchanges.are_served()).await;
     }
 }
 
-/// When somebody came, by the clock that does not jump and by the one on the wall.
-type Began = (Instant, SystemTime);
+/// Arrival of a request, by the monotonic clock and by the system's.
+type Arrival = (Instant, SystemTime);
 
-/// Where questions are answered.
-struct Desk<O> {
-    oracle: Arc<O>,
-    turns: Semaphore,
-    /// Places of those who had a turn and wait for somebody else.
-    patient: Semaphore,
-    /// Those of demands that somebody needs.
-    supplies: Semaphore,
-    /// Those of the others.
-    courtesies: Semaphore,
-    waiting: AtomicUsize,
-    /// Does the agent end?
+/// What all exchanges share.
+struct Exchanges<H> {
+    handler: Arc<H>,
+    /// Slots of requests that are being served.
+    slots: Semaphore,
+    /// Slots of requests that take longer than [`SLOT_MAX`].
+    slow: Semaphore,
+    /// Slots of allocations that a client waits for.
+    allocations: Semaphore,
+    /// Slots of best-effort allocations.
+    best_effort: Semaphore,
+    /// Number of requests in the queue.
+    queued: AtomicUsize,
+    /// Whether the agent shuts down.
     ending: Sender<bool>,
 }
 
-impl<O: Oracle> Desk<O> {
-    /// One conversation.
-    async fn talk(&self, mut stream: UnixStream) -> Result<(), Error> {
-        let (started, arrived) = (Instant::now(), SystemTime::now());
-        let (mut trace, mut call) = (None, None);
-        let reply = match self.turn().await {
-            None => {
-                let why = format!("agent: {WAITING_MAX} questions are waiting already");
-                Reply::plain(Answer::Refused(Error::new(code::TRY_AGAIN_LATER, why)))
-            }
-            Some(turn) => {
-                let bytes = receive_bytes(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await?;
-                if exchange::receive::<Head>(&mut bytes.as_slice())?.addresses.is_some() {
-                    drop(turn);
-                    return self.supply(stream, &bytes).await;
-                }
-                let question: Question = exchange::receive(&mut bytes.as_slice())?;
-                if question.purpose == Purpose::Plan {
-                    call = self.oracle.begin();
-                }
-                if let (Some(traces), Purpose::Plan) = (self.oracle.traces(), &question.purpose) {
-                    trace = Some(traces.begin(&question, arrived));
-                }
-                // An order given to somebody who has gone would be lost.
-                let gone = async { stream.read_u8().await.is_err() };
-                let reply = self.reply(&question, (started, arrived), &mut trace);
-                tokio::select! {
-                    reply = self.within(turn, reply) => reply,
-                    true = gone, if question.purpose == Purpose::Orders => return Ok(()),
-                }
+impl<H: RequestHandler> Exchanges<H> {
+    fn new(handler: Arc<H>) -> Exchanges<H> {
+        Exchanges {
+            handler,
+            slots: Semaphore::new(PARALLEL),
+            slow: Semaphore::new(QUEUE_MAX),
+            allocations: Semaphore::new(PARALLEL),
+            best_effort: Semaphore::new(BEST_EFFORT),
+            queued: AtomicUsize::new(0),
+            ending: Sender::new(false),
+        }
+    }
+
+    /// Serves one connection.
+    async fn serve(&self, mut stream: UnixStream) -> Result<(), FrameError> {
+        let arrival = (Instant::now(), SystemTime::now());
+        let Some(slot) = self.slot().await else {
+            let why = format!("agent: {QUEUE_MAX} requests are in the queue already");
+            return respond(&mut stream, &refused(code::TRY_AGAIN_LATER, &why)).await;
+        };
+        let request = match frame_io::read_within(&mut stream, MESSAGE_MAX, TRANSFER_MAX).await {
+            Ok(request) => request,
+            Err(error @ (FrameError::Io { .. } | FrameError::Truncated { .. })) => return Err(error),
+            Err(error) => {
+                respond(&mut stream, &refused(code::DECODING_FAILURE, &error)).await?;
+                return Err(error);
             }
         };
-        let planned = matches!(reply.answer, Answer::Plan(_));
-        let mut bytes = Vec::new();
-        exchange::send(&mut bytes, &reply)?;
-        let sent = timeout(TRANSFER_MAX, stream.write_all(&bytes)).await;
-        sent.map_err(|_| Error::io("reply", "nobody takes it"))?
-            .map_err(|cause| Error::io("reply", cause))?;
-        if planned {
-            // A process that is killed does not report.
-            if let Ok(report) = receive::<Report>(&mut stream, REPORT_BYTES, REPORT_MAX).await {
-                self.oracle.metrics().inspect(|metrics| metrics.reported(&report));
+        match request {
+            Request::Plan(request) => self.plan(stream, slot, &request, arrival).await,
+            Request::PollTasks(request) => self.poll_tasks(stream, slot, &request).await,
+            Request::TaskResult(result) => {
+                self.handler.task_result(&result);
+                drop(slot);
+                respond(&mut stream, &Response::Accepted).await
+            }
+            Request::AllocateBlocks(request) => {
+                drop(slot);
+                self.allocate_blocks(stream, &request).await
+            }
+            Request::PlanReport(_) | Request::ClientAlive => {
+                respond(&mut stream, &refused(code::DECODING_FAILURE, &"message begins no exchange")).await
+            }
+        }
+    }
+
+    /// Returns a plan, and receives the report of its execution.
+    async fn plan(
+        &self,
+        mut stream: UnixStream,
+        slot: SemaphorePermit<'_>,
+        request: &PlanRequest,
+        arrival: Arrival,
+    ) -> Result<(), FrameError> {
+        let _call = self.handler.begin();
+        let mut trace = self.handler.traces().map(|traces| traces.begin(request, arrival.1));
+        let response = self.within(slot, self.planned(request, arrival, &mut trace)).await;
+        respond(&mut stream, &response).await?;
+        if matches!(response, Response::Plan(_)) {
+            // A client that is killed does not report.
+            let report = frame_io::read_within(&mut stream, REPORT_MAX, REPORT_WAIT).await;
+            if let Ok(Request::PlanReport(report)) = report {
+                self.handler.metrics().inspect(|metrics| metrics.reported(&report));
                 trace.into_iter().for_each(|trace| trace.reported(&report));
             }
-            drop(call);
         }
         Ok(())
     }
 
-    /// Leases what a ledger of addresses lacks. Whoever asks ahead has gone when it is there. If anybody else has, his ledger is
-    /// the next one's, who may be given what this question does not know: it ends. What is to be given back is so for ever.
-    async fn supply(&self, mut stream: UnixStream, bytes: &[u8]) -> Result<(), Error> {
-        let delivery = match exchange::receive::<AllocateRequest>(&mut &*bytes) {
-            Ok(demand) => {
-                let (mut reading, writing) = stream.split();
-                let asker = Asker::new(writing);
-                let answered = timeout(ANSWER_MAX, async {
-                    let _turn = self.turn_of(demand.operation).await?;
-                    Some(self.oracle.supply(&demand, &asker).await)
-                });
-                let gone = async {
-                    while let Ok(said) = reading.read_u8().await {
-                        asker.heard(said);
-                    }
-                };
-                let answered = tokio::select! {
-                    // First, so that nothing is changed by what was read after he had gone.
-                    biased;
-                    () = gone, if !matches!(demand.operation, Operation::Prefetch | Operation::Return) => return Ok(()),
-                    answered = answered => answered.ok().flatten(),
-                };
-                let late = || AllocateResponse::unavailable("agent: no answer in time");
-                match demand.operation {
-                    Operation::Prefetch => return Ok(()),
-                    _ => answered.unwrap_or_else(late),
-                }
-            }
-            Err(error) => AllocateResponse::unavailable(error.msg),
-        };
-        let mut bytes = Vec::new();
-        exchange::send(&mut bytes, &delivery)?;
-        let sent = timeout(TRANSFER_MAX, stream.write_all(&bytes)).await;
-        sent.map_err(|_| Error::io("reply", "nobody takes it"))?.map_err(|cause| Error::io("reply", cause))
-    }
-
-    /// Waits among the demands for addresses; nothing if it takes longer than whoever sent it waits.
-    async fn turn_of(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
-        if operation.needs_address() || operation == Operation::CheckCapacity {
-            return self.supplies.acquire().await.ok();
-        }
-        timeout(COURTESY_MAX, self.courtesies.acquire()).await.ok()?.ok()
-    }
-
-    /// Waits until nobody is being answered.
-    async fn is_done(&self) {
-        for (turns, count) in [
-            (&self.turns, PARALLEL),
-            (&self.patient, WAITING_MAX),
-            (&self.supplies, PARALLEL),
-            (&self.courtesies, COURTESIES),
-        ] {
-            // No semaphore is ever closed.
-            let _ = turns.acquire_many(u32::try_from(count).unwrap_or(u32::MAX)).await;
-        }
-    }
-
-    /// Waits in the queue; nothing if it is full.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        let metrics = self.oracle.metrics();
-        if let Some(metrics) = metrics {
-            metrics.waiting.inc();
-        }
-        // The semaphore is never closed.
-        let turn = self.turns.acquire().await.ok();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        if let Some(metrics) = metrics {
-            metrics.waiting.dec();
-        }
-        turn
-    }
-
-    /// What comes of it, in a turn that is somebody else's after a while.
-    async fn within<T>(&self, turn: SemaphorePermit<'_>, work: impl Future<Output = T>) -> T {
-        let mut work = std::pin::pin!(work);
-        if let Ok(done) = timeout(TURN_MAX, &mut work).await {
-            return done;
-        }
-        // Where there is no place for one more who waits, it keeps its turn.
-        let _held = match self.patient.try_acquire() {
-            Ok(place) => {
-                drop(turn);
-                place
-            }
-            Err(_) => turn,
-        };
-        work.await
-    }
-
-    async fn reply(&self, question: &Question, began: Began, trace: &mut Option<Trace>) -> Reply {
-        match &question.purpose {
-            Purpose::Plan => self.answer(question, began, trace).await,
-            Purpose::Orders => {
-                let mut ending = self.ending.subscribe();
-                let orders = tokio::select! {
-                    orders = timeout(ANSWER_MAX, self.oracle.errands(question)) => orders.unwrap_or_default(),
-                    _ = ending.wait_for(|ending| *ending) => Vec::new(),
-                };
-                Reply { answer: Answer::Noted, orders }
-            }
-            Purpose::Outcome(outcome) => {
-                self.oracle.heard(outcome);
-                Reply::plain(Answer::Noted)
-            }
-        }
-    }
-
-    async fn answer(
-        &self,
-        question: &Question,
-        (started, arrived): Began,
-        trace: &mut Option<Trace>,
-    ) -> Reply {
-        let pod = &question.pod;
+    async fn planned(&self, request: &PlanRequest, arrival: Arrival, trace: &mut Option<Trace>) -> Response {
+        let ((started, arrived), pod) = (arrival, &request.pod);
         let span = info_span!(
             "plan",
             namespace = pod.namespace,
             pod = pod.name,
-            container = %question.container,
+            container = %request.container,
             trace = trace.as_ref().map(Trace::id)
         );
-        let answered = timeout(ANSWER_MAX, self.oracle.answer(question)).instrument(span.clone()).await;
-        let answered = answered.unwrap_or_else(|_| {
-            let why = format!("agent: no plan within {} s", ANSWER_MAX.as_secs());
+        let planning = timeout(RESPONSE_MAX, self.handler.plan_sandbox(request)).instrument(span.clone());
+        let planned = planning.await.unwrap_or_else(|_| {
+            let why = format!("agent: no plan within {} s", RESPONSE_MAX.as_secs());
             Err(Error::new(code::TRY_AGAIN_LATER, why))
         });
         let _entered = span.enter();
         if let Some(trace) = trace {
-            trace.planned(arrived, answered.as_ref().map(|plan| plan.delegates.len()));
+            trace.planned(arrived, planned.as_ref().map(|plan| plan.delegates.len()));
         }
-        match answered {
+        match planned {
             Ok(plan) => {
-                info!(
-                    networks = plan.delegates.len(),
-                    microseconds = started.elapsed().as_micros(),
-                    "planned"
-                );
+                let microseconds = started.elapsed().as_micros();
+                info!(networks = plan.delegates.len(), microseconds, "planned");
                 self.answered("planned", started);
-                Reply { answer: Answer::Plan(Box::new(plan)), orders: self.oracle.orders() }
+                Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks() }))
             }
             Err(error) => {
                 warn!(code = error.code, %error, "refused");
                 self.answered("refused", started);
-                Reply::plain(Answer::Refused(error))
+                Response::Refused(error)
             }
         }
     }
 
-    fn answered(&self, how: &'static str, started: Instant) {
-        if let Some(metrics) = self.oracle.metrics() {
-            metrics.answered(how, started.elapsed());
+    fn answered(&self, outcome: &'static str, started: Instant) {
+        if let Some(metrics) = self.handler.metrics() {
+            metrics.answered(outcome, started.elapsed());
         }
+    }
+
+    /// Returns tasks once there are some; a task that is given to a client that has gone would be lost.
+    async fn poll_tasks(
+        &self,
+        mut stream: UnixStream,
+        slot: SemaphorePermit<'_>,
+        request: &PollTasks,
+    ) -> Result<(), FrameError> {
+        let mut ending = self.ending.subscribe();
+        let polled = async {
+            tokio::select! {
+                tasks = timeout(RESPONSE_MAX, self.handler.poll_tasks(request)) => tasks.unwrap_or_default(),
+                _ = ending.wait_for(|ending| *ending) => Vec::new(),
+            }
+        };
+        let tasks = tokio::select! {
+            tasks = self.within(slot, polled) => tasks,
+            true = async { stream.read_u8().await.is_err() } => return Ok(()),
+        };
+        respond(&mut stream, &Response::Tasks(tasks)).await
+    }
+
+    /// Returns blocks for an address store.
+    async fn allocate_blocks(
+        &self,
+        mut stream: UnixStream,
+        request: &AllocateRequest,
+    ) -> Result<(), FrameError> {
+        let (mut reading, writing) = stream.split();
+        let probe = ClientProbe::new(writing);
+        let allocated = timeout(RESPONSE_MAX, async {
+            let _slot = self.allocation_slot(request.operation).await?;
+            Some(self.handler.allocate_blocks(request, &probe).await)
+        });
+        let gone = async {
+            while let Ok(Request::ClientAlive) = frame_io::read(&mut reading, SIGNAL_MAX).await {
+                probe.confirmed();
+            }
+        };
+        let allocated = tokio::select! {
+            // First, so that nothing that was observed after the client went away has an effect.
+            biased;
+            () = gone, if !request.operation.outlives_client() => return Ok(()),
+            allocated = allocated => allocated.ok().flatten(),
+        };
+        if request.operation == Operation::Prefetch {
+            return Ok(());
+        }
+        let late = || AllocateResponse::unavailable("agent: no answer in time");
+        respond(&mut stream, &Response::Blocks(Box::new(allocated.unwrap_or_else(late)))).await
+    }
+
+    /// Waits for the slot of an allocation; `None` if that takes longer than its client waits.
+    async fn allocation_slot(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
+        if operation.is_best_effort() {
+            return timeout(BEST_EFFORT_MAX, self.best_effort.acquire()).await.ok()?.ok();
+        }
+        self.allocations.acquire().await.ok()
+    }
+
+    /// Waits until no request is being served.
+    async fn are_served(&self) {
+        for (slots, count) in [
+            (&self.slots, PARALLEL),
+            (&self.slow, QUEUE_MAX),
+            (&self.allocations, PARALLEL),
+            (&self.best_effort, BEST_EFFORT),
+        ] {
+            // No semaphore is ever closed.
+            let _ = slots.acquire_many(u32::try_from(count).unwrap_or(u32::MAX)).await;
+        }
+    }
+
+    /// Waits in the queue; `None` if it is full.
+    async fn slot(&self) -> Option<SemaphorePermit<'_>> {
+        if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE_MAX {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let metrics = self.handler.metrics();
+        if let Some(metrics) = metrics {
+            metrics.waiting.inc();
+        }
+        // The semaphore is never closed.
+        let slot = self.slots.acquire().await.ok();
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        if let Some(metrics) = metrics {
+            metrics.waiting.dec();
+        }
+        slot
+    }
+
+    /// Returns the result of `work`, which gives up its slot after [`SLOT_MAX`].
+    async fn within<T>(&self, slot: SemaphorePermit<'_>, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        if let Ok(done) = timeout(SLOT_MAX, &mut work).await {
+            return done;
+        }
+        // Where too many requests are slow already, this one keeps its slot.
+        let _held = match self.slow.try_acquire() {
+            Ok(slow) => {
+                drop(slot);
+                slow
+            }
+            Err(_) => slot,
+        };
+        work.await
     }
 }
 
-/// Reads one message and decodes it.
-async fn receive<T: serde::de::DeserializeOwned>(
-    stream: &mut UnixStream,
-    largest: usize,
-    patience: Duration,
-) -> Result<T, Error> {
-    exchange::receive(&mut receive_bytes(stream, largest, patience).await?.as_slice())
+fn refused(code: u32, why: &dyn std::fmt::Display) -> Response {
+    Response::Refused(Error::new(code, why.to_string()))
 }
 
-/// Reads one message, its length first.
-async fn receive_bytes(
-    stream: &mut UnixStream,
-    largest: usize,
-    patience: Duration,
-) -> Result<Vec<u8>, Error> {
-    let read = async {
-        let mut length = [0; 4];
-        stream.read_exact(&mut length).await?;
-        let size = u32::from_be_bytes(length) as usize;
-        if size > largest {
-            return Err(io::Error::other(format!("a message of {size} bytes is too large")));
-        }
-        let mut bytes = length.to_vec();
-        let read = stream.take(size as u64).read_to_end(&mut bytes).await?;
-        match read == size {
-            true => Ok(bytes),
-            false => Err(io::Error::other(format!("it ends after {read} of {size} bytes"))),
-        }
-    };
-    let bytes = timeout(patience, read).await.map_err(|_| Error::io("receive", "it takes too long"))?;
-    bytes.map_err(|cause| Error::io("receive", cause))
+async fn respond(stream: &mut UnixStream, response: &Response) -> Result<(), FrameError> {
+    frame_io::write_within(stream, response, TRANSFER_MAX).await
 }
 
 #[cfg(test)]

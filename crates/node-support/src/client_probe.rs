@@ -1,57 +1,54 @@
-//! Whoever asks for addresses, at the other end of the socket.
+//! Client liveness probe: asks the client of an allocation to confirm that it is still connected.
 //!
-//! Whoever has a ledger locked may be killed, and the lock be free a moment before his socket is closed. What is seen from then
-//! on may be the next one's. So he is asked whether he is still there after it was seen: who says so has the ledger locked, and
-//! nobody else had it before.
+//! A client that holds the lock of an address store may be killed, and the lock be released a moment before its socket
+//! closes. What the agent observes from then on may belong to the next holder of the lock. So the agent probes the client
+//! after it observed something: a client that confirms holds the lock, and no other process held it before.
 
 use std::time::Duration;
 
-use rpc::exchange;
-use rpc::exchange::addresses::{AllocateResponse, STILL};
-use tokio::io::AsyncWriteExt;
+use rpc::message::Response;
 use tokio::net::unix::WriteHalf;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 
-/// How long he may take to say so.
-const SAY_MAX: Duration = Duration::from_secs(5);
+use super::frame_io;
 
-/// Who asks.
-pub struct Asker<'a> {
+/// Timeout for the confirmation.
+const CONFIRM_MAX: Duration = Duration::from_secs(5);
+
+/// Probe of one client.
+pub struct ClientProbe<'a> {
     writing: Mutex<WriteHalf<'a>>,
-    /// How often he has said so, less what was heard of it.
-    said: Semaphore,
+    /// One permit for each confirmation that arrived.
+    confirmations: Semaphore,
 }
 
-impl<'a> Asker<'a> {
-    /// At the other end of this.
-    pub fn new(writing: WriteHalf<'a>) -> Asker<'a> {
-        Asker { writing: Mutex::new(writing), said: Semaphore::new(0) }
+/// The client did not confirm in time.
+#[derive(Debug, thiserror::Error)]
+#[error("agent: the client did not confirm that it is still connected")]
+pub struct Unconfirmed;
+
+impl<'a> ClientProbe<'a> {
+    /// Returns the probe of the client at the other end of a connection.
+    pub fn new(writing: WriteHalf<'a>) -> ClientProbe<'a> {
+        ClientProbe { writing: Mutex::new(writing), confirmations: Semaphore::new(0) }
     }
 
-    /// He has said something.
-    pub fn heard(&self, said: u8) {
-        if said == STILL {
-            self.said.add_permits(1);
-        }
+    /// Notes a confirmation.
+    pub fn confirmed(&self) {
+        self.confirmations.add_permits(1);
     }
 
-    /// Makes sure that he is there, and has the ledger locked.
+    /// Waits until the client confirms that it is connected, and so holds the lock of its address store.
     ///
     /// # Errors
-    /// He has not said so in time.
-    pub async fn is_still_there(&self) -> Result<(), String> {
-        let mut bytes = Vec::new();
-        exchange::send(&mut bytes, &AllocateResponse { probe: true, ..AllocateResponse::default() })
-            .map_err(|error| error.to_string())?;
-        let said = timeout(SAY_MAX, async {
-            self.writing.lock().await.write_all(&bytes).await.ok()?;
-            // It is never closed.
-            self.said.acquire().await.ok().map(|said| said.forget())
+    /// It does not within [`CONFIRM_MAX`].
+    pub async fn confirm(&self) -> Result<(), Unconfirmed> {
+        let confirmed = timeout(CONFIRM_MAX, async {
+            frame_io::write(&mut *self.writing.lock().await, &Response::ProbeClient).await.ok()?;
+            // The semaphore is never closed.
+            self.confirmations.acquire().await.ok().map(|permit| permit.forget())
         });
-        said.await
-            .ok()
-            .flatten()
-            .ok_or_else(|| "agent: the client did not confirm that it is still connected".to_owned())
+        confirmed.await.ok().flatten().ok_or(Unconfirmed)
     }
 }

@@ -5,6 +5,7 @@
 pub mod address_store;
 pub mod agent_server;
 pub mod client_probe;
+pub mod frame_io;
 pub mod journal_reader;
 pub mod listener;
 pub mod metrics;

@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use rpc::exchange::{Report, Tried};
+use rpc::plan::{AttachmentReport, PlanReport};
 
 /// Upper ends of the classes of durations, in seconds.
 const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];
@@ -64,7 +64,7 @@ pub struct Spans(Family<Outcome, Counter>);
 
 impl Spans {
     /// So many left, or could not.
-    pub(crate) fn left(&self, outcome: &'static str, count: u64) {
+    pub fn left(&self, outcome: &'static str, count: u64) {
         self.0.get_or_create(&Outcome { outcome }).inc_by(count);
     }
 }
@@ -217,11 +217,11 @@ impl Metrics {
     }
 
     /// The hands said how it went.
-    pub fn reported(&self, report: &Report) {
-        let Report { microseconds, attachments, error } = report;
+    pub fn reported(&self, report: &PlanReport) {
+        let PlanReport { microseconds, attachments, error } = report;
         let stage = if error.is_some() { "failed_add" } else { "add" };
         self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
-        for Tried { network: _, plugin, ifname: _, microseconds, steps: _ } in attachments {
+        for AttachmentReport { network: _, plugin, ifname: _, microseconds, steps: _ } in attachments {
             let plugin = self.label(plugin);
             let outcome = if microseconds.is_some() { "attached" } else { "failed" };
             self.attachments.get_or_create(&OfPlugin { plugin: plugin.clone(), outcome }).inc();
@@ -300,15 +300,22 @@ fn seconds(microseconds: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use cni::name::IfName;
+
     use super::*;
 
     #[test]
     fn the_page_has_what_was_counted_and_few_labels() {
         let metrics = Metrics::default();
         metrics.answered("planned", Duration::from_millis(3));
-        let tried =
-            |plugin: &str, microseconds| Tried { plugin: plugin.into(), microseconds, ..Tried::default() };
-        let mut report = Report { microseconds: 5_000, ..Report::default() };
+        let tried = |plugin: &str, microseconds| AttachmentReport {
+            network: "n".into(),
+            plugin: plugin.into(),
+            ifname: IfName::new("net1").unwrap(),
+            microseconds,
+            steps: Vec::new(),
+        };
+        let mut report = PlanReport { microseconds: 5_000, ..PlanReport::default() };
         report.attachments = vec![tried("bridge", Some(1_500)), tried("macvlan", None)];
         metrics.reported(&report);
         report.attachments = (0..200).map(|n| tried(&format!("x{n}"), None)).collect();

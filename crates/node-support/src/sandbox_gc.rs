@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use npwg::plan::PodIdentity;
-use rpc::exchange::{Certainty, Order};
 use rpc::journal::Entry;
+use rpc::task::{Certainty, Task};
 
 use super::sandboxes::Sandboxes;
 use cri::runtime_sandboxes::{RuntimeSandboxes, Sight};
@@ -67,21 +67,21 @@ impl Overseer {
 
     /// The orders that are due now; `is_here` says of a pod whether the cluster has it on this node. To be called only while the
     /// cluster is seen.
-    pub fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Order> {
+    pub fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Task> {
         let now = Instant::now();
         let seen = |entry: &Entry| Some(if is_here(&entry.plan.pod) { PodSeen::Here } else { PodSeen::Gone });
         self.ordered(self.suspected(seen, now), now)
     }
 
     /// The same where no cluster is known: what the runtime has lost of its own sandboxes.
-    pub fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Order> {
+    pub fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Task> {
         let now = Instant::now();
         let seen = |entry: &Entry| is_its_own(entry).then_some(PodSeen::Here);
         self.ordered(self.suspected(seen, now), now)
     }
 
     /// The orders that come of what is suspected now; each has its uid.
-    fn ordered(&self, suspected: BTreeMap<ContainerId, (String, Suspicion)>, now: Instant) -> Vec<Order> {
+    fn ordered(&self, suspected: BTreeMap<ContainerId, (String, Suspicion)>, now: Instant) -> Vec<Task> {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         suspects.retain(|container, _| suspected.contains_key(container));
         let mut orders = Vec::new();
@@ -99,7 +99,7 @@ impl Overseer {
             if orders.len() < ORDERS_MAX && is_settled && repeated {
                 suspect.ordered = Some(now);
                 suspect.times = suspect.times.saturating_add(1);
-                orders.push(Order::TakeDown { container, uid, certainty });
+                orders.push(Task::TakeDown { container, uid, certainty });
             }
         }
         orders

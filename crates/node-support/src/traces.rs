@@ -28,7 +28,7 @@ use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContex
 use opentelemetry::trace::{SpanBuilder, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
-use rpc::exchange::{Question, Report, Step, Tried};
+use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PluginCall};
 
 use super::metrics::Metrics;
 use cli_support::failure::Failure;
@@ -78,8 +78,8 @@ impl Traces {
     }
 
     /// The trace of the call that asks.
-    pub fn begin(&self, question: &Question, arrived: SystemTime) -> Trace {
-        let Question { pod, container, ifname, .. } = question;
+    pub fn begin(&self, request: &PlanRequest, arrived: SystemTime) -> Trace {
+        let PlanRequest { pod, container, ifname, node: _, began } = request;
         let attributes = [
             KeyValue::new("k8s.namespace.name", pod.namespace.clone()),
             KeyValue::new("k8s.pod.name", pod.name.clone()),
@@ -88,7 +88,7 @@ impl Traces {
             KeyValue::new("cni.command", "ADD"),
             KeyValue::new("cni.ifname", ifname.to_string()),
         ];
-        let began = UNIX_EPOCH + Duration::from_micros(question.began);
+        let began = UNIX_EPOCH + Duration::from_micros(*began);
         let possible = arrived.duration_since(began).is_ok_and(|before| before <= CALL_MAX);
         let began = if possible { began } else { arrived };
         let builder = SpanBuilder::from_name("CNI ADD").with_kind(SpanKind::Server);
@@ -146,12 +146,12 @@ impl Traces {
 
 impl Trace {
     /// What it is found by.
-    pub(crate) fn id(&self) -> String {
+    pub fn id(&self) -> String {
         self.root.span_context().trace_id().to_string()
     }
 
     /// The plan was made, or refused, which ends it.
-    pub(crate) fn planned(&mut self, arrived: SystemTime, networks: Result<usize, &Error>) {
+    pub fn planned(&mut self, arrived: SystemTime, networks: Result<usize, &Error>) {
         let builder = SpanBuilder::from_name("plan").with_start_time(arrived);
         let mut span = self.tracer.build_with_context(builder, &self.context);
         match networks {
@@ -164,8 +164,8 @@ impl Trace {
     }
 
     /// The hands said how it went.
-    pub(crate) fn reported(mut self, report: &Report) {
-        let Report { microseconds, attachments, error } = report;
+    pub fn reported(mut self, report: &PlanReport) {
+        let PlanReport { microseconds, attachments, error } = report;
         let whole = Duration::from_micros(*microseconds).min(CALL_MAX);
         // Who failed first failed the call; behind it things were taken down again.
         let mut unexplained = error.as_ref();
@@ -179,18 +179,17 @@ impl Trace {
     }
 
     /// The plugins of one network, and those that they called.
-    fn ran(&mut self, tried: &Tried, whole: Duration, unexplained: &mut Option<&Error>) {
-        let Tried { network, plugin: _, ifname, microseconds: _, steps } = tried;
+    fn ran(&mut self, tried: &AttachmentReport, whole: Duration, unexplained: &mut Option<&Error>) {
+        let AttachmentReport { network, plugin: _, ifname, microseconds: _, steps } = tried;
         let mut callers: Vec<Context> = vec![self.context.clone()];
-        for Step { plugin, verb, began, microseconds, depth, failed } in steps {
+        for PluginCall { plugin, verb, began, microseconds, depth, failed } in steps {
             callers.truncate(depth + 1);
             let caller = callers.last().unwrap_or(&self.context).clone();
-            let ifname = ifname.as_ref().map(ToString::to_string).unwrap_or_default();
             let attributes = [
                 KeyValue::new("cni.plugin", shortened(plugin)),
                 KeyValue::new("cni.command", shortened(verb)),
                 KeyValue::new("cni.network", shortened(network)),
-                KeyValue::new("cni.ifname", ifname),
+                KeyValue::new("cni.ifname", ifname.to_string()),
             ];
             let start = Duration::from_micros(*began).min(whole);
             let end = start.saturating_add(Duration::from_micros(*microseconds)).min(whole);

@@ -19,7 +19,8 @@ use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
 use ipam::transfer::TransferReply;
-use rpc::exchange::{self, Errand};
+use rpc::frame;
+use rpc::task::TaskBatch;
 use serde::{Deserialize, Serialize};
 
 use cli_support::failure::{Exit, Failure};
@@ -257,10 +258,9 @@ impl Hands {
         self.feed(command, entry)
     }
 
-    /// Executes tasks and waits for their end: `weft-cni run-tasks`.
-    pub fn run_tasks(&self, errand: &Errand) -> Result<(), Failure> {
-        let mut message = Vec::new();
-        exchange::send(&mut message, errand)?;
+    /// Executes a task batch, and waits until it is done: `weft-cni run-tasks`.
+    pub fn run_tasks(&self, batch: &TaskBatch) -> Result<(), Failure> {
+        let message = frame::encode(batch).map_err(Error::from)?;
         let mut command = Command::new(&self.program);
         command.arg("run-tasks");
         if self.on_host.on_host {

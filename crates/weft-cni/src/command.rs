@@ -31,8 +31,9 @@ Usage:
       of the names, the command fails (default), replaces it or keeps it.
   weft-cni import-entry DIR
       Add the journal entry on stdin to the journal in DIR.
-  weft-cni run-tasks [--on-host]
-      Execute the tasks on stdin; with --on-host, use the files and programs of the host.
+  weft-cni run-tasks [--on-host|--after PID]
+      Execute the task batch on stdin; with --on-host, use the files and programs of the host; with --after, first wait
+      for the exit of the parent process PID.
   weft-cni release-address DIR POOL LEASE [ADDRESS]
       Release an unused address of a leased block to another node. DIR is the directory of the address stores. Without
       ADDRESS, mark the whole lease as unconfirmed: nothing is allocated from it until the agent confirms it.
@@ -87,10 +88,12 @@ pub enum Command<'a> {
     Install(Vec<&'a str>),
     /// `import-entry DIR`
     ImportEntry(&'a Path),
-    /// `run-tasks [--on-host]`
+    /// `run-tasks [--on-host | --after PID]`
     RunTasks {
         /// Whether to enter the host's files first.
         on_host: bool,
+        /// The parent process, whose exit is waited for.
+        after: Option<&'a str>,
     },
     /// `release-address DIR POOL LEASE [ADDRESS]`
     ReleaseAddress {
@@ -146,8 +149,11 @@ impl<'a> Command<'a> {
             ["--version" | "-V"] => Command::Version,
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
             [adoption::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
-            [tasks::COMMAND] => Command::RunTasks { on_host: false },
-            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
+            [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
+            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
+            [tasks::COMMAND, tasks::AFTER, parent] => {
+                Command::RunTasks { on_host: false, after: Some(parent) }
+            }
             [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::ReleaseAddress {
                     directory: Path::new(*directory),
@@ -159,7 +165,9 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
             }
-            [adoption::COMMAND | "sandbox" | transfer::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            [adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
+                Command::Misunderstood(words.to_vec())
+            }
             _ => return None,
         })
     }
@@ -197,11 +205,13 @@ impl<'a> Command<'a> {
             Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
             Command::Install(words) => install(&words),
             Command::ImportEntry(directory) => adoption::adopt(directory).map(done),
-            Command::RunTasks { on_host } => {
+            Command::RunTasks { on_host, after } => {
+                let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
+                let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
                 if on_host {
                     linux::netns::enter_files_of_host().or_refused()?;
                 }
-                tasks::obey().map(done)
+                tasks::run(after).map(done)
             }
             Command::ReleaseAddress { directory, pool, lease, address: None } => {
                 transfer::doubt(directory, pool, lease).map(|said| given_up(&said))

@@ -20,14 +20,15 @@ const MAX: Duration = Duration::from_secs(30);
 
 /// What it is asked, framed.
 fn question() -> Vec<u8> {
-    let question = json!({
-        "version": 1,
+    let question = json!({ "version": 1, "request": { "plan": {
         "pod": {"namespace": "n", "name": "p", "uid": "u-1"},
         "container": "c1",
         "ifname": "eth0",
-        "configuration": {"cniVersion": "1.0.0", "name": "w", "type": "weft",
-            "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]},
-    });
+        "node": { "flavour": "weft", "files": [], "unreadable": [],
+            "configuration": {"cniVersion": "1.0.0", "name": "w", "type": "weft",
+                "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]} },
+        "began": 0,
+    } } });
     let text = question.to_string();
     [&u32::try_from(text.len()).unwrap().to_be_bytes(), text.as_bytes()].concat()
 }
@@ -54,7 +55,7 @@ fn refusal(kubeconfig: &Path) -> Value {
     }
     let output = weft.wait_with_output().unwrap();
     assert!(output.status.success(), "{} after {:?}", output.status, began.elapsed());
-    serde_json::from_slice::<Value>(&output.stdout[4..]).unwrap()["answer"]["refused"].clone()
+    serde_json::from_slice::<Value>(&output.stdout[4..]).unwrap()["response"]["refused"].clone()
 }
 
 fn directory(name: &str) -> PathBuf {

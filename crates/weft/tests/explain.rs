@@ -99,14 +99,15 @@ fn ask(words: &str, question: &[u8]) -> (Option<i32>, Value, String) {
 }
 
 fn question(pod: &str) -> Value {
-    json!({
-        "version": 1,
+    json!({ "version": 1, "request": { "plan": {
         "pod": {"namespace": "my-namespace", "name": pod, "uid": "u-1"},
         "container": "c1",
         "ifname": "ext0",
-        "configuration": {"cniVersion": "1.0.0", "name": "w", "type": "weft",
-            "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]},
-    })
+        "node": { "flavour": "weft", "files": [], "unreadable": [],
+            "configuration": {"cniVersion": "1.0.0", "name": "w", "type": "weft",
+                "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]} },
+        "began": 0,
+    } } })
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn a_question_is_answered_with_a_plan() {
     let words = format!("-f {}", examples());
     let (code, answer, error) = ask(&words, question("my-pod").to_string().as_bytes());
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    let plan = &answer["answer"]["plan"];
+    let plan = &answer["response"]["plan"]["plan"];
     assert_eq!((&plan["container"], &plan["pod"]["uid"]), (&"c1".into(), &"u-1".into()));
     let names: Vec<&str> =
         plan["delegates"].as_array().unwrap().iter().map(|d| d["ifname"].as_str().unwrap()).collect();
@@ -127,21 +128,21 @@ fn a_refusal_is_an_answer() {
     let (code, answer, _) = ask(&words, question("nobody").to_string().as_bytes());
     assert_eq!(code, Some(0));
     assert!(
-        answer["answer"]["refused"]["msg"]
+        answer["response"]["refused"]["msg"]
             .as_str()
             .unwrap()
             .contains("my-namespace/nobody is in no manifest"),
         "{answer}"
     );
     let (code, answer, _) = ask("", question("my-pod").to_string().as_bytes());
-    assert_eq!((code, &answer["answer"]["refused"]["code"]), (Some(0), &11.into()));
-    assert!(answer["answer"]["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
+    assert_eq!((code, &answer["response"]["refused"]["code"]), (Some(0), &11.into()));
+    assert!(answer["response"]["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
     let mut newer = question("my-pod");
     newer["version"] = 2.into();
     let (_, answer, _) = ask(&words, newer.to_string().as_bytes());
-    assert!(answer["answer"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
+    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
     let (_, answer, _) = ask("-f /nonexistent", question("my-pod").to_string().as_bytes());
-    assert!(answer["answer"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
+    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn what_is_no_question_is_a_failure() {
     for bytes in [&b"{"[..], b"[]", b""] {
         let (code, answer, error) = ask("", bytes);
         assert_eq!((code, answer), (Some(1), Value::Null));
-        assert!(error.starts_with("weft: plan exchange: "), "{error}");
+        assert!(error.starts_with("weft: ") && error.contains(" message: "), "{error}");
     }
 }
 

@@ -1,34 +1,43 @@
-//! Plans, and addresses that somebody needs, while others give addresses back and come to no end.
+//! Concurrency and cancellation of requests, with handlers that never finish.
 
 use cni::name::{ContainerId, IfName};
 use ipam::{AddressFilter, AllocationKind, Range};
-use rpc::exchange::addresses::{PoolReference, STILL};
+use npwg::configuration::Flavour;
+use npwg::plan::PodIdentity;
+use rpc::allocate::PoolReference;
+use rpc::frame;
+use rpc::plan::NodeInput;
 use serde_json::value::RawValue;
+use tokio::io::AsyncWriteExt;
 
 use super::*;
 
-/// The pod whose plan never comes.
-const PATIENT: &str = "patient";
+/// The pod whose plan is never ready.
+const SLOW: &str = "slow";
+/// Operation of a client that waits for an address.
+const ALLOCATE: Operation = Operation::Allocate(AllocationKind::Any);
+/// Operation that only returns and confirms blocks.
+const RECONCILE: Operation = Operation::Allocate(AllocationKind::Nothing);
 
-/// Who never comes to an end of giving back, or of the plan of [`PATIENT`], and refuses everything else at once.
-struct Giving;
+/// Handler that never finishes best-effort allocations, nor the plan of [`SLOW`], and refuses all else at once.
+struct Stuck;
 
-impl Oracle for Giving {
-    async fn answer(&self, question: &Question) -> Result<Plan, Error> {
-        if question.pod.name == PATIENT {
+impl RequestHandler for Stuck {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+        if request.pod.name == SLOW {
             return std::future::pending().await;
         }
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, demand: &AllocateRequest, _: &Asker<'_>) -> AllocateResponse {
-        if !demand.operation.needs_address() {
+    async fn allocate_blocks(&self, request: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
+        if !request.operation.needs_address() {
             return std::future::pending().await;
         }
         AllocateResponse::unavailable("nothing")
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -37,97 +46,107 @@ impl Oracle for Giving {
     }
 }
 
-fn demand(operation: Operation) -> Vec<u8> {
+fn allocation(operation: Operation) -> Request {
     let subnet = "10.0.0.0/24".parse().unwrap();
     let range = Range::between(subnet, None, None).unwrap();
-    let demand = AllocateRequest {
-        addresses: 1,
+    Request::AllocateBlocks(Box::new(AllocateRequest {
         pool: PoolReference { name: "p".into(), must_exist: true, network: String::new(), range: subnet },
         filter: AddressFilter { range, exclude: Vec::new() },
         store: "p".into(),
         directory: String::new(),
         blocks: Vec::new(),
         operation,
-        pod: npwg::plan::PodIdentity::default(),
+        pod: PodIdentity::default(),
         owner: String::new(),
         claim: String::new(),
         shares_claim: false,
         quarantine: 0,
-    };
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &demand).unwrap();
-    bytes
+    }))
 }
 
-fn question(pod: &str) -> Vec<u8> {
-    let question = Question {
-        version: exchange::VERSION,
-        pod: npwg::plan::PodIdentity { name: pod.into(), ..Default::default() },
-        container: ContainerId::new("c").unwrap(),
-        ifname: IfName::new("eth0").unwrap(),
+fn node() -> NodeInput {
+    NodeInput {
         configuration: RawValue::from_string("{}".into()).unwrap(),
-        multus: false,
+        flavour: Flavour::Weft,
         files: Vec::new(),
         unreadable: Vec::new(),
-        purpose: Purpose::Plan,
+    }
+}
+
+fn plan(pod: &str) -> Request {
+    Request::Plan(Box::new(PlanRequest {
+        pod: PodIdentity { name: pod.into(), ..PodIdentity::default() },
+        container: ContainerId::new("c").unwrap(),
+        ifname: IfName::new("eth0").unwrap(),
+        node: node(),
         began: 0,
-    };
-    let mut bytes = Vec::new();
-    exchange::send(&mut bytes, &question).unwrap();
-    bytes
+    }))
+}
+
+/// A server with a handler, on a socket of its own.
+struct Served(std::path::PathBuf);
+
+impl Served {
+    fn new(name: &str, handler: Arc<impl RequestHandler>) -> Served {
+        let path = std::env::temp_dir().join(format!("weft-server-{name}-{}", std::process::id()));
+        let server = AgentServer::bind(&path).unwrap();
+        tokio::spawn(server.serve(handler, std::future::pending()));
+        Served(path)
+    }
+
+    /// Sends a request on a connection of its own.
+    async fn send(&self, request: &Request) -> UnixStream {
+        self.send_bytes(&frame::encode(request).unwrap()).await
+    }
+
+    async fn send_bytes(&self, bytes: &[u8]) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.0).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn receive(stream: &mut UnixStream, longest: Duration) -> Result<Response, FrameError> {
+    frame_io::read_within(stream, MESSAGE_MAX, longest).await
 }
 
 #[tokio::test]
-async fn who_gives_back_keeps_neither_plans_nor_who_needs_addresses() {
-    let path = std::env::temp_dir().join(format!("weft-socket-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Giving), std::future::pending()));
+async fn best_effort_allocations_delay_neither_plans_nor_allocations() {
+    let served = Served::new("effort", Arc::new(Stuck));
     let mut flood = Vec::new();
     for at in 0..3 * PARALLEL {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        let reconcile = Operation::Allocate(AllocationKind::Nothing);
-        let wish = [Operation::Return, reconcile, Operation::Prefetch][at % 3];
-        stream.write_all(&demand(wish)).await.unwrap();
-        flood.push(stream);
+        let operation = [Operation::Return, RECONCILE, Operation::Prefetch][at % 3];
+        flood.push(served.send(&allocation(operation)).await);
     }
-    let answer = async |bytes: Vec<u8>| {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&bytes).await.unwrap();
-        receive_bytes(&mut stream, MESSAGE_MAX, COURTESY_MAX).await
-    };
-    for (what, asked) in
-        [("a plan", question("")), ("addresses", demand(Operation::Allocate(AllocationKind::Any)))]
-    {
-        assert!(answer(asked).await.is_ok(), "{what}");
+    for request in [plan(""), allocation(ALLOCATE)] {
+        let mut stream = served.send(&request).await;
+        assert!(receive(&mut stream, BEST_EFFORT_MAX).await.is_ok(), "{request:?}");
     }
-    drop(flood);
-    std::fs::remove_file(&path).unwrap();
 }
 
-/// The attack: pods that ask for ports that nobody makes keep every other pod of the node from its start.
+/// The attack: pods that request ports that nothing creates keep every other pod of the node from starting.
 #[tokio::test]
-async fn pods_that_wait_for_what_never_comes_keep_no_other_from_its_plan() {
-    let path = std::env::temp_dir().join(format!("weft-socket-patient-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Giving), std::future::pending()));
+async fn plans_that_wait_for_ports_delay_no_other_plan() {
+    let served = Served::new("slow", Arc::new(Stuck));
     let mut flood = Vec::new();
     for _ in 0..2 * PARALLEL {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&question(PATIENT)).await.unwrap();
-        flood.push(stream);
+        flood.push(served.send(&plan(SLOW)).await);
     }
-    tokio::time::sleep(TURN_MAX / 10).await;
-    let mut stream = UnixStream::connect(&path).await.unwrap();
-    stream.write_all(&question("other")).await.unwrap();
-    // Those in front of it in the queue have two turns between them; 20 s and more without.
-    assert!(receive_bytes(&mut stream, MESSAGE_MAX, 5 * TURN_MAX).await.is_ok());
-    drop(flood);
-    std::fs::remove_file(&path).unwrap();
+    tokio::time::sleep(SLOT_MAX / 10).await;
+    let mut stream = served.send(&plan("other")).await;
+    // The requests before it hold their slots twice as long as one may; without the limit, 20 s and more.
+    assert!(receive(&mut stream, 5 * SLOT_MAX).await.is_ok());
 }
 
-/// Counts the demands that it works on, for ever.
+/// Handler that counts the allocations that it works on, and never finishes one.
 #[derive(Default)]
-struct Working(AtomicUsize);
+struct Counting(AtomicUsize);
 
 struct Work<'a>(&'a AtomicUsize);
 
@@ -137,18 +156,18 @@ impl Drop for Work<'_> {
     }
 }
 
-impl Oracle for Working {
-    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+impl RequestHandler for Counting {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &AllocateRequest, _: &Asker<'_>) -> AllocateResponse {
+    async fn allocate_blocks(&self, _: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _work = Work(&self.0);
         std::future::pending().await
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -157,47 +176,44 @@ impl Oracle for Working {
     }
 }
 
-/// Its ledger is the next one's by then, who may be given what the question does not know.
 #[tokio::test]
-async fn a_question_for_addresses_ends_when_who_asked_it_has_gone_but_what_is_given_back_is() {
-    let path = std::env::temp_dir().join(format!("weft-socket-gone-{}", std::process::id()));
-    let (socket, working) = (Socket::bind(&path).unwrap(), Arc::new(Working::default()));
-    tokio::spawn(socket.serve(Arc::clone(&working), std::future::pending()));
+async fn allocation_ends_with_its_client_and_release_does_not() {
+    let counting = Arc::new(Counting::default());
+    let served = Served::new("gone", Arc::clone(&counting));
     let at_work = async |count: usize| {
-        while working.0.load(Ordering::Relaxed) != count {
+        while counting.0.load(Ordering::Relaxed) != count {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let patience = Duration::from_secs(10);
-    let mut asking = Vec::new();
-    let kinds = [AllocationKind::Nothing, AllocationKind::Any, AllocationKind::ForClaim(None)];
-    for wish in [Operation::Return].into_iter().chain(kinds.map(Operation::Allocate)) {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&demand(wish)).await.unwrap();
-        asking.push(stream);
-        timeout(patience, at_work(asking.len())).await.unwrap();
+    let longest = Duration::from_secs(10);
+    let mut clients = Vec::new();
+    let claim = Operation::Allocate(AllocationKind::ForClaim(None));
+    for operation in [Operation::Return, RECONCILE, ALLOCATE, claim] {
+        clients.push(served.send(&allocation(operation)).await);
+        timeout(longest, at_work(clients.len())).await.unwrap();
     }
-    drop(asking);
-    timeout(patience, at_work(1)).await.unwrap();
+    drop(clients);
+    timeout(longest, at_work(1)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(working.0.load(Ordering::Relaxed), 1, "what is to be given back");
-    std::fs::remove_file(&path).unwrap();
+    assert_eq!(counting.0.load(Ordering::Relaxed), 1, "the release");
 }
 
-/// Handler that probes the client of every request.
-struct Asking;
+/// Handler that probes the client of an allocation.
+struct Probing;
 
-impl Oracle for Asking {
-    async fn answer(&self, _: &Question) -> Result<Plan, Error> {
+impl RequestHandler for Probing {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
     }
 
-    async fn supply(&self, _: &AllocateRequest, asker: &Asker<'_>) -> AllocateResponse {
-        let refusal = asker.is_still_there().await.err();
-        AllocateResponse::unavailable(refusal.unwrap_or_else(|| "there".to_owned()))
+    async fn allocate_blocks(&self, _: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
+        let unconfirmed = probe.confirm().await.err();
+        AllocateResponse::unavailable(
+            unconfirmed.map_or_else(|| "alive".to_owned(), |unconfirmed| unconfirmed.to_string()),
+        )
     }
 
-    fn orders(&self) -> Vec<Order> {
+    fn due_tasks(&self) -> Vec<Task> {
         Vec::new()
     }
 
@@ -207,27 +223,83 @@ impl Oracle for Asking {
 }
 
 #[tokio::test]
-async fn liveness_probe_is_answered_by_a_connected_client() {
-    let path = std::env::temp_dir().join(format!("weft-socket-still-{}", std::process::id()));
-    let socket = Socket::bind(&path).unwrap();
-    tokio::spawn(socket.serve(Arc::new(Asking), std::future::pending()));
-    for (says, expected) in [(Some(STILL), "there"), (None, "did not confirm"), (Some(0), "did not confirm")]
-    {
-        let mut stream = UnixStream::connect(&path).await.unwrap();
-        stream.write_all(&demand(Operation::Allocate(AllocationKind::Any))).await.unwrap();
-        let hear = async |stream: &mut UnixStream| {
-            let mut length = [0; 4];
-            stream.read_exact(&mut length).await.unwrap();
-            let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
-            stream.read_exact(&mut bytes).await.unwrap();
-            serde_json::from_slice::<AllocateResponse>(&bytes).unwrap()
+async fn client_probe_is_confirmed_by_the_client_alone() {
+    let served = Served::new("probe", Arc::new(Probing));
+    let alive = frame::encode(&Request::ClientAlive).unwrap();
+    let longest = 2 * TRANSFER_MAX;
+    for (sent, expected) in [
+        (alive.as_slice(), "alive"),
+        (&[], "did not confirm"),
+        // Never the whole of a message.
+        (&alive[..alive.len() - 1], "did not confirm"),
+    ] {
+        let mut stream = served.send(&allocation(ALLOCATE)).await;
+        assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
+        stream.write_all(sent).await.unwrap();
+        let Response::Blocks(blocks) = receive(&mut stream, longest).await.unwrap() else {
+            panic!("no blocks")
         };
-        assert!(hear(&mut stream).await.probe);
-        if let Some(said) = says {
-            stream.write_all(&[said]).await.unwrap();
-        }
-        let answer = hear(&mut stream).await;
-        assert!(!answer.probe && answer.error().unwrap().contains(expected), "{says:?}");
+        assert!(blocks.error().unwrap().contains(expected), "{expected}");
     }
-    std::fs::remove_file(&path).unwrap();
+    // A message that does not belong here ends the exchange.
+    let mut stream = served.send(&allocation(ALLOCATE)).await;
+    assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
+    stream.write_all(&frame::encode(&plan("")).unwrap()).await.unwrap();
+    assert!(matches!(receive(&mut stream, longest).await, Err(FrameError::Io { .. })));
+}
+
+#[tokio::test]
+async fn message_that_is_no_request_of_this_version_is_refused() {
+    let served = Served::new("refused", Arc::new(Stuck));
+    let framed = |envelope: &str| {
+        let length = u32::try_from(envelope.len()).unwrap().to_be_bytes();
+        [length.as_slice(), envelope.as_bytes()].concat()
+    };
+    for (sent, expected) in [
+        (framed(r#"{"version":2,"request":{"dance":{}}}"#), "message of version 2"),
+        (framed(r#"{"version":1,"request":{"dance":{}}}"#), "unknown variant `dance`"),
+        (framed("parcel"), "decode message"),
+        (frame::encode(&Request::ClientAlive).unwrap(), "begins no exchange"),
+        (vec![0xff; 4], "exceeds the limit"),
+    ] {
+        let mut stream = served.send_bytes(&sent).await;
+        let response = receive(&mut stream, TRANSFER_MAX).await.unwrap();
+        let Response::Refused(error) = response else { panic!("{expected}: {response:?}") };
+        assert!(error.msg.contains(expected) && error.code == code::DECODING_FAILURE, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn task_poll_is_answered_at_once_when_the_agent_shuts_down() {
+    struct Idle;
+
+    impl RequestHandler for Idle {
+        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
+            Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+        }
+
+        async fn poll_tasks(&self, _: &PollTasks) -> Vec<Task> {
+            std::future::pending().await
+        }
+
+        fn due_tasks(&self) -> Vec<Task> {
+            Vec::new()
+        }
+
+        fn metrics(&self) -> Option<&Metrics> {
+            None
+        }
+    }
+
+    let path = std::env::temp_dir().join(format!("weft-server-ending-{}", std::process::id()));
+    let server = AgentServer::bind(&path).unwrap();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(Arc::new(Idle), async move { drop(ended.await) }));
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    frame_io::write(&mut stream, &Request::PollTasks(PollTasks { node: node() })).await.unwrap();
+    assert!(receive(&mut stream, Duration::from_millis(200)).await.is_err(), "no task is due");
+    end.send(()).unwrap();
+    let response = receive(&mut stream, TRANSFER_MAX).await.unwrap();
+    assert!(matches!(response, Response::Tasks(tasks) if tasks.is_empty()));
+    serving.await.unwrap();
 }

@@ -13,13 +13,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use cni::name::{ContainerId, IfName};
 use cni::runtime::load::Directory;
 use cni::{Context, Error};
-use npwg::configuration::{Flavour, Place};
+use npwg::configuration::Place;
 use npwg::definition::Disk;
-use npwg::plan::PodIdentity;
-use rpc::exchange::{self, Answer, Errand, NetworkFile, Order, Purpose, Question, Reply};
+use rpc::frame;
+use rpc::message::{Request, Response};
+use rpc::plan::NodeInput;
+use rpc::task::{PollTasks, Task, TaskBatch};
 use serde_json::value::RawValue;
 
 use crate::meta_plugin_config::MetaPlugin;
@@ -68,9 +69,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     thread::spawn(move || {
         loop {
             let began = Instant::now();
-            let told = errand(config.as_deref());
-            let pause = pause(&told, began.elapsed());
-            if sender.send(told).is_err() {
+            let polled = poll(config.as_deref());
+            let pause = pause(&polled, began.elapsed());
+            if sender.send(polled).is_err() {
                 return;
             }
             thread::sleep(pause);
@@ -79,12 +80,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (log, mut away) = (Progress::beside(Format::Json), false);
     while !interrupt.has_come() {
         match receiver.recv_timeout(TICK) {
-            Ok(Ok(errand)) => {
+            Ok(Ok(batch)) => {
                 away = false;
-                if !errand.orders.is_empty()
-                    && let Err(failure) = hands.run_tasks(&errand)
+                if !batch.tasks.is_empty()
+                    && let Err(failure) = hands.run_tasks(&batch)
                 {
-                    log.line(format!("weft: orders: {failure}"));
+                    log.line(format!("weft: tasks failed: {failure}"));
                 }
             }
             Ok(Err(failure)) => {
@@ -101,18 +102,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long it is not asked again. An agent lets who asks wait until there is something; a proxy, which has no orders, says so at
-/// once, and would each time.
-fn pause(told: &Result<Errand, Failure>, took: Duration) -> Duration {
-    match told {
-        Ok(errand) if !errand.orders.is_empty() => Duration::ZERO,
+/// Pause until the next poll. An agent delays its response until there are tasks; a CRI proxy, which has none, responds
+/// at once, and would each time.
+fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
+    match polled {
+        Ok(batch) if !batch.tasks.is_empty() => Duration::ZERO,
         Ok(_) => PAUSE.saturating_sub(took),
         Err(_) => PAUSE,
     }
 }
 
-/// Asks the agent once; it waits a while until there is something to do.
-fn errand(config: Option<&Path>) -> Result<Errand, Failure> {
+/// Polls the agent for tasks once; it delays its response until there are some.
+fn poll(config: Option<&Path>) -> Result<TaskBatch, Failure> {
     // Read each time: what it says may have changed.
     let meta_plugin = MetaPlugin::find(config, &[])?;
     let mut disk = Disk::default();
@@ -123,56 +124,45 @@ fn errand(config: Option<&Path>) -> Result<Errand, Failure> {
     }
     let configuration = RawValue::from_string(meta_plugin.object.to_json())
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
-    let multus = meta_plugin.flavour == Flavour::Multus;
-    let question = Question {
-        version: exchange::VERSION,
-        pod: PodIdentity::default(),
-        container: ContainerId::new("none")?,
-        ifname: IfName::new("eth0")?,
-        configuration: configuration.clone(),
-        multus,
-        files: NetworkFile::all(&disk),
-        unreadable: disk.unreadable,
-        purpose: Purpose::Orders,
-        began: 0,
-    };
-    let orders = ask(&meta_plugin.node.agent_socket, &question)?;
-    Ok(Errand { configuration, multus, orders })
+    let flavour = meta_plugin.flavour;
+    let node = NodeInput::new(configuration.clone(), flavour, &disk);
+    let tasks = ask(&meta_plugin.node.agent_socket, PollTasks { node })?;
+    Ok(TaskBatch { configuration, flavour, tasks })
 }
 
-fn ask(socket: &str, question: &Question) -> Result<Vec<Order>, Error> {
+fn ask(socket: &str, request: PollTasks) -> Result<Vec<Task>, Error> {
     let step = || format!("agent {socket}");
     let failed = |cause| Error::io(step(), cause);
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-    exchange::send(&mut stream, question).context(step())?;
-    let Reply { answer, orders } = exchange::receive(&mut stream).context(step())?;
-    match answer {
-        Answer::Noted => Ok(orders),
-        Answer::Refused(error) => Err(error.context(step())),
-        // It would answer so at once, and again.
-        Answer::Plan(_) => Err(Error::config("unexpected reply: a plan instead of tasks")).context(step()),
+    let sent = frame::send(&mut stream, &Request::PollTasks(request));
+    let response = sent.and_then(|()| frame::receive(&mut stream)).map_err(Error::from).context(step())?;
+    match response {
+        Response::Tasks(tasks) => Ok(tasks),
+        other => Err(other.into_error().context(step())),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rpc::exchange::Certainty;
+    use cni::name::ContainerId;
+    use npwg::configuration::Flavour;
+    use rpc::task::Certainty;
 
     use super::*;
 
     #[test]
-    fn who_says_at_once_that_there_is_nothing_is_not_asked_again_at_once() {
+    fn task_poll_pauses_after_an_immediate_empty_response() {
         let container = ContainerId::new("c").unwrap();
-        let order = Order::TakeDown { container, uid: "u".into(), certainty: Certainty::Gone };
-        let errand = |orders| {
+        let task = Task::TakeDown { container, uid: "u".into(), certainty: Certainty::Gone };
+        let batch = |tasks| {
             let configuration = RawValue::from_string("{}".into()).unwrap();
-            Ok(Errand { configuration, multus: false, orders })
+            Ok(TaskBatch { configuration, flavour: Flavour::Weft, tasks })
         };
-        assert_eq!(pause(&errand(vec![]), Duration::ZERO), PAUSE);
-        assert_eq!(pause(&errand(vec![]), Duration::from_secs(20)), Duration::ZERO);
-        assert_eq!(pause(&errand(vec![order]), Duration::ZERO), Duration::ZERO);
+        assert_eq!(pause(&batch(vec![]), Duration::ZERO), PAUSE);
+        assert_eq!(pause(&batch(vec![]), Duration::from_secs(20)), Duration::ZERO);
+        assert_eq!(pause(&batch(vec![task]), Duration::ZERO), Duration::ZERO);
         assert_eq!(pause(&Err(Failure::new("away")), Duration::from_secs(60)), PAUSE);
     }
 }

@@ -1,16 +1,17 @@
-//! `weft plan --once`: the brain for one question, where no agent runs. The meta-plugin starts it.
+//! `weft plan --once`: the plan of one sandbox, where no agent runs. The meta-plugin starts it.
 //!
-//! Pods and definitions come from manifests (`-f`), or from the cluster. A question comes in on stdin, an answer goes out on stdout, in the form of [`rpc::exchange`]. A refusal is an
-//! answer too: the exit code is 0 whenever one was given.
+//! Pods and definitions come from manifests (`-f`), or from the cluster. A plan request is read from standard input and its
+//! response written to standard output, in the form of [`rpc::frame`]. A refusal is a response: the exit code is 0 whenever
+//! one was written.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use cni::Error;
-use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::plan::{Plan, Sandbox};
-use rpc::exchange::{self, Answer, Order, Question, Reply};
+use cni::{Error, code};
+use rpc::frame::{self, FrameError};
+use rpc::message::{Request, Response};
+use rpc::plan::{PlanRequest, PlanResponse};
 
 use crate::input_files;
 use crate::input_files::Kind;
@@ -25,8 +26,8 @@ use node_agent::single_plan;
 Example:
   weft plan --once -f /etc/weft/manifests <request >response
 
-Request and response each are a length (four bytes, big-endian) and as many bytes of JSON. The meta-plugin runs this
-command if no agent answers on its socket and manifestDir is not set.
+Request and response each are a length (four bytes, big-endian) and as many bytes of JSON: docs/design/rpc.md. The
+meta-plugin runs this command if no agent answers on its socket and manifestDir is not set.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -44,33 +45,28 @@ pub(crate) struct Arguments {
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { once: _, files, kubeconfig } = arguments;
-    let question: Question = exchange::receive(&mut io::stdin().lock()).map_err(|error| {
-        Failure::from(error)
-            .next("a question is read from stdin, as the meta-plugin sends it: weft plan --help")
-    })?;
-    let reply = match answer(&question, files, kubeconfig.as_deref()) {
-        Ok((plan, orders)) => Reply { answer: Answer::Plan(Box::new(plan)), orders },
-        Err(error) => Reply::plain(Answer::Refused(error)),
+    let response = match frame::receive(&mut io::stdin().lock()) {
+        Ok(Request::Plan(request)) => plan(&request, files, kubeconfig.as_deref()).into(),
+        Ok(_) => Response::Refused(Error::new(code::DECODING_FAILURE, "the request is not for a plan")),
+        Err(error @ FrameError::Version { .. }) => Response::Refused(error.into()),
+        Err(error) => {
+            return Err(Failure::from(Error::from(error)).next(
+                "a plan request is read from standard input, as the meta-plugin sends it: weft plan --help",
+            ));
+        }
     };
-    Ok(exchange::send(&mut io::stdout().lock(), &reply)?)
+    Ok(frame::send(&mut io::stdout().lock(), &response).map_err(Error::from)?)
 }
 
-fn answer(
-    question: &Question,
-    files: &[PathBuf],
-    kubeconfig: Option<&Path>,
-) -> Result<(Plan, Vec<Order>), Error> {
-    question.check()?;
-    let flavour = if question.multus { Flavour::Multus } else { Flavour::Weft };
-    let node = NodeConfiguration::read(question.configuration.get().as_bytes(), flavour)?;
+fn plan(request: &PlanRequest, files: &[PathBuf], kubeconfig: Option<&Path>) -> Result<PlanResponse, Error> {
+    let node = request.node.configuration()?;
     if files.is_empty() {
         let configured = node.kubeconfig.as_deref().map(Path::new);
-        let said = kubeconfig.filter(|path| !path.as_os_str().is_empty());
-        return single_plan::plan(question, &node, said.or(configured));
+        let given = kubeconfig.filter(|path| !path.as_os_str().is_empty());
+        return single_plan::plan(request, &node, given.or(configured));
     }
     let files = input_files::read(files).map_err(Error::from)?;
     let manifests = manifest_plan::collect(files.iter().filter(|file| file.kind == Kind::Manifest));
-    let sandbox = Sandbox { container: question.container.clone(), ifname: question.ifname.clone() };
-    let plan = manifests.plan(&node, &question.disk(), &question.pod, &sandbox)?;
-    Ok((plan, Vec::new()))
+    let plan = manifests.plan(&node, &request.node.disk(), &request.pod, &request.sandbox())?;
+    Ok(PlanResponse::without_tasks(plan))
 }

@@ -25,7 +25,7 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
-use rpc::exchange::addresses::PoolReference;
+use rpc::allocate::PoolReference;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -23,9 +23,8 @@ use cni::invocation::Attachment;
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::runtime::cache::{self, Cache};
 use cni::runtime::load::Directory;
-use npwg::configuration::Flavour;
-use rpc::exchange::{Certainty, Errand, Order};
 use rpc::journal;
+use rpc::task::{Certainty, Task, TaskBatch};
 use serde_json::value::RawValue;
 
 use super::root::Place;
@@ -194,7 +193,7 @@ fn wait(
     };
     let configuration = RawValue::from_string(meta_plugin.object.to_json())
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
-    let multus = meta_plugin.flavour == Flavour::Multus;
+    let flavour = meta_plugin.flavour;
     let (mut known, mut told) = (BTreeMap::new(), BTreeSet::new());
     loop {
         interrupt.stop_here()?;
@@ -219,9 +218,9 @@ fn wait(
         if known.len() != held.len() {
             progress.line(format!("waiting: {} sandboxes of before; their pods may run on", held.len()));
         }
-        let orders = held.iter().map(|(container, held)| held.order(container)).collect();
-        let errand = Errand { configuration: configuration.clone(), multus, orders };
-        if let Err(failure) = hands.run_tasks(&errand) {
+        let tasks = held.iter().map(|(container, held)| held.task(container)).collect();
+        let batch = TaskBatch { configuration: configuration.clone(), flavour, tasks };
+        if let Err(failure) = hands.run_tasks(&batch) {
             // It is tried again; each thing is said once.
             let text = plain(&failure.to_string());
             if told.insert(text.clone()) {
@@ -242,9 +241,9 @@ struct Held {
 
 impl Held {
     /// To take it down once its namespace is gone.
-    fn order(&self, container: &ContainerId) -> Order {
+    fn task(&self, container: &ContainerId) -> Task {
         let (container, uid) = (container.clone(), self.uid.clone());
-        Order::TakeDown { container, uid, certainty: Certainty::PodGone }
+        Task::TakeDown { container, uid, certainty: Certainty::PodGone }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests of an address store to the node agent: [`AllocateRequest`] and [`AllocateResponse`].
+//! Messages about blocks of addresses for an address store of the node: [`AllocateRequest`] and [`AllocateResponse`].
 //!
 //! The agent reads no file of the node: the request contains the blocks in the store, the response the new leases, and
 //! `weft-cni` writes them into the store. The types of blocks and leases are those of the crate `ipam`; reading a message
@@ -10,18 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use npwg::plan::PodIdentity;
 
-/// Version of the request that this release sends.
-pub const VERSION: u32 = 1;
-
-/// Byte with which the client answers a liveness probe ([`AllocateResponse::probe`]): it still has the store locked.
-pub const STILL: u8 = b'y';
-
 /// Request of an address store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocateRequest {
-    /// Version of the request: [`VERSION`]. No other message has this field.
-    pub addresses: u32,
     /// Pool.
     pub pool: PoolReference,
     /// Addresses of the pool that the network may allocate.
@@ -76,16 +68,12 @@ pub struct PoolReference {
 
 /// Response of the node agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 pub struct AllocateResponse {
     /// Changes of the store, and the error if there is one.
     pub lease: LeaseResponse,
     /// Addition to the text of the error.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Liveness probe instead of a response: the client answers with [`STILL`].
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub probe: bool,
 }
 
 impl Operation {
@@ -93,13 +81,23 @@ impl Operation {
     pub fn needs_address(self) -> bool {
         matches!(self, Operation::Allocate(kind) if kind != AllocationKind::Nothing)
     }
+
+    /// Whether a later call repeats the operation, so that no client waits long for it.
+    pub fn is_best_effort(self) -> bool {
+        !self.needs_address() && self != Operation::CheckCapacity
+    }
+
+    /// Whether the operation is completed although its client goes away.
+    pub fn outlives_client(self) -> bool {
+        matches!(self, Operation::Return | Operation::Prefetch)
+    }
 }
 
 impl AllocateResponse {
     /// Response of an agent that cannot serve the request.
     pub fn unavailable(why: impl Into<String>) -> AllocateResponse {
         let error = Some(AllocationError::Unavailable(why.into()));
-        AllocateResponse { lease: LeaseResponse { error, ..LeaseResponse::default() }, ..Self::default() }
+        AllocateResponse { lease: LeaseResponse { error, ..LeaseResponse::default() }, hint: None }
     }
 
     /// Text of the error, with the addition.
