@@ -125,11 +125,7 @@ impl Drift {
     pub(crate) fn heard(&self, result: &TaskResult) -> Heard {
         let mut seen = self.seen();
         let Some(known) = seen.get_mut(&result.container) else { return Heard::Same };
-        let wrong: BTreeSet<IfName> = match (result.wrong.is_empty(), &result.error) {
-            // The check failed before any attachment was checked.
-            (true, Some(_)) => IfName::new("sandbox").into_iter().collect(),
-            _ => result.wrong.iter().cloned().collect(),
-        };
+        let wrong: BTreeSet<IfName> = result.wrong.iter().cloned().collect();
         let fresh = std::mem::take(&mut known.fresh);
         let first = known.always.is_none();
         let knew = known.always.clone();

@@ -258,7 +258,7 @@ impl Hands {
         self.feed(command, entry)
     }
 
-    /// Executes a task batch and waits for its end: `weft-cni run-tasks`.
+    /// Executes a task batch, and waits until it is done: `weft-cni run-tasks`.
     pub fn run_tasks(&self, batch: &TaskBatch) -> Result<(), Failure> {
         let message = frame::encode(batch).map_err(Error::from)?;
         let mut command = Command::new(&self.program);

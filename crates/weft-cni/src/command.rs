@@ -31,8 +31,9 @@ Usage:
       of the names, the command fails (default), replaces it or keeps it.
   weft-cni import-entry DIR
       Add the journal entry on stdin to the journal in DIR.
-  weft-cni run-tasks [--on-host]
-      Execute the tasks on stdin; with --on-host, use the files and programs of the host.
+  weft-cni run-tasks [--on-host|--after PID]
+      Execute the task batch on stdin; with --on-host, use the files and programs of the host; with --after, first wait
+      for the exit of the parent process PID.
   weft-cni release-address DIR POOL LEASE [ADDRESS]
       Release an unused address of a leased block to another node. DIR is the directory of the address stores. Without
       ADDRESS, mark the whole lease as unconfirmed: nothing is allocated from it until the agent confirms it.

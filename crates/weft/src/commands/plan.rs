@@ -26,18 +26,18 @@ use node_agent::single_plan;
 Example:
   weft plan --once -f /etc/weft/manifests <request >response
 
-Both are a length (four bytes, big-endian) and as many bytes of JSON: docs/design/rpc.md. The meta-plugin runs it
-where no agent answers on its socket and no manifestDir is set.
+Request and response each are a length (four bytes, big-endian) and as many bytes of JSON: docs/design/rpc.md. The
+meta-plugin runs this command if no agent answers on its socket and manifestDir is not set.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Answer one plan request and exit
+    /// Answer one request and exit
     #[arg(long, required = true)]
     once: bool,
-    /// Manifests of pods and definitions: files or directories
+    /// Files or directories with manifests of pods and definitions (default: the API server)
     #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
     files: Vec<PathBuf>,
-    /// Credentials of the cluster, else those of the meta-plugin's configuration, else as a pod of it
+    /// Path to a kubeconfig (default: kubeconfig of the meta-plugin's configuration, then in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
 }
