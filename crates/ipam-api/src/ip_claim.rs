@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use rpc::exchange::addresses::AllocateRequest;
+use rpc::allocate::AllocateRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;

@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use rpc::exchange::addresses::PoolReference;
+use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 

@@ -17,8 +17,8 @@ use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
 use npwg::refusal::{Fault, Reason, Refusal};
 use npwg::rule::Rule;
-use rpc::exchange::Done;
 use rpc::journal::Entry;
+use rpc::task::NetworkChange;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
@@ -114,8 +114,8 @@ impl Events {
     }
 
     /// A running pod's networks were changed as it asks.
-    pub fn changed(&self, pod: &PodIdentity, done: &[Done]) {
-        for Done { network, ifname, added } in done {
+    pub fn changed(&self, pod: &PodIdentity, done: &[NetworkChange]) {
+        for NetworkChange { network, ifname, added } in done {
             self.tell(
                 pod,
                 match added {

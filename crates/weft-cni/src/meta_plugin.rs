@@ -42,8 +42,8 @@ use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Delegate, Sandbox};
 use plugin_support::log;
-use rpc::exchange::{Report, Step, Tried};
 use rpc::journal::{self as record, Entry};
+use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
 use crate::plugin_invoker::{self, PluginInvoker, Run};
 use agent::Advice;
@@ -74,7 +74,7 @@ impl Weft {
         if listener.is_there() {
             node.invoker.take_notes();
         }
-        let Advice { plan, orders, .. } = advice;
+        let Advice { plan, tasks, .. } = advice;
         for warning in &plan.warnings {
             log!("weft: {}", warning.fault);
         }
@@ -95,10 +95,10 @@ impl Weft {
         };
         let attached = attach::attach(&node.journal, &node.invoker, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, &node.invoker.runs(), started, attached.as_ref().err()));
+            listener.report(report(&entry, &node.invoker.runs(), started, attached.as_ref().err()));
         }
-        if !orders.is_empty() {
-            tasks::carry_out_later(call, self.0, &orders);
+        if !tasks.is_empty() {
+            tasks::run_later(call, self.0, tasks);
         }
         attached
     }
@@ -272,8 +272,8 @@ fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &De
     chain::check(invoker, &network, &entry.parameters(delegate), last.as_ref())
 }
 
-/// How an ADD went, for the agent's figures.
-fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> Report {
+/// Report of an ADD, for the agent's metrics.
+fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> PlanReport {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
     let attachments = &entry.attachments;
     // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
@@ -283,7 +283,7 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         entry.plan.delegates.iter().zip(attachments).take(done + usize::from(error.is_some() && begun));
     let steps = |ifname: &str| {
         let own = runs.iter().filter(|run| run.ifname == ifname);
-        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| Step {
+        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| PluginCall {
             plugin: plugin.to_string(),
             verb: verb.clone(),
             began: microseconds(began.saturating_duration_since(started)),
@@ -293,13 +293,13 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         })
         .collect()
     };
-    Report {
+    PlanReport {
         microseconds: microseconds(started.elapsed()),
         attachments: tried
-            .map(|(delegate, attachment)| Tried {
+            .map(|(delegate, attachment)| AttachmentReport {
                 network: delegate.network.clone(),
                 plugin: first_plugin(delegate),
-                ifname: Some(delegate.ifname.clone()),
+                ifname: delegate.ifname.clone(),
                 microseconds: attachment.microseconds,
                 steps: steps(delegate.ifname.as_str()),
             })

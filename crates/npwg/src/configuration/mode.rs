@@ -1,5 +1,6 @@
 //! The settings that are one of a few words.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::nearest::hint;
@@ -30,8 +31,9 @@ pub(super) trait Mode: Sized + Copy + 'static {
     }
 }
 
-/// Under which name the meta-plugin was called (`argv[0]`); some defaults depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Name by which the meta-plugin was called (`argv[0]`); some defaults depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Flavour {
     /// `weft`: the standard's defaults.
     Weft,

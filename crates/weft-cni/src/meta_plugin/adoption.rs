@@ -1,4 +1,4 @@
-//! `weft-cni adopt`: writes the journal entry of a sandbox that another meta-plugin attached.
+//! `weft-cni import-entry`: writes the journal entry of a sandbox that another meta-plugin attached.
 //!
 //! The entry comes on stdin. An existing entry is never replaced, whatever it holds (`docs/design/journal.md`).
 
@@ -12,7 +12,7 @@ use super::journal::Journal;
 use super::lock::Lock;
 
 /// The word on the command line for it.
-pub const COMMAND: &str = "adopt";
+pub const COMMAND: &str = "import-entry";
 
 /// Reads an entry from stdin and puts it into the journal below `directory`.
 ///

@@ -12,8 +12,8 @@ use cni::result::Success;
 use cni::{Context, Error, code};
 use npwg::plan::{Delegate, Plan};
 use rpc::change::{self, Change};
-use rpc::exchange::Done;
 use rpc::journal::{Attachment, Entry, State};
+use rpc::task::NetworkChange;
 
 use super::journal::Journal;
 use super::{attach, detach};
@@ -23,7 +23,7 @@ use crate::plugin_invoker::PluginInvoker;
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     /// What was done.
-    pub(super) done: Vec<Done>,
+    pub(super) done: Vec<NetworkChange>,
     /// What failed.
     pub(super) errors: Vec<Error>,
 }
@@ -53,7 +53,7 @@ pub(super) fn change(
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
-                changed.done.push(Done { network, ifname, added: None });
+                changed.done.push(NetworkChange { network, ifname, added: None });
             }
             Err(error) => changed.errors.push(note(&mut entry, place, error, "detach")),
         }
@@ -97,7 +97,7 @@ fn add(
         Ok((_, attached)) => {
             let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
             let Delegate { network, ifname, .. } = delegate;
-            changed.done.push(Done { network, ifname, added: Some(ips) });
+            changed.done.push(NetworkChange { network, ifname, added: Some(ips) });
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),

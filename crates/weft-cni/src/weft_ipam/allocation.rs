@@ -14,7 +14,7 @@ use cni::{Error, code};
 use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
-use rpc::exchange::addresses::{AllocateResponse, Operation};
+use rpc::allocate::{AllocateResponse, Operation};
 
 use super::agent;
 use super::settings::{Pool, Set, Settings, Source};
@@ -235,7 +235,7 @@ fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Sto
     let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Operation::Prefetch, &who.name));
     store.settle()?;
     if let Some(demand) = demand {
-        agent::hint(&settings.socket, &demand);
+        agent::hint(&settings.socket, demand);
     }
     Ok(())
 }
@@ -253,7 +253,7 @@ fn ask(
         return Ok(AllocateResponse { lease, ..AllocateResponse::default() });
     }
     let demand = agent::demand(settings, pool, &store.ledger, Operation::Allocate(wanted), &who.name);
-    agent::ask(&settings.socket, &demand)
+    agent::ask(&settings.socket, demand)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }
 

@@ -3,7 +3,7 @@
 use cni::{Error, code};
 use ipam::address_store::Usage;
 use ipam::{AllocationKind, Clock};
-use rpc::exchange::addresses::Operation;
+use rpc::allocate::Operation;
 
 use super::agent;
 use super::settings::{Pool, Settings, Source};
@@ -29,7 +29,7 @@ pub(super) fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
             let demand = agent::demand(settings, pool, ledger, Operation::CheckCapacity, "");
             // Nobody waits for the agent but we.
             drop(store);
-            let asked = agent::ask(&settings.socket, &demand);
+            let asked = agent::ask(&settings.socket, demand);
             let asked = asked
                 .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?;
             asked.error()

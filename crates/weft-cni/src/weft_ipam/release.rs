@@ -8,7 +8,7 @@ use cni::invocation::{Attachment, Call};
 use ipam::address_store::SlotId;
 use ipam::{AllocationKind, BlockState, Clock};
 use plugin_support::log;
-use rpc::exchange::addresses::{AllocateRequest, Operation};
+use rpc::allocate::{AllocateRequest, Operation};
 
 use super::allocation::low;
 use super::settings::{self, Pool, Settings, Source};
@@ -47,7 +47,7 @@ pub(super) fn take_back(settings: &Arc<Settings>, gone: Gone) -> Result<bool, Er
                 let (was, demand) = was.unwrap_or_default();
                 found |= was;
                 if let Some(demand) = demand {
-                    errors.extend(give_back(settings, pool, &demand).err());
+                    errors.extend(give_back(settings, pool, demand).err());
                 }
             }
             Err(error) => errors.push(error),
@@ -116,7 +116,7 @@ impl Gone {
 }
 
 /// Has the cluster told what is given back, while nobody waits for the ledger: an agent that is silent delays this call alone.
-fn give_back(settings: &Settings, pool: &Pool, demand: &AllocateRequest) -> Result<(), Error> {
+fn give_back(settings: &Settings, pool: &Pool, demand: AllocateRequest) -> Result<(), Error> {
     // Without an agent it goes with a later call: this one has done what concerns its pod.
     let Ok(answer) = agent::ask(&settings.socket, demand) else { return Ok(()) };
     let clock = Clock { now: now(), quarantine: settings.rest };
@@ -155,7 +155,7 @@ pub(super) fn release(
     let demand =
         agent::demand(settings, pool, &store.ledger, Operation::Allocate(AllocationKind::Nothing), "");
     // Without an agent it goes with a later call.
-    if let Ok(answer) = agent::ask(&settings.socket, &demand) {
+    if let Ok(answer) = agent::ask(&settings.socket, demand) {
         let edits = store.ledger.apply_response(clock, 0, &answer.lease);
         store.write(&edits)?;
     }

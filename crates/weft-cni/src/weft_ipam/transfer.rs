@@ -1,4 +1,4 @@
-//! `weft-cni give-up`: makes an address of a block another node's, for the agent that was asked for it; or lets nobody new into a
+//! `weft-cni release-address`: makes an address of a block another node's, for the agent that was asked for it; or lets nobody new into a
 //! block that the cluster says is not this node's any more.
 //!
 //! Rules: what is held stays, and it is said whose it is; what is said to be given up is on the disk; the same once more changes
@@ -14,7 +14,7 @@ use super::settings;
 use super::store::{Owner, Store};
 
 /// The word on the command line for it.
-pub const COMMAND: &str = "give-up";
+pub const COMMAND: &str = "release-address";
 
 /// What the ledger said.
 #[derive(Clone, Debug, PartialEq, Eq)]
