@@ -619,7 +619,7 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         ("echo nonsense > LEDGER", "not an address store of this version"),
         ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
         ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
-        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are there"),
+        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are present"),
         ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
         ("rm LEDGER; mkdir LEDGER", "is a directory"),
     ];
