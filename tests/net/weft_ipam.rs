@@ -274,7 +274,7 @@ fn an_address_of_a_lease_is_given_up_for_another_node_unless_it_is_held() {
     assert_eq!(add(&host, &pod, "c1", &small()), "10.1.2.1");
     let weft_cni = binary("weft-cni");
     let give_up = |pool: &str, lease: &str, ip: &str| {
-        let words = ["give-up", "/var/lib/weft/ipam", pool, lease, ip];
+        let words = ["release-address", "/var/lib/weft/ipam", pool, lease, ip];
         host.command(weft_cni.to_str().unwrap()).args(words).finish()
     };
     let held = give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.1");
