@@ -1,6 +1,6 @@
 //! Sandboxes that change while they run: networks that a pod selects later, and interfaces that vanish.
 //!
-//! Source: DESIGN §1 (work orders, `weft hands`).
+//! Source: DESIGN §1 (work orders, `weft executor`).
 
 use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Pod, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-const HANDS: &str = "hands";
+const EXECUTOR: &str = "executor";
 const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
 
 /// A node with an agent that lets running pods change, and two definitions.
@@ -27,7 +27,7 @@ macro_rules! node {
 
 fn start_hands(agent: &Agent) {
     let weft = testkit::binary("weft");
-    agent.machine.start(HANDS, [weft.to_str().unwrap(), "hands", "--config", CONFIGURATION]);
+    agent.machine.start(EXECUTOR, [weft.to_str().unwrap(), "executor", "--config", CONFIGURATION]);
 }
 
 /// A pod that selects `networks`, attached.
@@ -48,7 +48,7 @@ fn select(agent: &Agent, name: &str, networks: &str) {
 
 /// Waits until network-status names these networks and interfaces.
 fn wait_for_status(agent: &Agent, name: &str, expected: &[(&str, &str)]) {
-    agent.machine.wait(HANDS, "changes the status", || {
+    agent.machine.wait(EXECUTOR, "changes the status", || {
         let status = agent.status(name);
         let shown: Vec<(&str, &str)> = status
             .iter()
@@ -60,7 +60,7 @@ fn wait_for_status(agent: &Agent, name: &str, expected: &[(&str, &str)]) {
 
 /// Waits for an Event of the pod that begins so.
 fn wait_for_event(agent: &Agent, pod: &str, start: &str) -> String {
-    agent.machine.wait(HANDS, "causes an Event", || {
+    agent.machine.wait(EXECUTOR, "causes an Event", || {
         agent.events(pod).into_iter().find(|event| event.starts_with(start))
     })
 }
@@ -236,7 +236,7 @@ fn another_namespace_at_the_path_of_a_sandbox_is_not_changed() {
     select(&agent, "web", "net-b,net-a");
     select(&agent, "other", "net-b,net-a");
     start_hands(&agent);
-    agent.machine.wait(HANDS, "changes the one that is there", || link(&other, "net3"));
+    agent.machine.wait(EXECUTOR, "changes the one that is there", || link(&other, "net3"));
     // Orders are repeated until they are carried out.
     std::thread::sleep(std::time::Duration::from_secs(7));
     let inside = agent.machine.run(["ip", "-n", "web", "-o", "link"]);
@@ -252,16 +252,16 @@ fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
         start_hands(&agent);
         select(&agent, "web", if round % 2 == 0 { "net-b,net-b,net-b" } else { "net-a" });
         std::thread::sleep(std::time::Duration::from_millis(150 * round));
-        agent.machine.stop(HANDS, "KILL");
+        agent.machine.stop(EXECUTOR, "KILL");
     }
     start_hands(&agent);
     select(&agent, "web", "net-b,net-a");
-    agent.machine.wait(HANDS, "makes the pod as asked", || {
+    agent.machine.wait(EXECUTOR, "makes the pod as asked", || {
         let names: Vec<String> =
             agent.status("web").iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
         (names == ["home", "blue/net-b", "blue/net-a"]).then_some(())
     });
-    agent.machine.stop(HANDS, "TERM");
+    agent.machine.stop(EXECUTOR, "TERM");
     web.del(&node_configuration()).success();
     assert!(rig::links(&sandbox).iter().all(|name| name == "lo"), "{:?}", rig::links(&sandbox));
     let held = agent.machine.run(["sh", "-c", "ls /var/lib/cni/networks/*/10.* 2>/dev/null || true"]);
@@ -275,8 +275,8 @@ fn an_interface_that_vanished_is_seen_and_told() {
     let (sandbox, _) = attached(&agent, "web", "net-a");
     let drifted = || agent.figure("weft_drifted_sandboxes ");
     // It is looked at, and nothing is told of what did not change.
-    let checks = || agent.figure("weft_orders_total ").filter(|count| *count >= 4.0);
-    agent.machine.wait(HANDS, "checks it", checks);
+    let checks = || agent.figure("weft_tasks_total ").filter(|count| *count >= 4.0);
+    agent.machine.wait(EXECUTOR, "checks it", checks);
     assert!(
         !agent.events("web").iter().any(|event| event.starts_with("Interface")),
         "{:?}",

@@ -82,7 +82,8 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
         }
     }
     let found = weft(&nodes, &["ipam", "check"]);
-    let words = ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--ledgers"];
+    let words =
+        ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--address-stores"];
     assert!(found.code == Some(1) && words.iter().all(|word| found.stdout.contains(word)), "{found:?}");
     // By its name it is not had on another node, and why is said at once.
     let theirs = given(add("o0", &other))[0].clone();
@@ -107,7 +108,7 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
     let words = [
         "pool 10.20.0.0-25",
         "no address is free",
-        "ipam.dataDir /var/lib/weft/elsewhere is not its agent's --ledgers /var/lib/weft/ipam-0",
+        "ipam.dataDir /var/lib/weft/elsewhere is not its agent's --address-stores /var/lib/weft/ipam-0",
     ];
     assert_refused("full", &refused.expect("three blocks and no more"), 11, &words);
     // The usual one has what it has.
@@ -136,7 +137,7 @@ fn what_a_hand_wrote_into_an_object_is_shown_plainly_and_leads_to_no_other_direc
     let is_obeyed = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
     for words in [&["show", "--blocks"] as &[&str], &["who", "10.21.0.120"], &["who", &ip], &["check"]] {
         let all = ["ipam"].into_iter().chain(words.iter().copied());
-        let own = ["--data-dir", "/var/lib/weft/ipam-0"];
+        let own = ["--address-stores", "/var/lib/weft/ipam-0"];
         let for_people = weft(&nodes, &all.clone().chain(own).collect::<Vec<_>>());
         let for_programs = weft(&nodes, &all.chain(own).chain(["-o", "json"]).collect::<Vec<_>>());
         assert_eq!(for_people.code, for_programs.code, "{words:?}");

@@ -275,7 +275,7 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
     assert_eq!(given(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
 }
 
-/// A hand takes away what keeps an object as well; and an earlier release did not write that down.
+/// Covers the manual deletion of an object and the manual removal of its finalizer.
 #[test]
 fn what_keeps_an_address_is_known_on_its_node_though_its_object_is_gone_and_written_where_it_was_not() {
     let nodes = nodes!(2);
@@ -363,7 +363,7 @@ fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
     for container in 1..13 {
         let _ = add(container);
     }
-    let refused = "weft_address_demands_total{outcome=\"refused\"}";
+    let refused = "weft_allocation_requests_total{outcome=\"refused\"}";
     until("what was leased to be refused", || (nodes.figure(0, refused) > 0).then_some(()));
     let left = nodes.blocks();
     assert_eq!(left.len(), 1, "{left:#?}");

@@ -1,4 +1,4 @@
-//! `kill -9` before every step of a work order, as `weft hands` has them carried out: the same order given again does the
+//! `kill -9` before every step of a work order, as `weft executor` has them carried out: the same order given again does the
 //! rest, and a DEL at any moment finds everything.
 //!
 //! ```text
@@ -81,10 +81,10 @@ impl<'a> Walk<'a> {
         json!({ "takeDown": { "container": self.pod.container_id(), "uid": "", "certainty": "gone" } })
     }
 
-    /// Has an order carried out through `words`, as `weft hands` does.
+    /// Has an order carried out through `words`, as `weft executor` does.
     fn carry_out(&self, words: &[&str], order: &Value) -> Finished {
         let weft_cni = testkit::binary("weft-cni").display().to_string();
-        let mut line = words.iter().copied().chain([weft_cni.as_str(), "obey"]);
+        let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
         let command = self.host.command(line.next().expect("a program")).args(line);
         command.stdin(self.errand(order)).finish()
     }
@@ -195,7 +195,7 @@ fn a_change_that_is_killed_one_step_later_each_time_comes_to_its_end() {
     walk.detach("killed again and again");
 }
 
-/// `weft hands` may be killed while it hands an order on.
+/// `weft executor` may be killed while it hands an order on.
 #[test]
 fn an_order_of_which_a_part_came_is_none() {
     let host = host!(Feature::Bridge);
@@ -205,7 +205,7 @@ fn an_order_of_which_a_part_came_is_none() {
     let before = (host.snapshot(), pod.snapshot());
     let whole = walk.errand(&walk.change(OTHER));
     for length in [0, 3, 4, whole.len() / 2, whole.len() - 1] {
-        let part = host.command(testkit::binary("weft-cni")).args(["obey"]).stdin(&whole[..length]);
+        let part = host.command(testkit::binary("weft-cni")).args(["run-tasks"]).stdin(&whole[..length]);
         assert_eq!(part.finish().code, Some(1), "{length} bytes");
         assert_nothing_left("a part of an order", &host, &before.0);
         assert_pod_unchanged("a part of an order", &pod, &before.1);

@@ -22,7 +22,7 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
     cluster.pods(BOUND, &names, "net-a,net-a");
     eventually("some have ports", || (cluster.neutron.pod_ports().len() > 4).then_some(()));
     cluster.machine.stop("one", "KILL");
-    assert_eq!(cluster.figure("two", "weft_neutron_leads "), Some(0));
+    assert_eq!(cluster.figure("two", "weft_neutron_leader "), Some(0));
     cluster.wait_until_leading("two");
     for name in &names {
         let text = eventually(name, || {
@@ -103,7 +103,7 @@ fn ports_of_a_pool_wait_for_pods_and_come_back_and_what_cannot_be_bound_waits_fo
     assert_eq!(port["security_groups"], json!([group]));
     // A node on which there is no pod any more needs none.
     cluster.machine.stop("three", "TERM");
-    cluster.start_controller("four", &rules, &["--reconcile", "1"]);
+    cluster.start_controller("four", &rules, &["--neutron-interval", "1"]);
     cluster.wait_until_leading("four");
     assert!(!ids().is_empty());
     cluster.delete_pod("fourth");

@@ -60,7 +60,7 @@ impl Census {
                     "elsewhere",
                     format!(
                         "its ledger on node {node} is in {directory} (ipam.dataDir), which is not its agent's \
-                         --ledgers: other networks of the pool have none of its addresses"
+                         --address-stores: other networks of the pool have none of its addresses"
                     ),
                 ));
             }

@@ -87,7 +87,6 @@ pub struct Delegate {
     /// What the result must show.
     pub verify: Verify,
     /// What the pod asked of it ([`Element::requests`](crate::selection::Element::requests)), if it selected it.
-    /// Entries of older releases do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<BTreeMap<String, String>>,
     /// What to do about default routes once every network is attached.

@@ -137,7 +137,7 @@ fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<
 
 /// Runs `weft plan --once`, which reads one request and writes its response.
 fn ask_once(request: &Request) -> Result<Response, Error> {
-    let program = find_brain();
+    let program = find_weft();
     run_once(&program, request, DEADLINE).context(format_args!("{} plan --once", program.display()))
 }
 
@@ -166,7 +166,7 @@ fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Resp
 
 /// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
 /// ourselves, the plugin `weft`; `weft install --thin` puts the program into a directory of its own there.
-pub(super) fn find_brain() -> PathBuf {
+pub(super) fn find_weft() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
     let beside = [BRAIN, APART].map(|name| own.with_file_name(name));
     let is_another = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real != own);

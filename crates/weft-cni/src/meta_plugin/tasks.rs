@@ -37,7 +37,7 @@ use super::{agent, check_each, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
 /// First argument of a process that executes a task batch.
-pub const COMMAND: &str = "obey";
+pub const COMMAND: &str = "run-tasks";
 
 /// Option for a process in a container: plugins find the programs of the host, for instance iptables.
 pub const ON_HOST: &str = "--on-host";
@@ -90,18 +90,18 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
     let node = batch.configuration()?;
     let directory = node.cni_dir.as_deref().unwrap_or(DIRECTORY);
     let journal = Journal::open(Path::new(directory))?;
-    let hands = PluginInvoker::new(node.builtin, node.delegate_timeout);
+    let invoker = PluginInvoker::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
     for task in &batch.tasks {
         let result = match task {
             Task::TakeDown { container, uid, certainty } => {
-                take_down(&journal, &hands, container, uid, *certainty).map(|()| None)
+                take_down(&journal, &invoker, container, uid, *certainty).map(|()| None)
             }
             Task::Publish { container, kubeconfig } => {
                 publish(directory, container, kubeconfig.as_deref()).map(|()| None)
             }
-            Task::Check { container, uid } => check(&journal, &hands, container, uid),
-            Task::Change { plan } => alter(&journal, &hands, (plan, node.delegate_timeout)),
+            Task::Check { container, uid } => check(&journal, &invoker, container, uid),
+            Task::Change { plan } => alter(&journal, &invoker, plan, node.delegate_timeout),
         };
         match result {
             Ok(Some(result)) => errors.extend(agent::report(&node, result).err()),
@@ -125,7 +125,7 @@ fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<
 /// Checks that a sandbox is as it was attached; one that is not completely attached has no result.
 fn check(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
 ) -> Result<Option<TaskResult>, Error> {
@@ -134,7 +134,7 @@ fn check(
         return Ok(None);
     }
     let (uid, changes) = (uid.to_owned(), Vec::new());
-    let (wrong, errors) = check_each(hands, &entry);
+    let (wrong, errors) = check_each(invoker, &entry);
     let error = Error::join(errors);
     Ok(Some(TaskResult { kind: TaskKind::Check, container: container.clone(), uid, changes, error, wrong }))
 }
@@ -142,28 +142,29 @@ fn check(
 /// Changes a running sandbox to the one of `plan`.
 fn alter(
     journal: &Journal,
-    hands: &PluginInvoker,
-    (plan, patience): (&Plan, Duration),
+    invoker: &PluginInvoker,
+    plan: &Plan,
+    timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
-    let (container, uid) = (&plan.container, &plan.pod.uid);
     // A GC would take new reservations for leftovers.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, hands, (plan, patience), (container, uid));
+    let altered = alter_alone(journal, invoker, plan, timeout);
     changes.retire();
     altered
 }
 
 fn alter_alone(
     journal: &Journal,
-    hands: &PluginInvoker,
-    (plan, patience): (&Plan, Duration),
-    (container, uid): (&ContainerId, &String),
+    invoker: &PluginInvoker,
+    plan: &Plan,
+    timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
+    let (container, uid) = (&plan.container, &plan.pod.uid);
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let Changed { done, errors } = change::change(journal, hands, &entry, plan, patience)
+    let Changed { done, errors } = change::change(journal, invoker, &entry, plan, timeout)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());
@@ -172,7 +173,7 @@ fn alter_alone(
 
 fn take_down(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
     certainty: Certainty,
@@ -181,14 +182,14 @@ fn take_down(
     if certainty == Certainty::PodGone && namespace::is_there(&entry)? {
         return Ok(());
     }
-    detach::take_down(journal, hands, &mut entry)?;
+    detach::take_down(journal, invoker, &mut entry)?;
     lock.retire();
     Ok(())
 }
 
 /// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.
 fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
-    let program = agent::find_brain();
+    let program = agent::find_weft();
     let mut command = Command::new(&program);
     command.args(["publish", "--journal", directory, "--container-id", container.as_str()]);
     if let Some(kubeconfig) = kubeconfig {

@@ -20,7 +20,7 @@ use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use super::record::{Record, Was};
 use super::store::{self, Kept};
@@ -34,7 +34,7 @@ pub(super) fn there(host: &mut Rtnl, link: &Link, container: &Netns, ifname: &st
 
 /// Brings the device of an attachment back, from the container or from where the kernel left it; if it is in
 /// neither place, there is nothing to do.
-pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
+pub(super) fn back(netns: Option<&Path>, mark: &OwnerTag) -> Result<(), Error> {
     let records = store::of_attachment(mark)?;
     let mut host = Rtnl::open().or_refused()?;
     let (mut errors, mut found) = (Vec::new(), false);
@@ -43,7 +43,7 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
         let mut inside = netns.rtnl().or_refused()?;
         for link in inside.links().or_refused()? {
             if let Some((was, record)) = what_it_was(&link, mark, &records) {
-                match home((&mut inside, netns), &link, &mut host, (&was, record)) {
+                match home(&mut inside, netns, &link, &mut host, &was, record) {
                     Ok(ours) => found |= ours,
                     Err(error) => errors.push(error),
                 }
@@ -66,7 +66,7 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
 }
 
 /// What a device in the container was on the host, if it was there, and came for this attachment; and its record.
-fn what_it_was<'a>(link: &Link, mark: &Mark, records: &'a [Kept]) -> Option<(Was, Option<&'a Record>)> {
+fn what_it_was<'a>(link: &Link, mark: &OwnerTag, records: &'a [Kept]) -> Option<(Was, Option<&'a Record>)> {
     let named = link.name == mark.ifname;
     let is_of = |record: &Record| {
         record.is_away(link) || record.is_as_it_was(link) || named && record.is_renamed(link)
@@ -125,10 +125,12 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
 /// Only from the host can be seen what a virtual link leads to: until then it is there as the kernel returns hardware, with
 /// the alias of what is away, and down.
 fn home(
-    (inside, container): (&mut Rtnl, &Netns),
+    inside: &mut Rtnl,
+    container: &Netns,
     link: &Link,
     host: &mut Rtnl,
-    (was, record): (&Was, Option<&Record>),
+    was: &Was,
+    record: Option<&Record>,
 ) -> Result<bool, Error> {
     expect_free(host, &was.name, &link.name)?;
     let Was { name, up, alias } = was;
@@ -173,7 +175,7 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 
 /// A device as it is on the host, for the way back from an ADD that fails.
 pub(super) struct Departure {
-    mark: Mark,
+    mark: OwnerTag,
     record: Record,
     standing: Standing,
     _leaving: File,
@@ -184,11 +186,12 @@ impl Departure {
     pub(super) fn of(
         host: &mut Rtnl,
         link: &Link,
-        mark: &Mark,
-        (path, netns): (&Path, &Netns),
+        mark: &OwnerTag,
+        path: &Path,
+        netns: &Netns,
     ) -> Result<Departure, Error> {
         let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
-        let record = Record::of(link, mark, (path, netns.identity().or_refused()?.inode()));
+        let record = Record::of(link, mark, path, netns.identity().or_refused()?.inode());
         let leaving = store::keep(&record)?;
         Ok(Departure { mark: mark.clone(), record, standing, _leaving: leaving })
     }
@@ -202,7 +205,7 @@ impl Departure {
             // As it was it is if its new name was refused.
             let moved = |link: &Link| record.is_away(link) || record.is_as_it_was(link);
             if let Some(link) = inside.links().unwrap_or_default().into_iter().find(moved) {
-                let _ = home((&mut inside, container), &link, &mut host, (&record.was, None));
+                let _ = home(&mut inside, container, &link, &mut host, &record.was, None);
             }
         }
         if let Ok(link) = host.link(&record.was.name) {
