@@ -142,8 +142,9 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
     }
     // What is left holds its addresses; nobody new comes into the blocks that are being emptied.
     assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", ledger());
-    let table =
-        weft(&nodes, &["ipam", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"]).success().stdout;
+    let table = weft(&nodes, &["ipam", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"])
+        .success()
+        .stdout;
     assert!(table.contains("ON THIS NODE") && table.contains("draining"), "{table}");
     for at in &kept {
         nodes.attachment(&pod, &format!("c{at}")).check(&conf).success();

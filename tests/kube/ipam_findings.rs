@@ -82,7 +82,8 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
         }
     }
     let found = weft(&nodes, &["ipam", "check"]);
-    let words = ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--address-stores"];
+    let words =
+        ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--address-stores"];
     assert!(found.code == Some(1) && words.iter().all(|word| found.stdout.contains(word)), "{found:?}");
     // By its name it is not had on another node, and why is said at once.
     let theirs = given(add("o0", &other))[0].clone();

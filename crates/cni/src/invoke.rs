@@ -25,18 +25,35 @@ pub trait Invoke {
     }
 }
 
-/// Reads what a failing plugin printed, or says why that is not an error.
+/// Why what a failing plugin printed is not an error in the protocol's form.
+#[derive(Debug, thiserror::Error)]
+pub enum ErrorOutput {
+    /// It is not JSON.
+    #[error(transparent)]
+    NotJson(#[from] serde_json::Error),
+    /// It is JSON of another form.
+    #[error("{0}")]
+    Malformed(String),
+    /// It says nothing.
+    #[error("neither code nor msg")]
+    Empty,
+}
+
+/// Reads the error that a failing plugin printed.
 ///
 /// Old Go plugins may print a result and then an error (trap 8): the last document counts.
-pub fn read_error(stdout: &[u8]) -> Result<Error, String> {
+///
+/// # Errors
+/// What it printed is no error.
+pub fn read_error(stdout: &[u8]) -> Result<Error, ErrorOutput> {
     let documents = serde_json::Deserializer::from_slice(stdout).into_iter::<serde_json::Value>();
     let mut last = serde_json::Value::Null;
     for document in documents {
-        last = document.map_err(|cause| cause.to_string())?;
+        last = document?;
     }
-    let error: Error = fold::from_value(&last, "").map_err(|cause| cause.msg)?;
+    let error: Error = fold::from_value(&last, "").map_err(|cause| ErrorOutput::Malformed(cause.msg))?;
     match error.code == 0 && error.msg.is_empty() && error.details.is_empty() {
-        true => Err("neither code nor msg".to_owned()),
+        true => Err(ErrorOutput::Empty),
         false => Ok(error),
     }
 }
@@ -48,7 +65,7 @@ mod tests {
     #[test]
     fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
         let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
-        assert_eq!(read_error(both), Ok(Error::new(8, "same netns")));
+        assert_eq!(read_error(both).unwrap(), Error::new(8, "same netns"));
         for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
             assert!(read_error(garbage).is_err(), "{garbage:?}");
         }
@@ -57,6 +74,6 @@ mod tests {
     #[test]
     fn trap6_an_error_folds_as_go_reads_it() {
         let error = read_error(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
-        assert_eq!(error, Ok(Error::new(11, "later").details("soon")));
+        assert_eq!(error.unwrap(), Error::new(11, "later").details("soon"));
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod messages;
 pub mod network_api;
+pub mod network_client;
 pub mod runtime_sandboxes;
 pub mod runtime_status;
 pub mod unix_service;

@@ -4,7 +4,6 @@
 //! fields have the names of the .proto.
 
 pub mod conflist;
-pub mod network_client;
 #[cfg(test)]
 mod tests;
 pub mod validation;

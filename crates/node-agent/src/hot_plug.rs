@@ -17,7 +17,8 @@ use npwg::refusal::Reason;
 use npwg::selection::Annotation;
 use rpc::change;
 use rpc::journal::Entry;
-use rpc::plan::{NodeInput, PlanRequest};
+use rpc::node_input::NodeInput;
+use rpc::plan::PlanRequest;
 use rpc::task::Task;
 
 use super::planner::{Planner, place};

@@ -19,8 +19,8 @@ use tonic::Status;
 use tracing::{info, warn};
 
 use crate::agent_state::Brain;
-use cri::network_api::network_client::{Client, InUse};
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
+use cri::network_client::{Client, InUse};
 
 /// The uid of networks that come from definitions.
 const MARK: &str = "network-attachment-definition";

@@ -14,5 +14,6 @@ pub mod change;
 pub mod frame;
 pub mod journal;
 pub mod message;
+pub mod node_input;
 pub mod plan;
 pub mod task;

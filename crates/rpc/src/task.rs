@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::frame::{MESSAGE_MAX, Message};
-use crate::plan::NodeInput;
+use crate::node_input::NodeInput;
 
 /// Task for this node that no call of the container runtime triggers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

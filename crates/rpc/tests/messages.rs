@@ -20,9 +20,8 @@ use proptest::prelude::*;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference};
 use rpc::frame::{self, MESSAGE_MAX, Message};
 use rpc::message::{Request, Response};
-use rpc::plan::{
-    AttachmentReport, NetworkFile, NodeInput, PlanReport, PlanRequest, PlanResponse, PluginCall,
-};
+use rpc::node_input::{NetworkFile, NodeInput};
+use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall};
 use rpc::task::{Certainty, NetworkChange, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
 use serde_json::value::RawValue;
 

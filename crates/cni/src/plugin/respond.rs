@@ -63,7 +63,7 @@ impl Answer {
     pub fn into_result(self) -> Result<Vec<u8>, Error> {
         match self.success {
             true => Ok(self.stdout),
-            false => Err(read_error(&self.stdout).unwrap_or_else(Error::internal)),
+            false => Err(read_error(&self.stdout).unwrap_or_else(|cause| Error::internal(cause.to_string()))),
         }
     }
 }

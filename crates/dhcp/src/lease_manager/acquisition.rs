@@ -45,7 +45,7 @@ impl LeaseManager {
             set_up(netns, link, true)?;
         }
         for family in lacking {
-            let terms = self.acquire(owner, place, (wanted, *family), is_over)?;
+            let terms = self.acquire(owner, place, wanted, *family, is_over)?;
             let said = format!("{}: {terms}", describe(owner));
             let (owner, netns, granted) = (owner.clone(), path.to_owned(), state::now());
             let held = HeldLease::new(Record { owner, netns, inode, granted, lost: None, terms });
@@ -76,7 +76,8 @@ impl LeaseManager {
         &self,
         owner: &Owner,
         place: &Place,
-        (wanted, family): (&Wanted, Family),
+        wanted: &Wanted,
+        family: Family,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Terms, Error> {
         let Wanted { families: _, options, priority, wish } = wanted;

@@ -211,7 +211,7 @@ impl LeaseManager {
             }
         };
         let asked_at = state::now();
-        match self.ask_to_extend(record, &place, (due, waits), &|| held.is_stopped()) {
+        match self.ask_to_extend(record, &place, due, waits, &|| held.is_stopped()) {
             Ok(Extension::Granted(terms)) => {
                 let mut record = lock(&held.record);
                 (record.terms, record.granted) = (*terms, asked_at);
@@ -239,7 +239,8 @@ impl LeaseManager {
         &self,
         record: &Record,
         place: &Place,
-        (due, waits): (&Due, &Waits),
+        due: &Due,
+        waits: &Waits,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Extension<Terms>, Error> {
         match &record.terms {

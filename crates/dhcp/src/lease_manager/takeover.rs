@@ -37,6 +37,12 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How long to ask: an address of which no server says anything for so long has run out.
 const ENOUGH: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// A lease that a server granted, and when it was asked, in milliseconds since the machine started.
+struct Grant {
+    lease: Lease,
+    granted: u64,
+}
+
 /// One lease that is being taken over, or could not be.
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
@@ -171,7 +177,7 @@ impl LeaseManager {
                 .and_then(|client| client.reclaim(address, &is_over));
             match answer {
                 Ok(Extension::Granted(lease)) => {
-                    self.adopted(orphan, (&place, inode), (*lease, asked_at), takeover);
+                    self.adopted(orphan, Grant { lease: *lease, granted: asked_at }, &place, inode, takeover);
                     return;
                 }
                 Ok(Extension::Refused) => {
@@ -208,8 +214,9 @@ impl LeaseManager {
     fn adopted(
         self: &Arc<Self>,
         orphan: &Orphan,
-        (place, inode): (&Place, u64),
-        (lease, granted): (Lease, u64),
+        Grant { lease, granted }: Grant,
+        place: &Place,
+        inode: u64,
         takeover: &Takeover,
     ) {
         let Orphan { owner, netns, address: _, mac: _, options, priority } = orphan.clone();

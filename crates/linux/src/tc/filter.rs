@@ -116,7 +116,8 @@ impl Rtnl {
         &mut self,
         link: u32,
         name: &str,
-        (side, subnet): (Side, IpNet),
+        side: Side,
+        subnet: IpNet,
         minor: u16,
     ) -> Result<(), Error> {
         // Filters of one priority are of one protocol.

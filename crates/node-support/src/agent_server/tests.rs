@@ -6,7 +6,7 @@ use npwg::configuration::Flavour;
 use npwg::plan::PodIdentity;
 use rpc::allocate::PoolReference;
 use rpc::frame;
-use rpc::plan::NodeInput;
+use rpc::node_input::NodeInput;
 use serde_json::value::RawValue;
 use tokio::io::AsyncWriteExt;
 

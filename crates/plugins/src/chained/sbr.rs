@@ -68,7 +68,7 @@ impl Plugin for Sbr {
                 let rules = addresses.iter().map(|ip| Rule::new(host_route(ip.address.addr()), table));
                 add_rules(&mut net, &netns, rules, &mut undo)?;
             }
-            None => divide(&mut net, &netns, ifname, (&settings, &addresses), &mut undo)?,
+            None => divide(&mut net, &netns, ifname, &settings, &addresses, &mut undo)?,
         }
         undo.commit();
         Ok(result)
@@ -142,7 +142,8 @@ fn divide<'a>(
     net: &mut Rtnl,
     netns: &'a Netns,
     ifname: &str,
-    (settings, addresses): (&Settings, &[IpConfig]),
+    settings: &Settings,
+    addresses: &[IpConfig],
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
     let link = net.link(ifname).or_refused()?;
@@ -153,7 +154,7 @@ fn divide<'a>(
     taken.extend(net.tables_of_rules(Family::V6).or_refused()?);
     let own: Vec<Route> =
         all.into_iter().filter(|route| route.table == TABLE_MAIN && route.link == link.index).collect();
-    let split = Split::plan(settings, addresses, (link.index, &own), &taken);
+    let split = Split::plan(settings, addresses, link.index, &own, &taken);
     let Split { tables, hints, leave } = split;
 
     // While the main table is as it was: a gateway must be reachable.

@@ -122,7 +122,7 @@ impl Plugin for HostDevice {
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
         let mark = OwnerTag::of(NAME, &request.call.config, &request.who);
-        let departure = journey::Departure::of(&mut host, &link, &mark, (&request.netns, &netns))?;
+        let departure = journey::Departure::of(&mut host, &link, &mark, &request.netns, &netns)?;
         let mut undo = Undo::new();
         undo.push(|| departure.undo(&netns));
         let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str())?;

@@ -22,7 +22,8 @@ use npwg::definition::Disk;
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
 use plugin_support::log;
-use rpc::plan::{NodeInput, PlanRequest};
+use rpc::node_input::NodeInput;
+use rpc::plan::PlanRequest;
 
 use super::agent::{self, Advice};
 use crate::builtins;

@@ -101,7 +101,7 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
                 publish(directory, container, kubeconfig.as_deref()).map(|()| None)
             }
             Task::Check { container, uid } => check(&journal, &invoker, container, uid),
-            Task::Change { plan } => alter(&journal, &invoker, (plan, node.delegate_timeout)),
+            Task::Change { plan } => alter(&journal, &invoker, plan, node.delegate_timeout),
         };
         match result {
             Ok(Some(result)) => errors.extend(agent::report(&node, result).err()),
@@ -143,12 +143,12 @@ fn check(
 fn alter(
     journal: &Journal,
     invoker: &PluginInvoker,
-    (plan, patience): (&Plan, Duration),
+    plan: &Plan,
+    timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
-    let (container, uid) = (&plan.container, &plan.pod.uid);
     // A GC would take new reservations for leftovers.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, invoker, (plan, patience), (container, uid));
+    let altered = alter_alone(journal, invoker, plan, timeout);
     changes.retire();
     altered
 }
@@ -156,14 +156,15 @@ fn alter(
 fn alter_alone(
     journal: &Journal,
     invoker: &PluginInvoker,
-    (plan, patience): (&Plan, Duration),
-    (container, uid): (&ContainerId, &String),
+    plan: &Plan,
+    timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
+    let (container, uid) = (&plan.container, &plan.pod.uid);
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let Changed { done, errors } = change::change(journal, invoker, &entry, plan, patience)
+    let Changed { done, errors } = change::change(journal, invoker, &entry, plan, timeout)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());

@@ -19,7 +19,7 @@ use npwg::configuration::Place;
 use npwg::definition::Disk;
 use rpc::frame;
 use rpc::message::{Request, Response};
-use rpc::plan::NodeInput;
+use rpc::node_input::NodeInput;
 use rpc::task::{PollTasks, Task, TaskBatch};
 use serde_json::value::RawValue;
 

@@ -14,8 +14,8 @@ use cli_support::privilege;
 use cli_support::table;
 use cli_support::terminal::plain;
 use cri::network_api::PROXY_SOCKET;
-use cri::network_api::network_client::{Client, InUse};
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
+use cri::network_client::{Client, InUse};
 
 /// What `weft network` is told.
 #[derive(Debug, Args)]

@@ -106,7 +106,7 @@ impl Shaper<'_> {
             undo.push(move || {
                 let _ = Rtnl::open().and_then(|mut host| host.unlimit(index, &name));
             });
-            shape(host, end, &limit.bucket(end.mtu), (Side::Source, &limits.scope))?;
+            shape(host, end, &limit.bucket(end.mtu), Side::Source, &limits.scope)?;
         }
         Ok(ifb)
     }
@@ -122,7 +122,7 @@ impl Shaper<'_> {
         });
         let ifb = self.create_ifb(host)?;
         // Limited before anything goes through it.
-        shape(host, &ifb, &limit.bucket(end.mtu), (Side::Destination, &limits.scope))?;
+        shape(host, &ifb, &limit.bucket(end.mtu), Side::Destination, &limits.scope)?;
         self.enter(host)?;
         let (index, name) = (end.index, end.name.clone());
         undo.push(move || {
@@ -199,7 +199,7 @@ impl Shaper<'_> {
 }
 
 /// Limits what a link sends: all of it, or the class that is chosen by the address at the other end.
-fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, (side, scope): (Side, &Scope)) -> Result<(), Error> {
+fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, side: Side, scope: &Scope) -> Result<(), Error> {
     let Link { index, name, .. } = link;
     let (subnets, default, chosen) = match scope {
         Scope::All => return host.limit(*index, name, bucket).or_refused(),
@@ -210,7 +210,7 @@ fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, (side, scope): (Side, &S
     host.add_class(*index, name, LIMITED, bucket).or_refused()?;
     host.add_class(*index, name, FREE, &Limit::unlimited()).or_refused()?;
     for subnet in subnets {
-        host.choose_class(*index, name, (side, *subnet), chosen).or_refused()?;
+        host.choose_class(*index, name, side, *subnet, chosen).or_refused()?;
     }
     Ok(())
 }

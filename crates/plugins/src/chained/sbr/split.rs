@@ -32,7 +32,8 @@ impl Split {
     pub fn plan(
         settings: &Settings,
         addresses: &[IpConfig],
-        (link, own): (u32, &[Route]),
+        link: u32,
+        own: &[Route],
         taken: &[u32],
     ) -> Split {
         let mut split = Split::default();
@@ -148,7 +149,7 @@ mod tests {
             route("fe80::/64", "", ""),
         ];
         let addresses = [ip("10.1.0.5/24", "10.1.0.1"), ip("10.2.0.5/24", "10.2.0.1"), ip("fd01::5/64", "")];
-        let split = Split::plan(&Settings::default(), &addresses, (7, &own), &[100, 102, 254]);
+        let split = Split::plan(&Settings::default(), &addresses, 7, &own, &[100, 102, 254]);
         let tables: Vec<u32> = split.tables.iter().map(|(_, table, _)| *table).collect();
         assert_eq!(tables, [101, 103, 104]);
         let of = |at: usize| text(&split.tables[at].2);
@@ -178,7 +179,7 @@ mod tests {
         let mut settings = Settings::default();
         settings.subnets = Subnets::StayWithSource;
         let addresses = [ip("10.1.0.5/24", "10.1.0.1"), ip("fd01::5/64", "")];
-        let split = Split::plan(&settings, &addresses, (7, &own), &[]);
+        let split = Split::plan(&settings, &addresses, 7, &own, &[]);
         assert_eq!(text(&split.leave), ["0.0.0.0/0 via 10.1.0.1", "10.1.0.0/24", "fd01::/64"]);
         assert_eq!(text(&split.hints), ["10.1.0.0/24", "fd01::/64"]);
         assert_eq!(split.hints[0].source, Some("10.1.0.5".parse().unwrap()));
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_interface_without_routes_still_gets_its_default_route() {
-        let split = Split::plan(&Settings::default(), &[ip("10.1.0.5/24", "10.1.0.1")], (7, &[]), &[]);
+        let split = Split::plan(&Settings::default(), &[ip("10.1.0.5/24", "10.1.0.1")], 7, &[], &[]);
         assert_eq!(text(&split.tables[0].2), ["0.0.0.0/0 via 10.1.0.1"]);
         assert_eq!((split.tables[0].2[0].table, split.tables[0].2[0].link), (100, 7));
     }

@@ -43,7 +43,7 @@ pub(super) fn back(netns: Option<&Path>, mark: &OwnerTag) -> Result<(), Error> {
         let mut inside = netns.rtnl().or_refused()?;
         for link in inside.links().or_refused()? {
             if let Some((was, record)) = what_it_was(&link, mark, &records) {
-                match home((&mut inside, netns), &link, &mut host, (&was, record)) {
+                match home(&mut inside, netns, &link, &mut host, &was, record) {
                     Ok(ours) => found |= ours,
                     Err(error) => errors.push(error),
                 }
@@ -125,10 +125,12 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
 /// Only from the host can be seen what a virtual link leads to: until then it is there as the kernel returns hardware, with
 /// the alias of what is away, and down.
 fn home(
-    (inside, container): (&mut Rtnl, &Netns),
+    inside: &mut Rtnl,
+    container: &Netns,
     link: &Link,
     host: &mut Rtnl,
-    (was, record): (&Was, Option<&Record>),
+    was: &Was,
+    record: Option<&Record>,
 ) -> Result<bool, Error> {
     expect_free(host, &was.name, &link.name)?;
     let Was { name, up, alias } = was;
@@ -185,10 +187,11 @@ impl Departure {
         host: &mut Rtnl,
         link: &Link,
         mark: &OwnerTag,
-        (path, netns): (&Path, &Netns),
+        path: &Path,
+        netns: &Netns,
     ) -> Result<Departure, Error> {
         let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
-        let record = Record::of(link, mark, (path, netns.identity().or_refused()?.inode()));
+        let record = Record::of(link, mark, path, netns.identity().or_refused()?.inode());
         let leaving = store::keep(&record)?;
         Ok(Departure { mark: mark.clone(), record, standing, _leaving: leaving })
     }
@@ -202,7 +205,7 @@ impl Departure {
             // As it was it is if its new name was refused.
             let moved = |link: &Link| record.is_away(link) || record.is_as_it_was(link);
             if let Some(link) = inside.links().unwrap_or_default().into_iter().find(moved) {
-                let _ = home((&mut inside, container), &link, &mut host, (&record.was, None));
+                let _ = home(&mut inside, container, &link, &mut host, &record.was, None);
             }
         }
         if let Ok(link) = host.link(&record.was.name) {

@@ -64,7 +64,7 @@ impl Was {
 
 impl Record {
     /// What `link` is now, to be moved for `mark` into the namespace at this path, which has this inode.
-    pub(super) fn of(link: &Link, mark: &OwnerTag, (netns, inode): (&Path, u64)) -> Record {
+    pub(super) fn of(link: &Link, mark: &OwnerTag, netns: &Path, inode: u64) -> Record {
         let (mark, was, netns) = (mark.text(MARK_MAX), Was::of(link), netns.to_owned());
         Record {
             mark,
@@ -162,7 +162,7 @@ mod tests {
             container: own("0123"),
             ifname: own("net1"),
         };
-        Record::of(&link(), &mark, (Path::new("/run/netns/gone"), 7))
+        Record::of(&link(), &mark, Path::new("/run/netns/gone"), 7)
     }
 
     #[test]

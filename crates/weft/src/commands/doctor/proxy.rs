@@ -7,8 +7,8 @@ use tonic::{Code, Status};
 
 use super::Finding;
 use cli_support::failure::Failure;
-use cri::network_api::network_client::Client;
 use cri::network_api::{FALLBACK, Name, Network};
+use cri::network_client::Client;
 use cri::runtime_status::Known;
 use cri_proxy::runtime_network;
 

@@ -15,7 +15,7 @@ use crate::messages::{StatusInfo, StatusRequest};
 use crate::runtime_status;
 use crate::runtime_status::{Known, STATUS};
 
-use super::{
+use crate::network_api::{
     Empty, LIST, ListReply, Network, NetworkConfig, NetworkMetadata, REMOVE, RemoveRequest, SET, SetReply,
     SetRequest,
 };
