@@ -36,7 +36,7 @@ use tracing::{info, warn};
 use crate::ipam_api::api_registry::{Cluster, LOOKS, of_node};
 use crate::ipam_api::clock::now;
 use crate::ipam_api::ip_claim::Claim;
-use crate::ipam_api::ip_objects::{BlockObject, NOTICE};
+use crate::ipam_api::ip_objects::BlockObject;
 use crate::ipam_api::pool_lookup;
 use crate::ipam_api::pool_lookup::{Pool, Unusable};
 use crate::ipam_api::store_name::{elsewhere, placed};
@@ -88,7 +88,7 @@ impl Reduced for BlockObject {
     type Form = Option<Owned>;
 
     fn reduce(self) -> Option<Owned> {
-        let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
+        let is_doubted = self.is_probed();
         let is_deleted = self.is_deleted();
         Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
     }

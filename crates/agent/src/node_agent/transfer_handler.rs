@@ -1,9 +1,9 @@
 //! What the agent does for other nodes: gives up addresses of this node's blocks that they ask for by name, if they are free.
 //!
 //! ```text
-//!   IPBlock of one address, `asks` this node ──watch──► leased ahead? ── yes ─► the block is given back
+//!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► leased ahead? ── yes ─► the block is given back
 //!                                                          └─► weft-cni give-up ─► a hole in the ledger ─► in the block
-//!                                                                             └─► held: who, in `refused`
+//!                                                                             └─► held: its holder, in `transferRefusedBy`
 //! ```
 //!
 //! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is
@@ -69,10 +69,10 @@ impl Giver {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
             Ok(TransferOutcome::Transferred) => {
-                info!(pool = owned.pool, %address, "given up for another node")
+                info!(pool = owned.pool, %address, "given up for another node");
             }
             Ok(TransferOutcome::Refused) => {
-                info!(pool = owned.pool, %address, "asked for by another node, and held")
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,

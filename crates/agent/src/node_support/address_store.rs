@@ -26,7 +26,7 @@ pub(crate) struct Owner {
     pub(crate) uid: String,
     /// With a blank after it; empty where there was none.
     pod: String,
-    /// What keeps the address when the pod is gone; empty: nothing, or an earlier release, which did not say.
+    /// Claim that keeps the address when the pod is deleted; empty if there is none.
     pub(crate) claim: String,
 }
 

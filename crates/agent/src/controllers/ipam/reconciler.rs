@@ -34,7 +34,7 @@ use crate::ipam_api::cluster_snapshot;
 use crate::ipam_api::cluster_snapshot::{Census, Followed};
 use crate::ipam_api::findings::Finding;
 use crate::ipam_api::ip_claim::OF_CLAIM;
-use crate::ipam_api::ip_objects::{BlockObject, PoolObject};
+use crate::ipam_api::ip_objects::PoolObject;
 use kube_support::api_error;
 use kube_support::events::told_apart;
 use kube_support::lookup::ask;
@@ -47,8 +47,6 @@ const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
 /// Longest text of an Event, in bytes.
 const NOTE_MAX: usize = 1000;
-/// Objects of which one round writes down that they are in use.
-const USED_MAX: usize = 200;
 /// How long the object of an address that was asked for outlives its pod: longer than addresses rest.
 const RESTED: Duration = Duration::from_secs(3600);
 
@@ -117,7 +115,6 @@ impl Keeper {
             round.leased += self.tell_status(&census, pool).await?;
             self.tell_singles(&census, pool).await;
         }
-        self.tell_used(&census).await;
         round.reclaimed = self.dead.take(&census).await?;
         round.ended = self.end_claims(&census).await?;
         self.tell(&census, &round.findings).await;
@@ -156,26 +153,6 @@ impl Keeper {
                 }
                 Err(fault) => {
                     warn!(pool = name, address = %net, %fault, "made by hand, and its pool does not say it");
-                }
-            }
-        }
-    }
-
-    /// Writes down what is in use where an earlier release did not: who deletes that by hand waits until it is not.
-    async fn tell_used(&self, census: &Census) {
-        let blocks: Api<BlockObject> = Api::all(self.client.clone());
-        for used in census.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {
-            let name = used.metadata.name.as_deref().unwrap_or_default();
-            match blocks.replace(name, &PostParams::default(), &used).await {
-                // The next round sees what it is now.
-                Ok(_) => {}
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                Err(error) => {
-                    warn!(
-                        block = name,
-                        why = api_error::said(&error),
-                        "that it is in use was not written down"
-                    );
                 }
             }
         }
