@@ -18,7 +18,7 @@ bin/weft-cni: PACKAGE := weft-cni
 bin/weft-cni: PROFILE := release
 # It ends where it panics: nobody looks for a frame to unwind.
 bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$(CURDIR)/crates/weft-cni/weft-cni.ld
-bin/weft: PACKAGE := agent
+bin/weft: PACKAGE := weft
 bin/weft: PROFILE := command
 bin/%: FORCE
 	cargo rustc --profile $(PROFILE) --locked --target $(TARGET) -p $(PACKAGE) --bin $* -- $(FLAGS)

@@ -231,8 +231,8 @@ fn attach() {
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
     let sandboxes: Vec<Pod> = names.iter().map(|name| cluster.machine.pod(name)).collect();
     let figure = |line: &str| cluster.figure("one", line).unwrap_or_default();
-    let requests = || figure("weft_neutron_requests_total ");
-    let allocated = || figure(r#"weft_neutron_cases_total{outcome="allocated"} "#);
+    let requests = || figure("weft_neutron_api_requests_total ");
+    let allocated = || figure(r#"weft_neutron_port_operations_total{outcome="allocated"} "#);
     let (before, finished, started) = (requests(), allocated(), Instant::now());
     cluster.pods(FIRST, &names, NETWORKS);
     let made = started.elapsed();
@@ -337,7 +337,7 @@ fn burst() {
     cluster.start_controller("one", &rules, &[]);
     cluster.wait_until_leading("one");
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
-    let requests = || cluster.figure("one", "weft_neutron_requests_total ").unwrap_or_default();
+    let requests = || cluster.figure("one", "weft_neutron_api_requests_total ").unwrap_or_default();
     let (before, started) = (requests(), Instant::now());
     cluster.pods(BOUND, &names, NETWORKS);
     let made = started.elapsed();

@@ -61,7 +61,7 @@ fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     }
     // One write for the whole ADD, and nothing was asked for that was known.
     assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
-    assert_eq!(agent.figure("weft_answers_total{outcome=\"planned\"}"), Some(1.0));
+    assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(1.0));
     let attached = "weft_attachments_total{plugin=\"bridge\",outcome=\"attached\"}";
     until("the report", || agent.figure(attached).filter(|count| *count >= 3.0));
     // Bridges stay for the next one, and nothing else does.

@@ -50,7 +50,7 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
 /// The pod `web`, which selects this and of which the agent has heard; its uid.
 fn heard_of(agent: &Agent, networks: &str) -> String {
     let uid = agent.pod("web", &select(networks));
-    let known = "weft_cache_objects{what=\"pods\"}";
+    let known = "weft_cache_objects{resource=\"pods\"}";
     until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
     uid
 }
@@ -71,7 +71,7 @@ fn told(annotations: &Value) -> Value {
 
 fn remove_api(agent: &Agent) {
     agent.machine.stop("kube-apiserver", "KILL");
-    let age = "weft_cache_age_seconds{what=\"pods\"}";
+    let age = "weft_cache_age_seconds{resource=\"pods\"}";
     until("the agent notices", || agent.figure(age).filter(|age| *age > 0.0));
 }
 
@@ -170,7 +170,7 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     let web = agent.machine.pod("web");
     thread::scope(|scope| {
         let adding = scope.spawn(|| agent.attachment(&web, "web", &uid).add(&node_configuration()).success());
-        let planned = "weft_answers_total{outcome=\"planned\"}";
+        let planned = "weft_plan_requests_total{outcome=\"planned\"}";
         until("the plan", || agent.figure(planned).filter(|count| *count >= 1.0));
         agent.stop("KILL");
         adding.join().expect("the ADD");

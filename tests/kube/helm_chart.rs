@@ -231,7 +231,7 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
         values = with(&values, path, value);
     }
     assert_eq!(install(&values), "2 deployed\n");
-    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-hands"]);
+    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-executor"]);
     let controllers = ["controller-ipam", "controller-services", "neutron"];
     assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
     let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);

@@ -40,7 +40,7 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     }
     for node in 0..2 {
         // Made, and the pool asked about it: what 250 pods cost.
-        let requests = nodes.figure(node, "weft_address_requests_total ");
+        let requests = nodes.figure(node, "weft_ipam_api_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }
     let pool = nodes.kube.json(["ippools.weft.dev", "10.9.0.0-20"]);
@@ -129,7 +129,7 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
     let conf = network(0, &json!({ "range": "10.12.0.0/22", "quarantine": 0 }));
     let add = |container: &str| given(nodes.attachment(&pod, container).add(&conf))[0].clone();
     let ledger = || {
-        let words = ["ipam", "-o", "json", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"];
+        let words = ["ipam", "-o", "json", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"];
         let shown = weft(&nodes, &words).success().json();
         shown[0]["ledger"].as_array().cloned().unwrap_or_default()
     };
@@ -142,8 +142,9 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
     }
     // What is left holds its addresses; nobody new comes into the blocks that are being emptied.
     assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", ledger());
-    let table =
-        weft(&nodes, &["ipam", "show", "--blocks", "--data-dir", "/var/lib/weft/ipam-0"]).success().stdout;
+    let table = weft(&nodes, &["ipam", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"])
+        .success()
+        .stdout;
     assert!(table.contains("ON THIS NODE") && table.contains("draining"), "{table}");
     for at in &kept {
         nodes.attachment(&pod, &format!("c{at}")).check(&conf).success();
@@ -293,7 +294,7 @@ fn sweep(nodes: &Nodes, pod: &Pod, valid: &BTreeMap<String, String>) {
 /// What a node's ledger has: ranges, and how many addresses are held.
 fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
     let place = format!("/var/lib/weft/ipam-{node}");
-    let shown = weft(nodes, &["ipam", "-o", "json", "show", "--data-dir", &place]).success().json();
+    let shown = weft(nodes, &["ipam", "-o", "json", "show", "--address-stores", &place]).success().json();
     let blocks: Vec<Value> = shown
         .as_array()
         .unwrap()

@@ -275,7 +275,7 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
     assert_eq!(given(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
 }
 
-/// The finalizer of the object is removed as well.
+/// Covers the manual deletion of an object and the manual removal of its finalizer.
 #[test]
 fn finalizer_and_object_removed_manually_leave_the_address_and_its_claim_on_the_node() {
     let nodes = nodes!(2);
@@ -291,7 +291,11 @@ fn finalizer_and_object_removed_manually_leave_the_address_and_its_claim_on_the_
     assert_ne!(again["metadata"]["uid"], before["metadata"]["uid"]);
     assert_eq!(again["spec"]["claim"], before["spec"]["claim"]);
     assert_eq!(again["spec"]["owner"], before["spec"]["owner"]);
-    assert_eq!(again["metadata"]["finalizers"], json!(["weft.dev/in-use"]));
+    let patch = r#"{"metadata":{"finalizers":null}}"#;
+    nodes.kube.kubectl(["patch", "ipblock", name, "--type", "merge", "-p", patch]);
+    control(&nodes, &[("one", 9601)]);
+    let is_written = || own().filter(|block| block["metadata"]["finalizers"] == json!(["weft.dev/in-use"]));
+    until("it to be said that it is in use", is_written);
 }
 
 #[test]
@@ -359,7 +363,7 @@ fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
     for container in 1..13 {
         let _ = add(container);
     }
-    let refused = "weft_address_demands_total{outcome=\"refused\"}";
+    let refused = "weft_allocation_requests_total{outcome=\"refused\"}";
     until("what was leased to be refused", || (nodes.figure(0, refused) > 0).then_some(()));
     let left = nodes.blocks();
     assert_eq!(left.len(), 1, "{left:#?}");

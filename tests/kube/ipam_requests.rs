@@ -42,7 +42,7 @@ fn a_node_starts_250_pods_with_two_requests_about_its_block_beside_one_for_the_p
     let _ = given(nodes.attachment(&sandbox, "first").add(&conf(0)));
     let other = network(1, &json!({ "range": "10.21.0.0/16" }));
     let _ = given(nodes.attachment(&sandbox, "other").add(&other));
-    let (before, told) = (requests(&nodes), nodes.figure(1, "weft_address_requests_total "));
+    let (before, told) = (requests(&nodes), nodes.figure(1, "weft_ipam_api_requests_total "));
     for pod in 0..250 {
         let _ = given(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf(1)));
     }
@@ -53,7 +53,7 @@ fn a_node_starts_250_pods_with_two_requests_about_its_block_beside_one_for_the_p
     });
     let expected = [("GET ippools".to_owned(), 2), ("POST ipblocks".to_owned(), 1)];
     assert_eq!(since, BTreeMap::from(expected), "the pool is read before and after the block is made");
-    assert_eq!(nodes.figure(1, "weft_address_requests_total ") - told, 2);
+    assert_eq!(nodes.figure(1, "weft_ipam_api_requests_total ") - told, 2);
 }
 
 #[test]

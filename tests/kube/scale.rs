@@ -35,10 +35,10 @@ fn memory(agent: &Agent) -> (u64, u64) {
 
 /// Asks for a plan as the hands do; whether there is one.
 fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
-    let question = json!({
-        "version": 1, "pod": { "namespace": NAMESPACE, "name": pod, "uid": uid }, "container": container,
-        "ifname": "eth0", "configuration": configuration(&bridge("home", 10)),
-    });
+    let question = json!({ "version": 1, "request": { "plan": {
+        "pod": { "namespace": NAMESPACE, "name": pod, "uid": uid }, "container": container, "ifname": "eth0", "began": 0,
+        "node": { "configuration": configuration(&bridge("home", 10)), "flavour": "weft", "files": [], "unreadable": [] },
+    } } });
     let text = question.to_string();
     let mut stream = UnixStream::connect(agent.machine.reach("/run/weft/agent.sock")).expect("the socket");
     stream.write_all(&u32::try_from(text.len()).unwrap().to_be_bytes()).unwrap();
@@ -48,7 +48,7 @@ fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
     let mut reply = vec![0; u32::from_be_bytes(length) as usize];
     stream.read_exact(&mut reply).expect("a whole reply");
     let reply: Value = serde_json::from_slice(&reply).unwrap();
-    reply["answer"]["plan"].is_object()
+    reply["response"]["plan"].is_object()
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
     let names: Vec<String> = (0..PODS).map(|number| format!("p{number}")).collect();
     let uids = agent.pods(&names, &json!({ NETWORKS: "net-1,net-2,net-3" }));
     let known = |what: &str, count: usize| {
-        let line = format!("weft_cache_objects{{what=\"{what}\"}}");
+        let line = format!("weft_cache_objects{{resource=\"{what}\"}}");
         until(what, || agent.figure(&line).filter(|known| *known >= count as f64));
     };
     known("network-attachment-definitions", DEFINITIONS);
@@ -115,7 +115,7 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
     until("definitions are listed again, not only watched", || (listed() > before).then_some(()));
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b" }));
     until("it is planned", || ask(&agent, "web", &uid, "c1").then_some(()));
-    let age = "weft_cache_age_seconds{what=\"pods\"}";
+    let age = "weft_cache_age_seconds{resource=\"pods\"}";
     until("both caches are fresh", || agent.figure(age).filter(|age| *age == 0.0));
 }
 

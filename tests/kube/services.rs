@@ -200,7 +200,7 @@ fn addresses_of_a_network_are_listed_and_follow_pods_and_annotations() {
     let example = page.split("```").find_map(|block| block.strip_prefix("yaml\n")).expect("an example");
     kube.apply(example);
     cluster.until_listed("the page's example", "web-storage", &[("10.1.0.1", false), ("fd01::1", false)]);
-    assert_eq!(cluster.figure("weft_services_failed_writes_total "), 0);
+    assert_eq!(cluster.figure("weft_services_endpointslice_write_failures_total "), 0);
 }
 
 /// Which EndpointSlices there are.
@@ -276,7 +276,7 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
     let sizes: Vec<_> =
         slices.iter().map(|slice| slice["endpoints"].as_array().map_or(0, Vec::len)).collect();
     assert_eq!(sizes, [100, 100, 50]);
-    assert!(cluster.figure("weft_services_writes_total ") < 20);
+    assert!(cluster.figure("weft_services_endpointslice_writes_total ") < 20);
     for endpoint in slices.iter().flat_map(|slice| slice["endpoints"].as_array().expect("a list")) {
         assert_eq!(endpoint["hostname"], endpoint["targetRef"]["name"], "a name of its own in DNS");
     }
@@ -360,7 +360,7 @@ fn one_services_trouble_holds_up_no_other_one() {
     cluster.service("refused", asks("storage"), &one_port());
     // 1, 2, 4 and 8 s after each other; the next try is 16 s later.
     until("it was tried some times", || {
-        (cluster.figure("weft_services_failed_writes_total ") >= 5).then_some(())
+        (cluster.figure("weft_services_endpointslice_write_failures_total ") >= 5).then_some(())
     });
     let began = std::time::Instant::now();
     cluster.condition("a", false);

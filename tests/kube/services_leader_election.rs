@@ -6,7 +6,7 @@
 //!   two ── 192.0.2.1 ──►
 //! ```
 //!
-//! Source: `crates/agent/src/controller/election.rs`; Kubernetes, «Auditing».
+//! Source: `crates/kube-support/src/leader_election.rs`; Kubernetes, «Auditing».
 
 use std::sync::Arc;
 

@@ -25,8 +25,8 @@ fn select() -> Value {
 #[track_caller]
 fn until_heard(agent: &Agent, pods: f64) {
     until("the agent is up to date", || {
-        let age = agent.figure("weft_cache_age_seconds{what=\"pods\"}")?;
-        let known = agent.figure("weft_cache_objects{what=\"pods\"}")?;
+        let age = agent.figure("weft_cache_age_seconds{resource=\"pods\"}")?;
+        let known = agent.figure("weft_cache_objects{resource=\"pods\"}")?;
         (age == 0.0 && known >= pods).then_some(())
     });
 }

@@ -189,7 +189,7 @@ fn each_add_is_one_trace_with_its_plan_and_every_plugin_over_http() {
     let spoken = spoken(&agent);
     assert!(spoken.iter().all(|request| request["request"] == "http"), "{spoken:?}");
     assert!(spoken.iter().all(|request| request["headers"]["x-tenant"] == "blue"), "{spoken:?}");
-    let sent = "weft_spans_total{outcome=\"exported\"}";
+    let sent = "weft_trace_spans_total{outcome=\"exported\"}";
     assert!(until("figures", || agent.figure(sent)) >= tree.0.len() as f64);
 }
 
@@ -273,7 +273,7 @@ fn a_collector_that_is_away_or_refuses_is_told_once_and_keeps_nobody_waiting() {
     let (agent, receiver) = node!();
     let endpoint = format!("http://127.0.0.1:{HTTP}");
     restart(&agent, &[SOON], &["--otlp-endpoint", &endpoint]);
-    let failed = || agent.figure("weft_spans_total{outcome=\"failed\"}").unwrap_or_default();
+    let failed = || agent.figure("weft_trace_spans_total{outcome=\"failed\"}").unwrap_or_default();
     work(&agent, "away", 3);
     let lost = until("spans are lost", || Some(failed()).filter(|count| *count >= 3.0));
     receive(&agent, &receiver, "refuse");
@@ -303,8 +303,8 @@ fn a_collector_that_never_answers_keeps_no_pod_and_no_agent_from_its_end() {
             [SOON, &protocol, patience, "OTEL_BSP_MAX_QUEUE_SIZE=8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4"];
         restart(&agent, &environment, &["--otlp-endpoint", &endpoint]);
         work(&agent, &format!("pod-{port}"), 20);
-        assert_eq!(agent.figure("weft_spans_total{outcome=\"exported\"}"), None);
-        assert_eq!(agent.figure("weft_answers_total{outcome=\"planned\"}"), Some(20.0));
+        assert_eq!(agent.figure("weft_trace_spans_total{outcome=\"exported\"}"), None);
+        assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(20.0));
         assert!(agent.machine.log(COLLECTOR).lines().count() == 1, "{}", agent.machine.log(COLLECTOR));
     }
     // It ends although nothing of what it has to tell is taken.
@@ -339,10 +339,10 @@ fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
                 [SOON, &endpoint, &protocol].into_iter().chain(environment.iter().copied()).collect();
             restart(&agent, &environment, &[]);
             work(&agent, &name(what), 1);
-            let failed = "weft_spans_total{outcome=\"failed\"}";
+            let failed = "weft_trace_spans_total{outcome=\"failed\"}";
             until(&format!("{what} over {protocol}: spans are lost"), || agent.figure(failed));
             assert_eq!(
-                agent.figure("weft_spans_total{outcome=\"exported\"}"),
+                agent.figure("weft_trace_spans_total{outcome=\"exported\"}"),
                 None,
                 "{what} over {protocol}"
             );

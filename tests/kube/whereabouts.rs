@@ -178,7 +178,8 @@ fn end_of_the_old_ones(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let controller = testkit::binary("weft");
-    let words = ["controller", "--ipam", "--node-grace", "2", "--interval", "1", "--kubeconfig", &account];
+    let words =
+        ["controller", "--ipam", "--node-grace", "2", "--ipam-interval", "1", "--kubeconfig", &account];
     nodes.machine.start("controller", [text(&controller)].into_iter().chain(words));
     let address = until("the address of a pod that is gone", || {
         let done = late.add(&config);

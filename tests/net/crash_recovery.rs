@@ -11,7 +11,7 @@
 //!         └─ net3  ptp, masqueraded; its interface tuned
 //! ```
 //!
-//! Source: SPEC 1.1.0 §2 (S13, S31); the journal's promise in `crates/weft-cni/src/meta_plugin/journal.rs`.
+//! Source: SPEC 1.1.0 §2 (S13, S31); the journal's states after a crash in `docs/design/journal.md`.
 
 use rig::cluster::{bridge, configuration};
 use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
@@ -275,6 +275,35 @@ fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
         walk.attachment.del(&walk.config).success();
         walk.assert_nothing_left(&what);
     }
+}
+
+#[test]
+fn a_killed_add_of_four_networks_is_taken_down_by_gc() {
+    let host = host!(
+        Feature::Bridge,
+        Feature::Macvlan,
+        Feature::NftMasquerade,
+        Feature::NftBridge,
+        Feature::Ifb,
+        Feature::Tbf,
+        Feature::Mirred
+    );
+    let (cluster, config) = four_networks(&host);
+    let pod = host.pod("web");
+    let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);
+    let mut collected = 0;
+    for place in (8..STEPS_MAX).step_by(11) {
+        let Some(what) = walk.killed("ADD", place) else { break };
+        collected += u32::from(cluster.entry(&pod).is_some());
+        rig::collect(&walk.attachment, &walk.config, Some(&[])).success();
+        assert_eq!(cluster.entry(&pod), None, "{what}, then GC");
+        assert_pod_unchanged(&what, &pod, &walk.inside);
+        // Without an entry GC leaves the lock file to DEL.
+        walk.attachment.del(&walk.config).success();
+        walk.assert_nothing_left(&what);
+    }
+    walk.attachment.del(&walk.config).success();
+    assert!(collected > 4, "only {collected} entries: are the steps seen?");
 }
 
 #[test]

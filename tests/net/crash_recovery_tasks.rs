@@ -1,4 +1,4 @@
-//! `kill -9` before every step of a work order, as `weft hands` has them carried out: the same order given again does the
+//! `kill -9` before every step of a work order, as `weft executor` has them carried out: the same order given again does the
 //! rest, and a DEL at any moment finds everything.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!                                             └─ change ──► eth0, a0, b0 bridge br3 ─┘
 //! ```
 //!
-//! The steps of the plugins are walked in `net_kill.rs`; here it is what stands between them: the journal, the locks, and what
+//! The steps of the plugins are walked in `crash_recovery.rs`; here it is what stands between them: the journal, the locks, and what
 //! one killed order leaves to the next.
 //!
 //! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
@@ -63,35 +63,38 @@ impl<'a> Walk<'a> {
     /// The order to give the sandbox the networks that are `selected` now, with the plan that the planner makes.
     fn change(&self, selected: &str) -> Value {
         self.cluster.pod("web", selected);
-        let question = json!({
-            "version": 1,
+        let question = json!({ "version": 1, "request": { "plan": {
             "pod": { "namespace": NAMESPACE, "name": "web", "uid": "" },
-            "container": self.pod.container_id(), "ifname": "eth0", "configuration": self.config,
-        });
+            "container": self.pod.container_id(), "ifname": "eth0", "began": 0,
+            "node": { "configuration": self.config, "flavour": "weft", "files": [], "unreadable": [] },
+        } } });
         let weft = testkit::binary("weft");
         let planner = self.host.command(weft).args(["plan", "--once", "-f", MANIFESTS]);
         let said = planner.stdin(framed(&question)).finish().success().stdout;
         self.cluster.pod("web", ATTACHED);
         let (_, answer) = said.split_once('{').expect("an answer");
         let answer: Value = serde_json::from_str(&format!("{{{answer}")).expect("JSON");
-        json!({ "change": { "plan": answer["answer"]["plan"] } })
+        json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
     }
 
     fn take_down(&self) -> Value {
         json!({ "takeDown": { "container": self.pod.container_id(), "uid": "", "certainty": "gone" } })
     }
 
-    /// Has an order carried out through `words`, as `weft hands` does.
+    /// Has an order carried out through `words`, as `weft executor` does.
     fn carry_out(&self, words: &[&str], order: &Value) -> Finished {
         let weft_cni = testkit::binary("weft-cni").display().to_string();
-        let mut line = words.iter().copied().chain([weft_cni.as_str(), "obey"]);
+        let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
         let command = self.host.command(line.next().expect("a program")).args(line);
         command.stdin(self.errand(order)).finish()
     }
 
     /// An order as it is handed on.
     fn errand(&self, order: &Value) -> Vec<u8> {
-        framed(&json!({ "configuration": self.config, "multus": false, "orders": [order] }))
+        framed(&json!({
+            "version": 1,
+            "taskBatch": { "configuration": self.config, "flavour": "weft", "tasks": [order] },
+        }))
     }
 
     /// Has an order carried out; there is no agent to be told.
@@ -143,7 +146,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// As an exchange is framed: its length, four bytes, big-endian, and as many bytes of JSON.
+/// A message as it is framed: its length, four bytes, big-endian, and as many bytes of JSON.
 fn framed(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()
@@ -192,7 +195,7 @@ fn a_change_that_is_killed_one_step_later_each_time_comes_to_its_end() {
     walk.detach("killed again and again");
 }
 
-/// `weft hands` may be killed while it hands an order on.
+/// `weft executor` may be killed while it hands an order on.
 #[test]
 fn an_order_of_which_a_part_came_is_none() {
     let host = host!(Feature::Bridge);
@@ -202,7 +205,7 @@ fn an_order_of_which_a_part_came_is_none() {
     let before = (host.snapshot(), pod.snapshot());
     let whole = walk.errand(&walk.change(OTHER));
     for length in [0, 3, 4, whole.len() / 2, whole.len() - 1] {
-        let part = host.command(testkit::binary("weft-cni")).args(["obey"]).stdin(&whole[..length]);
+        let part = host.command(testkit::binary("weft-cni")).args(["run-tasks"]).stdin(&whole[..length]);
         assert_eq!(part.finish().code, Some(1), "{length} bytes");
         assert_nothing_left("a part of an order", &host, &before.0);
         assert_pod_unchanged("a part of an order", &pod, &before.1);

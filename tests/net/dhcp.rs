@@ -584,8 +584,10 @@ fn who_may_not_ask_and_who_says_nonsense_gets_nothing() {
         (json!({ "container": "x", "network": "net", "ifname": "eth0" }), "/etc/hostname"),
     ] {
         let options = json!({ "provided": [], "requested": [] });
-        let question =
-            json!({ "allocate": { "owner": owner, "netns": netns, "options": options, "priority": null } });
+        let wish = json!({ "options": options, "prefixLength": 128, "detectDuplicates": false });
+        let question = json!({ "allocate": {
+            "owner": owner, "netns": netns, "options": options, "priority": null, "families": ["ipv4"], "wish": wish,
+        } });
         let text = question.to_string();
         let mut stream = connect();
         let length = u32::try_from(text.len()).unwrap().to_be_bytes();

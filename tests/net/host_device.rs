@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The devices here are veth: a namespace that ends takes them along. Hardware, which the kernel gives back, is in
-//! the lane `vm` (`vm_host_device`).
+//! the lane `vm` (`tests/vm/host_device.rs`).
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1.
 
@@ -361,40 +361,6 @@ fn without_ipam_it_is_up_and_dns_is_the_configurations() {
     pod.run(["ip", "link", "set", "net1", "address", "02:00:00:00:00:07"]);
     let changed = net1.check(&with(&keys, &json!({ "prevResult": result })));
     assert_refused("another address", &changed, 999, &["02:00:00:00:00:07"]);
-}
-
-#[test]
-fn what_an_earlier_version_moved_comes_back_by_each_way() {
-    let host = host!(Feature::Veth);
-    let _far = world(&host);
-    host.run(["ip", "link", "set", "dev0", "alias", "uplink to  rack 7"]);
-    let before = host.snapshot();
-    for way in ["DEL", "returned, DEL", "returned, GC", "returned, ADD"] {
-        let pod = host.pod("a");
-        let net1 = host.attachment("host-device", &pod, "net1");
-        let alias = format!("weft/host-device/net/{}/net1 dev0 up uplink to  rack 7", pod.container_id());
-        host.run(["ip", "link", "set", "dev0", "netns", "a", "name", "net1", "alias", &alias]);
-        if way == "DEL" {
-            net1.del(&config(&json!({}))).success();
-            pod.remove();
-        } else {
-            abandon(&host, pod);
-        }
-        match way {
-            "returned, DEL" => drop(net1.del(&config(&json!({}))).success()),
-            "returned, GC" => drop(rig::collect(&net1, &config(&json!({})), Some(&[])).success()),
-            "returned, ADD" => {
-                let pod = host.pod("b");
-                let net1 = host.attachment("host-device", &pod, "net1");
-                net1.add(&config(&json!({}))).success();
-                assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0");
-                net1.del(&config(&json!({}))).success();
-                pod.remove();
-            }
-            _ => {}
-        }
-        assert_returned(way, &host, &before);
-    }
 }
 
 #[test]

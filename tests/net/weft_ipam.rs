@@ -274,7 +274,7 @@ fn an_address_of_a_lease_is_given_up_for_another_node_unless_it_is_held() {
     assert_eq!(add(&host, &pod, "c1", &small()), "10.1.2.1");
     let weft_cni = binary("weft-cni");
     let give_up = |pool: &str, lease: &str, ip: &str| {
-        let words = ["give-up", "/var/lib/weft/ipam", pool, lease, ip];
+        let words = ["release-address", "/var/lib/weft/ipam", pool, lease, ip];
         host.command(weft_cni.to_str().unwrap()).args(words).finish()
     };
     let held = give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.1");
@@ -619,7 +619,7 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         ("echo nonsense > LEDGER", "not an address store of this version"),
         ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
         ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
-        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are there"),
+        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are present"),
         ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
         ("rm LEDGER; mkdir LEDGER", "is a directory"),
     ];

@@ -159,7 +159,7 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
         let environment = ["OS_CLOUD=kuryr", "OS_CLIENT_CONFIG_FILE=/etc/weft-test/clouds.yaml"];
         cluster.start_controller_as(name, &environment, &[]);
         eventually("it is refused", || machine.log(name).contains("UnknownIssuer").then_some(()));
-        assert_eq!(cluster.figure(name, "weft_neutron_leads "), Some(0), "{name}");
+        assert_eq!(cluster.figure(name, "weft_neutron_leader "), Some(0), "{name}");
         assert!(machine.lives(name));
         machine.stop(name, "TERM");
     }

@@ -6,9 +6,9 @@
 
 mod auth;
 mod controller;
+mod controller_failover;
 mod default_network;
 mod deployment;
-mod leader_election;
 mod nested_ports;
 mod plugin;
 mod pod_annotations;

@@ -157,7 +157,7 @@ fn a_pod_that_names_somebody_elses_port_ends_and_the_port_is_still_there() {
     for (number, id) in named.iter().enumerate() {
         pod_with(&cluster, &format!("thief-{number}"), &json!({ VIF: text.replace(&pooled, id) }));
     }
-    let released = || cluster.figure("one", "weft_neutron_cases_total{outcome=\"released\"} ");
+    let released = || cluster.figure("one", "weft_neutron_port_operations_total{outcome=\"released\"} ");
     eventually("they are seen", || {
         (cluster.figure("one", "weft_neutron_pods ") == Some(2 + named.len() as u64)).then_some(())
     });

@@ -207,7 +207,7 @@ plugins! {
 #[test]
 fn every_plugin_that_keeps_anything_has_a_row() {
     for plugin in rig::NAMES {
-        // Whose counterparts are not in the Go set, or whose daemon is not (peer_dhcp.rs); of a VRF that the Go plugin made
+        // Whose counterparts are not in the Go set, or whose daemon is not (dhcp.rs); of a VRF that the Go plugin made
         // our DEL takes the interface out and leaves the VRF, which ends with the container.
         let elsewhere = ["weft-cni", "weft", "multus", "neutron", "weft-ipam", "whereabouts", "dhcp", "vrf"];
         assert!(elsewhere.contains(plugin) || ROWS.iter().any(|row| row.plugin == *plugin), "{plugin}");

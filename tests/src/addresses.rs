@@ -100,7 +100,7 @@ impl Nodes {
             &socket,
             "--journal",
             &journal,
-            "--ledgers",
+            "--address-stores",
             &ledgers(index),
             "--listen",
             &listen,
@@ -261,7 +261,7 @@ pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
     nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let program = testkit::binary("weft");
-    let fixed = [text(&program), "controller", "--ipam", "--node-grace", "2", "--interval", "1"];
+    let fixed = [text(&program), "controller", "--ipam", "--node-grace", "2", "--ipam-interval", "1"];
     for (name, port) in replicas {
         let listen = format!("127.0.0.1:{port}");
         let own = ["--identity", name, "--kubeconfig", &account, "--listen", &listen];
@@ -273,7 +273,7 @@ pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
 #[must_use]
 pub fn rounds(nodes: &Nodes, port: u16) -> u64 {
     let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
-    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_rounds_total "));
+    let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_reconciliations_total "));
     found.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 

@@ -114,6 +114,8 @@ pub fn with(config: &Value, keys: &Value) -> Value {
 ///   says (whether there is one counts, but not the directory above, which stays until the next boot);
 /// - what an agent has checked, for the next agent;
 /// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time;
+/// - the local route of an IPv6 address: the kernel adds it from a work queue, later than the address, which is a
+///   difference of its own;
 /// - the multicast route of a link: the kernel has it as long as the link is ready, which takes it a moment.
 #[must_use]
 #[track_caller]
@@ -126,10 +128,16 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
             || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked.json "))
             || line.starts_with("+ address ") && line.contains(" fe80:")
             || line.starts_with("+ route local ") && line.contains(" fe80:")
+            || line.strip_prefix("+ route local local ").is_some_and(is_ipv6)
             || line.get(2..).is_some_and(|rest| rest.starts_with("route local multicast ff00::/8 "))
     };
     let told: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
     told.join("\n")
+}
+
+/// Whether the address at the beginning of a line is one of IPv6.
+fn is_ipv6(line: &str) -> bool {
+    line.split(' ').next().is_some_and(|address| address.contains(':'))
 }
 
 /// Fails unless the host is as it was, and the pods are.

@@ -152,7 +152,7 @@ impl OpenStack {
     #[track_caller]
     pub fn wait_until_leading(&self, name: &str) {
         self.machine
-            .wait(name, "leads", || (self.figure(name, "weft_neutron_leads ") == Some(1)).then_some(()));
+            .wait(name, "leads", || (self.figure(name, "weft_neutron_leader ") == Some(1)).then_some(()));
     }
 
     /// Starts the agent of a node.

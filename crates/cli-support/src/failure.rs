@@ -25,7 +25,7 @@ pub enum Exit {
 
 /// The codes for `--help`.
 pub const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 it needs root, 130 interrupted (and undone).";
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 root required, 130 interrupted and rolled back.";
 
 /// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,20 +8,20 @@ use crate::failure::{Exit, Failure};
 /// What is logged, and how.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
-    /// How much is logged: error, warn, info, debug, or per module as in RUST_LOG
+    /// Log level: error, warn, info, debug, trace, or a filter per module as in RUST_LOG
     #[arg(long, env = "WEFT_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
-    /// Form of the log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    /// Log format
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
 
 /// Form of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people
+    /// Text for people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 

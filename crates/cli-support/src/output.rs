@@ -14,17 +14,17 @@ use crate::terminal::is_obeyed;
 /// What the outcome is printed as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Tables and sentences for people
     #[default]
     Text,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 
 /// `-o`.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Output {
-    /// What the outcome is printed as
+    /// Output format
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
     pub format: Format,
 }

@@ -10,7 +10,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::fold;
 use crate::version::Version;
 
 /// The well-known error codes. 100 and above belong to plugins.
@@ -90,22 +89,6 @@ impl Error {
     /// An unexpected failure: code 999.
     pub fn internal(msg: impl Into<String>) -> Error {
         Error::new(code::INTERNAL, msg)
-    }
-
-    /// Reads what a failing plugin printed, or says why that is not an error.
-    ///
-    /// Old Go plugins may print a result and then an error (trap 8): the last document counts.
-    pub fn from_stdout(stdout: &[u8]) -> Result<Error, String> {
-        let documents = serde_json::Deserializer::from_slice(stdout).into_iter::<serde_json::Value>();
-        let mut last = serde_json::Value::Null;
-        for document in documents {
-            last = document.map_err(|cause| cause.to_string())?;
-        }
-        let error: Error = fold::from_value(&last, "").map_err(|cause| cause.msg)?;
-        match error.code == 0 && error.msg.is_empty() && error.details.is_empty() {
-            true => Err("neither code nor msg".to_owned()),
-            false => Ok(error),
-        }
     }
 
     /// The same error with a longer explanation.
@@ -233,21 +216,6 @@ mod tests {
     fn s6_an_unsupported_field_is_code_2_and_names_key_and_value() {
         let error = Error::unsupported("vlan", 4095, "this plugin does no VLANs");
         assert_eq!((error.code, error.msg.as_str()), (2, "vlan: 4095: this plugin does no VLANs"));
-    }
-
-    #[test]
-    fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
-        let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
-        assert_eq!(Error::from_stdout(both), Ok(Error::new(8, "same netns")));
-        for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
-            assert!(Error::from_stdout(garbage).is_err(), "{garbage:?}");
-        }
-    }
-
-    #[test]
-    fn trap6_an_error_folds_as_go_reads_it() {
-        let error = Error::from_stdout(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
-        assert_eq!(error, Ok(Error::new(11, "later").details("soon")));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use crate::environment::Environment;
 use crate::error::Error;
+use crate::fold;
 use crate::name::PluginType;
 
 /// Something that can run a plugin.
@@ -21,5 +22,41 @@ pub trait Invoke {
     /// ([`crate::plugin::Plugin::releases_through_interface`]).
     fn releases_through_interface(&self, _plugin: &str) -> bool {
         false
+    }
+}
+
+/// Reads what a failing plugin printed, or says why that is not an error.
+///
+/// Old Go plugins may print a result and then an error (trap 8): the last document counts.
+pub fn read_error(stdout: &[u8]) -> Result<Error, String> {
+    let documents = serde_json::Deserializer::from_slice(stdout).into_iter::<serde_json::Value>();
+    let mut last = serde_json::Value::Null;
+    for document in documents {
+        last = document.map_err(|cause| cause.to_string())?;
+    }
+    let error: Error = fold::from_value(&last, "").map_err(|cause| cause.msg)?;
+    match error.code == 0 && error.msg.is_empty() && error.details.is_empty() {
+        true => Err("neither code nor msg".to_owned()),
+        false => Ok(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
+        let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
+        assert_eq!(read_error(both), Ok(Error::new(8, "same netns")));
+        for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
+            assert!(read_error(garbage).is_err(), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn trap6_an_error_folds_as_go_reads_it() {
+        let error = read_error(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
+        assert_eq!(error, Ok(Error::new(11, "later").details("soon")));
     }
 }

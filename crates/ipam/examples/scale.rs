@@ -1,8 +1,8 @@
 //! Cost of allocation in a large cluster: `cargo run --release -p ipam --example scale`.
 //!
-//! First the address store alone: the time of one ADD and one DEL in a store that holds many addresses. Then clusters: nodes
-//! start one after the other and allocate addresses to all their pods, from a registry in memory that counts requests. At
-//! the end a tenth of the nodes dies, and their blocks are reclaimed.
+//! First the address store alone: the time of one ADD and one DEL in a store that holds many addresses. Then clusters:
+//! nodes start one after the other and allocate addresses to all their pods, from a registry in memory that counts
+//! requests. At the end a tenth of the nodes dies, and their blocks are reclaimed.
 
 #![allow(
     clippy::print_stdout,
@@ -104,10 +104,10 @@ impl Registry for Memory {
 }
 
 /// Runs a task that never waits.
-fn now<T>(work: impl Future<Output = T>) -> T {
+fn run<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => panic!("it waits"),
+        Poll::Pending => panic!("the task waits"),
     }
 }
 
@@ -120,16 +120,16 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
     let registry = Memory::default();
     let started = Instant::now();
     for node in 0..nodes {
-        let mut ledger = AddressStore::new("boot");
+        let mut store = AddressStore::new("boot");
         let holder = Holder { node: format!("node-{node}"), store: "pool".into(), ..Holder::default() };
         for pod in 0..pods {
             loop {
-                match ledger.allocate(clock, &filter, pod + 1, AllocationKind::Any) {
+                match store.allocate(clock, &filter, pod + 1, AllocationKind::Any) {
                     Allocation::Allocated(..) => break,
                     Allocation::Refused(why) => panic!("{why}"),
                     Allocation::NeedsLease(kind, _) => {
                         let seed =
-                            (node << 16 | ledger.blocks().count() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                            (node << 16 | store.blocks().count() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                         let holder = holder.clone();
                         let allocator = BlockAllocator {
                             registry: &registry,
@@ -141,9 +141,9 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
                             seed,
                             transfer_checks: 0,
                         };
-                        let response = now(allocator.serve(&ledger.lease_request(kind), &[]));
+                        let response = run(allocator.serve(&store.lease_request(kind), &[]));
                         assert!(response.error.is_none(), "{:?}", response.error);
-                        let _ = ledger.apply_response(clock, pod + 1, &response);
+                        let _ = store.apply_response(clock, pod + 1, &response);
                     }
                 }
             }
@@ -164,20 +164,25 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
         registry.objects.lock().expect("no panic before").len(),
         took.as_secs_f64()
     );
+    reclaim_tenth(&registry, clock.now);
+}
+
+/// Reclaims the objects of a tenth of the nodes.
+fn reclaim_tenth(registry: &Memory, now: u64) {
     let dead: Vec<IpBlock> = registry.objects.lock().expect("no panic before").values().cloned().collect();
     let is_dead = |object: &IpBlock| object.holder.node.ends_with('7');
     let (mut taken, before) =
         (0_u64, registry.requests.lock().expect("no panic before").values().sum::<u64>());
     for object in dead.into_iter().filter(is_dead) {
-        now(reclaim(&registry, object, clock.now)).expect("it is as it was");
+        run(reclaim(registry, object, now)).expect("the object is unchanged");
         taken += 1;
     }
     let after: u64 = registry.requests.lock().expect("no panic before").values().sum();
-    println!("  a tenth of the nodes dies: {taken} blocks taken back with {} requests", after - before);
+    println!("  a tenth of the nodes dies: {taken} blocks reclaimed with {} requests", after - before);
 }
 
 fn allocator(held: u64) {
-    let mut ledger = AddressStore::new("boot");
+    let mut store = AddressStore::new("boot");
     let subnet: IpNet = "10.0.0.0/8".parse().expect("a network");
     let layout = PoolLayout::new(subnet, 8);
     let filter =
@@ -186,29 +191,30 @@ fn allocator(held: u64) {
     let blocks = (held + rounds) / 256 + 1;
     for index in 0..blocks {
         let net = layout.block(u128::from(index)).expect("a block");
-        let _ = ledger.add_block(
+        let _ = store.add_block(
             &BlockLease { net, id: index.to_string(), single_owner: false, reserved: Vec::new() },
             1,
         );
     }
     let clock = Clock { now: 1_000_000, quarantine: 0 };
-    for mark in 0..held {
-        let Allocation::Allocated(..) = ledger.allocate(clock, &filter, mark + 1, AllocationKind::Any) else {
+    for owner in 0..held {
+        let Allocation::Allocated(..) = store.allocate(clock, &filter, owner + 1, AllocationKind::Any) else {
             panic!("full")
         };
     }
-    let marks = || (0..rounds).map(|round| u64::MAX - round);
+    let owners = || (0..rounds).map(|round| u64::MAX - round);
     let started = Instant::now();
-    for mark in marks() {
-        let Allocation::Allocated(..) = ledger.allocate(clock, &filter, mark, AllocationKind::Any) else {
+    for owner in owners() {
+        let Allocation::Allocated(..) = store.allocate(clock, &filter, owner, AllocationKind::Any) else {
             panic!("full")
         };
     }
-    let given = started.elapsed();
-    for mark in marks() {
-        let _ = ledger.release_owners(clock.now, &[mark]);
+    let allocated = started.elapsed();
+    for owner in owners() {
+        let _ = store.release_owners(clock.now, &[owner]);
     }
-    let [add, del] = [given, started.elapsed() - given].map(|took| took.as_secs_f64() / rounds as f64);
+    let [add, del] =
+        [allocated, started.elapsed() - allocated].map(|took| took.as_secs_f64() / rounds as f64);
     println!(
         "allocator, {held} held: {:.1} us for one ADD, {:.0} a second; {:.1} us for one DEL",
         add * 1e6,

@@ -1,8 +1,8 @@
 //! Address store: the blocks of one pool that a node has leased, and the owner of every address in them.
 //!
-//! The store is the content of a file. Each change returns small [`Edit`]s, which the caller writes to the file at once,
-//! so that a caller killed between two edits leaves a valid store. The file format and the safety argument of each edit
-//! order are in `docs/design/ipam.md#address-store`.
+//! The store is the content of a file. Each change returns small [`Edit`]s, which the caller writes to the file at
+//! once, so that a caller killed between two edits leaves a valid store. The file format and the safety argument of
+//! each edit order are in `docs/design/ipam.md#address-store`.
 
 mod choose;
 mod format;
@@ -200,8 +200,8 @@ impl AddressStore {
         }
     }
 
-    /// Error of a read after [`AddressStore::open`]. If there is one, no answer of the store is valid and nothing may be
-    /// written.
+    /// Error of a read after [`AddressStore::open`]. If there is one, no answer of the store is valid and nothing may
+    /// be written.
     pub fn read_error(&self) -> Option<&str> {
         self.image.read_error()
     }

@@ -1,7 +1,7 @@
 //! Allocation from the address store of the node, without any other component.
 //!
-//! The caller has locked the store and writes every edit before it does anything else; it may be killed after each edit.
-//! See `docs/design/ipam.md#allocation-on-a-node`.
+//! The caller has locked the store and writes every edit before it does anything else; it may be killed after each
+//! edit. See `docs/design/ipam.md#allocation-on-a-node`.
 
 use std::net::IpAddr;
 
@@ -58,8 +58,8 @@ impl AddressStore {
         }
     }
 
-    /// Finds an address of the store that can be transferred to a claim: `named`, unless it is held or was `tried`, else
-    /// one that is free. Concurrent calls start with different addresses, if possible.
+    /// Finds an address of the store that can be transferred to a claim: `named`, unless it is held or was `tried`,
+    /// else one that is free. Concurrent calls start with different addresses, if possible.
     pub fn offer_for_claim(
         &mut self,
         clock: Clock,

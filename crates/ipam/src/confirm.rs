@@ -1,7 +1,7 @@
 //! Confirmation of unconfirmed blocks with the registry, in the node agent.
 //!
-//! A block whose object is still the node's becomes active under a new lease. A block whose object is gone, but in which
-//! something is held, is leased again. See `docs/design/ipam.md#loss-of-a-lease`.
+//! A block whose object is still the node's becomes active under a new lease. A block whose object is gone, but in
+//! which something is held, is leased again. See `docs/design/ipam.md#loss-of-a-lease`.
 
 use ipnet::IpNet;
 

@@ -41,7 +41,7 @@ pub struct RangeError {
     pub part: RangePart,
     /// Its value.
     pub value: String,
-    /// What is wrong with the value.
+    /// Problem with the value.
     pub reason: String,
 }
 

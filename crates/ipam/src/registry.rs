@@ -4,7 +4,8 @@
 //!
 //! - A name can be created once. A change succeeds only if the object was not changed since it was read.
 //! - A read sees every change that was acknowledged before the read began.
-//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues to allocate.
+//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues to
+//!   allocate.
 //! - A deleted pool is split again only if none of its remaining objects has another block size.
 //!
 //! See `docs/design/ipam.md#objects`.
@@ -88,11 +89,10 @@ pub trait Registry: Sync {
     fn wait_for_transfer(&self, check: u32) -> impl Future<Output = ()> + Send;
 }
 
-/// Creates an object, if its name is free. For a single address the pool records it first, because a node that leases the
-/// block around it reads the single addresses of the block only if the pool has such a record.
+/// Creates an object, if its name is free. For a single address the pool records it first, because a node that leases
+/// the block around it reads the single addresses of the block only if the pool has such a record.
 ///
-/// # Errors
-/// Error of the registry.
+/// # Errors Error of the registry.
 pub async fn create_object<R: Registry>(
     registry: &R,
     net: IpNet,

@@ -31,9 +31,9 @@ impl AddressStore {
         edits
     }
 
-    /// Marks the blocks that the node does not need as returning: single addresses without owner, drained blocks that are
-    /// empty, and blocks idle for `idle` milliseconds while `keep` addresses are free elsewhere. Then drains the emptiest
-    /// block, if the others have enough room.
+    /// Marks the blocks that the node does not need as returning: single addresses without owner, drained blocks that
+    /// are empty, and blocks idle for `idle` milliseconds while `keep` addresses are free elsewhere. Then drains the
+    /// emptiest block, if the others have enough room.
     pub fn release_idle_blocks(&mut self, clock: Clock, idle: u64, keep: u64) -> Vec<Edit> {
         let blocks: Vec<Block> = self.blocks().collect();
         let mut free = None;
@@ -71,8 +71,9 @@ impl AddressStore {
         edits
     }
 
-    /// Starts to drain the block with the fewest held addresses, if it holds few and the other blocks have room for those
-    /// and for a quarter of a block besides. The reserve prevents that the node leases a block again soon afterwards.
+    /// Starts to drain the block with the fewest held addresses, if it holds few and the other blocks have room for
+    /// those and for a quarter of a block besides. The reserve prevents that the node leases a block again soon
+    /// afterwards.
     fn drain_emptiest_block(&mut self, clock: Clock, keep: u64) -> Option<Edit> {
         let open: Vec<Block> = self.blocks().filter(Block::is_open).collect();
         let size = |block: &Block| u64::try_from(address_count(block.net)).unwrap_or(u64::MAX);

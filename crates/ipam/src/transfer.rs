@@ -1,6 +1,7 @@
 //! Transfer of an address out of a block, on the node that leases the block.
 //!
-//! The requester's part is in the allocator. Protocol and safety argument: `docs/design/ipam.md#transfer-between-nodes`.
+//! The requester's part is in the allocator. Protocol and safety argument:
+//! `docs/design/ipam.md#transfer-between-nodes`.
 //!
 //! - The store reserves the address on the disk before the block's object does.
 //! - A request proves nothing. Only the reservation in the block's object lets the requester use the address.
@@ -45,7 +46,7 @@ pub enum TransferOutcome {
     Obsolete,
     /// The requester has the address.
     Transferred,
-    /// The requester has been told who holds the address.
+    /// The requester has been informed which attachment holds the address.
     Refused,
     /// The request must be tried again.
     Pending,

@@ -15,9 +15,10 @@ use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
-use npwg::refusal::{Reason, Refusal};
-use rpc::exchange::Done;
+use npwg::refusal::{Fault, Reason, Refusal};
+use npwg::rule::Rule;
 use rpc::journal::Entry;
+use rpc::task::NetworkChange;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
@@ -33,8 +34,6 @@ const WAITING_MAX: usize = 1024;
 const DELAY_MAX: Duration = Duration::from_secs(2);
 /// How long an agent that ends takes to tell what waits.
 const END_MAX: Duration = Duration::from_secs(3);
-/// The requirement that a network which does not exist breaks.
-const NO_SUCH_NETWORK: &str = "NPWG1-3.4.1-rule4";
 
 /// Where Events go.
 #[derive(Clone, Debug)]
@@ -52,7 +51,7 @@ enum Letter {
 #[derive(Debug)]
 pub struct Told {
     kind: EventType,
-    reason: &'static str,
+    reason: EventReason,
     action: String,
     note: String,
     at: Instant,
@@ -97,26 +96,26 @@ impl Events {
 
     /// A plan was refused.
     pub fn refused(&self, pod: &Pod, refusal: &Refusal) {
-        let reason = match refusal.fault().requirement.as_str() {
-            NO_SUCH_NETWORK => "NoNetworkFound",
-            _ => "NetworkRefused",
-        };
-        let told = Told::new(EventType::Warning, reason, "Plan", &refusal.to_string());
+        let fault = refusal.fault();
+        let told =
+            Told::new(EventType::Warning, EventReason::of_refusal(fault.rule), "Plan", &with_rule(fault));
         self.tell(&identity(pod), told);
     }
 
     /// A sandbox is not as it was attached, or is again.
     pub fn drifted(&self, pod: &PodIdentity, why: Option<&str>) {
         let (kind, reason, note) = match why {
-            Some(why) => (EventType::Warning, "InterfaceDrifted", why),
-            None => (EventType::Normal, "InterfaceRestored", "every interface is as it was attached"),
+            Some(why) => (EventType::Warning, EventReason::InterfaceDrifted, why),
+            None => {
+                (EventType::Normal, EventReason::InterfaceRestored, "every interface is as it was attached")
+            }
         };
         self.tell(pod, Told::new(kind, reason, "Check", note));
     }
 
     /// A running pod's networks were changed as it asks.
-    pub fn changed(&self, pod: &PodIdentity, done: &[Done]) {
-        for Done { network, ifname, added } in done {
+    pub fn changed(&self, pod: &PodIdentity, done: &[NetworkChange]) {
+        for NetworkChange { network, ifname, added } in done {
             self.tell(
                 pod,
                 match added {
@@ -126,7 +125,12 @@ impl Events {
                     }
                     None => {
                         let note = format!("Remove {ifname} from {network}");
-                        Told::new(EventType::Normal, "RemovedInterface", &format!("Detach {ifname}"), &note)
+                        Told::new(
+                            EventType::Normal,
+                            EventReason::RemovedInterface,
+                            &format!("Detach {ifname}"),
+                            &note,
+                        )
                     }
                 },
             );
@@ -135,7 +139,7 @@ impl Events {
 
     /// A running pod's networks could not be changed as it asks; `action` is where it ended.
     pub fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
-        self.tell(pod, Told::new(EventType::Warning, "NetworkChangeFailed", action, why));
+        self.tell(pod, Told::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
     }
 
     /// A pod runs without the networks it selects.
@@ -145,12 +149,12 @@ impl Events {
              help, `weft doctor` on {} says why",
             pod.node_name
         );
-        let told = Told::new(EventType::Warning, "NetworksMissing", "Look", &why);
+        let told = Told::new(EventType::Warning, EventReason::NetworksMissing, "Look", &why);
         self.tell(&identity(pod), told);
     }
 
     /// A pod cannot have what it wants of Neutron.
-    pub fn troubled(&self, pod: &Pod, reason: &'static str, why: &str) {
+    pub fn troubled(&self, pod: &Pod, reason: EventReason, why: &str) {
         let told = Told::new(EventType::Warning, reason, "AllocatePorts", why);
         self.tell(&identity(pod), told);
     }
@@ -161,28 +165,132 @@ impl Events {
     }
 }
 
+/// Reason of an Event, as the API shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventReason {
+    /// An interface was attached.
+    AddedInterface,
+    /// A pod's network annotation was invalid and was ignored.
+    AnnotationIgnored,
+    /// No plugin declares the capability that a request needs.
+    CapabilityMissing,
+    /// An interface is not as it was attached.
+    InterfaceDrifted,
+    /// A drifted interface is as it was attached again.
+    InterfaceRestored,
+    /// The networks of a Service were refused.
+    NetworkAddressesRefused,
+    /// The networks of a running pod could not be changed.
+    NetworkChangeFailed,
+    /// A network cannot be attached as requested.
+    NetworkRefused,
+    /// A pod runs without the networks it selects.
+    NetworksMissing,
+    /// A quota of Neutron is exhausted.
+    NeutronQuota,
+    /// Neutron rejects a request.
+    NeutronRefused,
+    /// Neutron does not answer.
+    NeutronUnreachable,
+    /// A pod selects a network that does not exist.
+    NoNetworkFound,
+    /// The port of the node is not a trunk.
+    NodeNotTrunk,
+    /// Neutron has no port of the node.
+    NodeUnknown,
+    /// Neutron did not bind a port.
+    PortNotBound,
+    /// A legal request is probably not the intended one.
+    Questionable,
+    /// An interface was detached.
+    RemovedInterface,
+    /// No component reads a key.
+    UnknownKey,
+    /// The ports of a pod could not be written.
+    VifNotWritten,
+    /// The ports written for a pod cannot be read.
+    VifUnreadable,
+}
+
+impl EventReason {
+    /// Returns the reason of a refused plan.
+    fn of_refusal(rule: Rule) -> EventReason {
+        match rule {
+            Rule::UnknownNetwork | Rule::ConfigNotFound => EventReason::NoNetworkFound,
+            _ => EventReason::NetworkRefused,
+        }
+    }
+
+    /// Returns the reason of a warning in a plan.
+    fn of_warning(kind: Reason) -> EventReason {
+        match kind {
+            Reason::AnnotationIgnored => EventReason::AnnotationIgnored,
+            Reason::UnknownKey => EventReason::UnknownKey,
+            Reason::CapabilityMissing => EventReason::CapabilityMissing,
+            Reason::Questionable => EventReason::Questionable,
+        }
+    }
+
+    /// Returns the reason as the API shows it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventReason::AddedInterface => "AddedInterface",
+            EventReason::AnnotationIgnored => "AnnotationIgnored",
+            EventReason::CapabilityMissing => "CapabilityMissing",
+            EventReason::InterfaceDrifted => "InterfaceDrifted",
+            EventReason::InterfaceRestored => "InterfaceRestored",
+            EventReason::NetworkAddressesRefused => "NetworkAddressesRefused",
+            EventReason::NetworkChangeFailed => "NetworkChangeFailed",
+            EventReason::NetworkRefused => "NetworkRefused",
+            EventReason::NetworksMissing => "NetworksMissing",
+            EventReason::NeutronQuota => "NeutronQuota",
+            EventReason::NeutronRefused => "NeutronRefused",
+            EventReason::NeutronUnreachable => "NeutronUnreachable",
+            EventReason::NoNetworkFound => "NoNetworkFound",
+            EventReason::NodeNotTrunk => "NodeNotTrunk",
+            EventReason::NodeUnknown => "NodeUnknown",
+            EventReason::PortNotBound => "PortNotBound",
+            EventReason::Questionable => "Questionable",
+            EventReason::RemovedInterface => "RemovedInterface",
+            EventReason::UnknownKey => "UnknownKey",
+            EventReason::VifNotWritten => "VifNotWritten",
+            EventReason::VifUnreadable => "VifUnreadable",
+        }
+    }
+}
+
+/// The fault with the name of its rule at the end: `weft lint --explain` takes that name.
+fn with_rule(fault: &Fault) -> String {
+    format!("{fault} [{}]", fault.rule)
+}
+
 fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
     PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
 impl Told {
     /// One with a bounded text.
-    pub fn new(kind: EventType, reason: &'static str, action: &str, note: &str) -> Told {
+    pub fn new(kind: EventType, reason: EventReason, action: &str, note: &str) -> Told {
         Told { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
     }
 
     fn added(interface: &str, ips: &[String], network: &str) -> Told {
         let note = format!("Add {interface} [{}] from {network}", ips.join(" "));
-        Told::new(EventType::Normal, "AddedInterface", &format!("Attach {interface}"), &note)
+        Told::new(EventType::Normal, EventReason::AddedInterface, &format!("Attach {interface}"), &note)
     }
 
     /// Tells it of this object.
     pub async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
         let Told { kind, reason, action, note, at: _ } = self;
-        let event =
-            Event { type_: kind, reason: reason.to_owned(), note: Some(note), action, secondary: None };
+        let event = Event {
+            type_: kind,
+            reason: reason.as_str().to_owned(),
+            note: Some(note),
+            action,
+            secondary: None,
+        };
         if let Err(error) = recorder.publish(&event, about).await {
-            debug!(%error, reason, "an Event could not be told");
+            debug!(%error, reason = reason.as_str(), "an Event could not be told");
         }
     }
 }
@@ -205,15 +313,8 @@ fn of(entry: &Entry) -> Vec<Told> {
     let interfaces =
         entry.network_status.iter().map(|status| Told::added(&status.interface, &status.ips, &status.name));
     let warnings = entry.plan.warnings.iter().map(|warning| {
-        let reason = match warning.event {
-            Reason::AnnotationIgnored => "AnnotationIgnored",
-            Reason::UnknownKey => "UnknownKey",
-            Reason::NameMismatch => "NameMismatch",
-            Reason::CapabilityMissing => "CapabilityMissing",
-            Reason::FileUnreadable => "FileUnreadable",
-            Reason::Questionable => "Questionable",
-        };
-        Told::new(EventType::Warning, reason, "Plan", &warning.fault.to_string())
+        let reason = EventReason::of_warning(warning.event);
+        Told::new(EventType::Warning, reason, "Plan", &with_rule(&warning.fault))
     });
     interfaces.chain(warnings).collect()
 }
@@ -263,5 +364,19 @@ mod tests {
         assert_ne!(told(away), told("GET /v2.0/ports: 502 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)"));
         assert_ne!(told("Add eth0 [10.1.0.2] from home"), told("Add eth0 [10.1.0.3] from home"));
         assert_ne!(told("Add eth0 [fd00::2] from home"), told("Add eth0 [fd00::3] from home"));
+    }
+
+    #[test]
+    fn event_reasons_follow_the_rule_of_a_refusal() {
+        for (rule, reason) in [
+            (Rule::UnknownNetwork, "NoNetworkFound"),
+            (Rule::ConfigNotFound, "NoNetworkFound"),
+            (Rule::UnknownNodeNetwork, "NetworkRefused"),
+            (Rule::InvalidMac, "NetworkRefused"),
+        ] {
+            assert_eq!(EventReason::of_refusal(rule).as_str(), reason, "{rule}");
+        }
+        let fault = Fault::new(Rule::InvalidMac, "annotation x", "is no address");
+        assert_eq!(with_rule(&fault), "annotation x: is no address [invalid-mac]");
     }
 }

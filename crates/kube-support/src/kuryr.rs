@@ -24,10 +24,10 @@ pub const ANNOTATION: &str = "openstack.org/kuryr-vif";
 /// Where VIFs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Place {
-    /// The pod's annotation openstack.org/kuryr-vif
+    /// Annotation openstack.org/kuryr-vif of the pod
     #[default]
     Annotation,
-    /// A KuryrPort of the pod's name
+    /// KuryrPort object with the name of the pod
     Kuryrport,
 }
 

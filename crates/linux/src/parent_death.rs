@@ -1,4 +1,4 @@
-//! Child processes that the kernel kills when their parent exits.
+//! Child processes that the kernel kills when their parent exits, and children that wait for that exit.
 //!
 //! A container runtime that times out kills the plugin it called and asks for DEL at once. A child that continued would
 //! create what that DEL has already looked for. Only the process itself can ask the kernel to be killed with its parent,
@@ -12,7 +12,9 @@
 //! - A program file that is being written («text file busy») is waited for.
 //! - Processes that the program starts are not covered.
 //!
-//! Source: PR_SET_PDEATHSIG(2const); execve(2).
+//! The opposite is a child that begins its work when its parent has exited: [`wait`].
+//!
+//! Source: PR_SET_PDEATHSIG(2const); execve(2); pidfd_open(2).
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -21,7 +23,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
 
 /// First argument of a program that is started for [`exec`].
 pub const COMMAND: &str = "exec-with-parent";
@@ -48,8 +52,7 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
         return errno.into();
     }
     // The parent may have exited before the kernel was asked.
-    let is_parent = |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
-    if !getppid().is_some_and(is_parent) {
+    if !is_parent(parent) {
         return io::Error::other("the parent process has exited");
     }
     let until = Instant::now() + busy;
@@ -59,5 +62,59 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
             return cause;
         }
         std::thread::sleep(PAUSE);
+    }
+}
+
+/// Waits until the process `parent`, which started the calling process, has exited.
+///
+/// # Errors
+/// What pidfd_open(2) or poll(2) reports; `parent` is no process id.
+pub fn wait(parent: u32) -> io::Result<()> {
+    let pid = i32::try_from(parent).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
+    let exit = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(exit) => exit,
+        Err(Errno::SRCH) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    };
+    // Another process may have the number of a parent that exited before: only a parent that is still one keeps its own.
+    while is_parent(parent) {
+        match poll(&mut [PollFd::new(&exit, PollFlags::IN)], None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Whether `parent` is the parent of the calling process now.
+fn is_parent(parent: u32) -> bool {
+    getppid().is_some_and(|pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn parent_that_exited_before_or_is_another_process_is_not_waited_for() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let gone = child.id();
+        child.wait().unwrap();
+        wait(gone).unwrap();
+        // It lives, and did not start this process.
+        wait(std::process::id()).unwrap();
+        assert_eq!(wait(0).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn parent_that_lives_is_waited_for() {
+        let parent = u32::try_from(getppid().unwrap().as_raw_nonzero().get()).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send(wait(parent).is_ok()));
+        assert!(receiver.recv_timeout(Duration::from_millis(200)).is_err());
     }
 }

@@ -25,6 +25,7 @@ mod weight;
 use npwg::metadata::{Definition, Pod};
 use npwg::policy::Labels;
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 
 pub use collection::Collection;
 pub use document::{DEPTH_MAX, NODES_MAX};
@@ -94,6 +95,16 @@ pub struct Problem {
     pub fault: Fault,
 }
 
+/// Error of a document that is not valid YAML.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {}, column {}: {reason}", position.line, position.column)]
+pub struct DocumentError {
+    /// Place in the file.
+    pub position: Position,
+    /// What is wrong.
+    pub reason: String,
+}
+
 impl Manifest {
     /// Reads a file.
     pub fn parse(text: &str) -> Manifest {
@@ -102,7 +113,7 @@ impl Manifest {
             match document {
                 Ok(node) => object::read(&mut manifest, &node),
                 Err(broken) => {
-                    let fault = Fault::new("yaml", "document", broken.reason);
+                    let fault = Fault::new(Rule::MalformedYaml, "document", broken.reason);
                     manifest.problems.push(Problem { at: broken.at, fault });
                 }
             }
@@ -127,14 +138,14 @@ impl<T> Located<T> {
 /// Every document of a text as JSON, whatever it is; empty ones are left out.
 ///
 /// # Errors
-/// What is wrong with the first that is not understood, with line and column.
-pub fn values(text: &str) -> Result<Vec<serde_json::Value>, String> {
+/// The first document that is not valid YAML.
+pub fn values(text: &str) -> Result<Vec<serde_json::Value>, DocumentError> {
     let source = Source::new(text);
     let mut values = Vec::new();
     for document in document::documents(&source) {
-        let node = document.map_err(|broken| {
-            let Position { line, column } = source.position(broken.at);
-            format!("line {line}, column {column}: {}", broken.reason)
+        let node = document.map_err(|broken| DocumentError {
+            position: source.position(broken.at),
+            reason: broken.reason,
         })?;
         values.push(node.to_json());
     }

@@ -12,6 +12,7 @@ mod annotation;
 mod chain;
 mod definition;
 pub mod kuryr;
+pub mod page;
 mod plugin;
 pub mod plugins;
 mod repair;
@@ -23,30 +24,19 @@ use serde::Serialize;
 
 use crate::{Manifest, Node, Position, Source, Span};
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Severity;
 
 pub use repair::{Edit, apply};
-
-/// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Something will refuse it.
-    Error,
-    /// It will do something else than was probably meant.
-    Warning,
-    /// This will happen.
-    Note,
-}
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the rule.
     pub severity: Severity,
     /// Where in the file.
     pub position: Position,
-    /// What: the requirement is the finding's code.
+    /// Fault, with the rule it breaks.
     #[serde(flatten)]
     pub fault: Fault,
     /// The object as it should read; empty where that is not known.
@@ -70,7 +60,7 @@ pub struct Knowledge {
 pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     let mut report = Report { source: &manifest.source, findings: Vec::new() };
     for problem in &manifest.problems {
-        report.add(Severity::Error, problem.at, problem.fault.clone());
+        report.add(problem.at, problem.fault.clone());
     }
     for located in &manifest.definitions {
         definition::look(&mut report, located, knowledge);
@@ -108,7 +98,8 @@ enum Place<'a> {
 }
 
 impl Report<'_> {
-    fn add(&mut self, severity: Severity, at: usize, fault: Fault) -> &mut Finding {
+    fn add(&mut self, at: usize, fault: Fault) -> &mut Finding {
+        let severity = fault.rule.severity();
         let position = self.source.position(at);
         self.findings.push(Finding { severity, position, fault, corrected: String::new(), fix: None });
         let last = self.findings.len() - 1;
@@ -116,7 +107,7 @@ impl Report<'_> {
     }
 
     /// A finding at a byte of an embedded text.
-    fn add_inside(&mut self, severity: Severity, place: Place<'_>, text: &str, offset: usize, fault: Fault) {
+    fn add_inside(&mut self, place: Place<'_>, text: &str, offset: usize, fault: Fault) {
         let at = match place {
             Place::Whole => offset,
             Place::Scalar(span) => {
@@ -124,17 +115,17 @@ impl Report<'_> {
             }
             Place::Nodes(node) => node.span.start,
         };
-        self.add(severity, at, fault);
+        self.add(at, fault);
     }
 
     /// A finding at its path in an embedded text.
-    fn add_at_path(&mut self, severity: Severity, place: Place<'_>, text: &str, fault: Fault) {
+    fn add_at_path(&mut self, place: Place<'_>, text: &str, fault: Fault) {
         match place {
             Place::Nodes(node) => {
                 let at = node.nearest(&fault.path).span.start;
-                self.add(severity, at, fault);
+                self.add(at, fault);
             }
-            place => self.add_inside(severity, place, text, offset(text, &fault.path), fault),
+            place => self.add_inside(place, text, offset(text, &fault.path), fault),
         }
     }
 

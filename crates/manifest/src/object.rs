@@ -7,6 +7,7 @@ use super::{DEFAULT_NAMESPACE, Located, Manifest, Namespace, PodObject, Problem}
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 
 /// The kind of a definition, and the version it has.
 const DEFINITION: &str = "NetworkAttachmentDefinition";
@@ -27,14 +28,15 @@ const TEMPLATES: &[(&str, &[&str])] = &[
 /// Reads one object, or the items of a list of them.
 pub(super) fn read(manifest: &mut Manifest, node: &Node) {
     let Value::Map(_) = node.value else {
-        let fault = Fault::new("kubernetes", "document", format!("is {}, not an object", node.kind()));
+        let fault = Fault::new(Rule::InvalidObject, "document", format!("is {}, not an object", node.kind()));
         manifest.problems.push(Problem { at: node.span.start, fault });
         return;
     };
     let kind = match node.get("kind").map(|node| &node.value) {
         Some(Value::Text(kind)) => kind.clone(),
         _ => {
-            let fault = Fault::new("kubernetes", "document", "has no kind: it is no Kubernetes object");
+            let fault =
+                Fault::new(Rule::InvalidObject, "document", "has no kind: it is no Kubernetes object");
             manifest.problems.push(Problem { at: node.span.start, fault });
             return;
         }
@@ -63,7 +65,12 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
                 &["Pod", DEFINITION, "Namespace", "Deployment", "StatefulSet", "DaemonSet", "CronJob"],
             );
             if !near.is_empty() {
-                object.problem(&KeyPath::root().key("kind"), "kubernetes", "is an unknown kind", &near);
+                object.problem(
+                    &KeyPath::root().key("kind"),
+                    Rule::InvalidObject,
+                    "is an unknown kind",
+                    &near,
+                );
             }
             manifest.others.push(Located { value: kind.clone(), node: node.clone(), base });
         }
@@ -97,14 +104,13 @@ impl Object<'_> {
     }
 
     /// Reports a problem at `path` of the whole object.
-    fn problem(&mut self, path: &KeyPath, requirement: &str, reason: impl Into<String>, cure: &str) {
+    fn problem(&mut self, path: &KeyPath, rule: Rule, reason: impl Into<String>, cure: &str) {
         let node = self.node.nearest(path);
         let shown = match &node.value {
             Value::Map(_) | Value::List(_) | Value::Null => String::new(),
             _ => node.to_json().to_string(),
         };
-        let fault =
-            Fault::new(requirement, self.subject(), reason).at(path.clone()).showing(&shown).cure(cure);
+        let fault = Fault::new(rule, self.subject(), reason).at(path.clone()).showing(&shown).cure(cure);
         self.manifest.problems.push(Problem { at: node.span.start, fault });
     }
 
@@ -126,7 +132,7 @@ impl Object<'_> {
             Some((_, kind)) => {
                 self.problem(
                     path,
-                    "kubernetes",
+                    Rule::InvalidObject,
                     format!("must be a text, this is {kind}"),
                     "write it in quotes",
                 );
@@ -141,7 +147,7 @@ impl Object<'_> {
             None => return BTreeMap::new(),
             Some((Value::Map(entries), _)) => entries.clone(),
             Some((_, kind)) => {
-                self.problem(path, "kubernetes", format!("must be a map, this is {kind}"), "");
+                self.problem(path, Rule::InvalidObject, format!("must be a map, this is {kind}"), "");
                 return BTreeMap::new();
             }
         };
@@ -158,7 +164,7 @@ impl Object<'_> {
                     let reason = format!("must be a text, this is {}", node.kind());
                     self.problem(
                         &path.key(&key.text),
-                        "kubernetes",
+                        Rule::InvalidObject,
                         reason,
                         "write \"|\" after the key and the value on indented lines below it",
                     );
@@ -181,7 +187,7 @@ impl Object<'_> {
         }
         let generated = self.text(&metadata.key("generateName"));
         if generated.is_empty() && self.value(&metadata.key("name")).is_none() {
-            self.problem(&metadata.key("name"), "kubernetes", "metadata.name is missing", "");
+            self.problem(&metadata.key("name"), Rule::InvalidObject, "metadata.name is missing", "");
         }
         generated
     }
@@ -200,14 +206,14 @@ impl Object<'_> {
         if version.is_empty() {
             self.problem(
                 &path,
-                "kubernetes",
+                Rule::InvalidObject,
                 "apiVersion is missing",
                 &format!("write apiVersion: {}", known.join(" or ")),
             );
         } else if !known.contains(&version.as_str()) {
             self.problem(
                 &path,
-                "kubernetes",
+                Rule::InvalidObject,
                 format!("is no version of {}", self.kind),
                 &format!("write {}", known.join(" or ")),
             );
@@ -224,7 +230,12 @@ impl Object<'_> {
             None => false,
             Some(Value::Bool(value)) => *value,
             Some(_) => {
-                self.problem(&self.at(&["spec", "hostNetwork"]), "kubernetes", "must be true or false", "");
+                self.problem(
+                    &self.at(&["spec", "hostNetwork"]),
+                    Rule::InvalidObject,
+                    "must be true or false",
+                    "",
+                );
                 false
             }
         };

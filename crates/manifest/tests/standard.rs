@@ -18,6 +18,7 @@ use npwg::device::{DeviceInfo, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod, SpecConfig};
 use npwg::outcome::Outcome;
 use npwg::plan::{Access, Delegate, Families, Plan, Request, RouteWish, Sandbox, plan};
+use npwg::rule::Rule;
 use npwg::selection::Annotation;
 use npwg::status::{Attachment, entries};
 use serde_json::{Value, json};
@@ -123,7 +124,7 @@ fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired()
 
         let findings = lint::manifest(&manifest, &lint::Knowledge::default());
         let finding = &findings[0];
-        assert_eq!((finding.fault.requirement.as_str(), finding.position.line), ("NPWG1-3.1-2", 6), "{name}");
+        assert_eq!((finding.fault.rule, finding.position.line), (Rule::ConfigNotAString, 6), "{name}");
         let fixed = lint::apply(&text, &[finding.fix.clone().unwrap()]);
         assert_eq!(fixed.trim_end(), finding.corrected.trim_end(), "{name}");
         let meant = |text: &str| -> Value {

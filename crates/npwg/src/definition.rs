@@ -18,6 +18,7 @@ use cni::runtime::load;
 
 use crate::metadata::{Definition, NetworkReference, SpecConfig};
 use crate::refusal::{Fault, KeyPath, Refusal};
+use crate::rule::Rule;
 
 /// The networks found on disk, in the order of their paths. Whoever reads the files fills it in.
 #[derive(Clone, Debug, Default)]
@@ -129,7 +130,7 @@ pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<
     let subject = subject(&definition.reference());
     let resolved = match &definition.config {
         SpecConfig::Structured(json) => {
-            let fault = Fault::new("NPWG1-3.1-2", &subject, "must be a text that holds JSON")
+            let fault = Fault::new(Rule::ConfigNotAString, &subject, "must be a text that holds JSON")
                 .at(config_path())
                 .showing(json)
                 .cure("write \"config: |\" and the JSON on indented lines below it");
@@ -137,7 +138,7 @@ pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<
         }
         SpecConfig::Text(text) if !text.trim().is_empty() => Resolved {
             network: inline(&definition.name, text).map_err(|error| {
-                let fault = Fault::new("NPWG1-3.4.1-rule1", &subject, error.to_string());
+                let fault = Fault::new(Rule::MalformedConfig, &subject, error.to_string());
                 Refusal::failed(fault.at(config_path()))
             })?,
             origin: Origin::Definition,
@@ -187,7 +188,7 @@ fn on_disk(
     if !disk.unreadable.is_empty() {
         reason.push_str(&format!(" (could not be read: {})", disk.unreadable.join("; ")));
     }
-    Err(Refusal::failed(Fault::new("NPWG1-3.4.1-rule4", subject, reason)))
+    Err(Refusal::failed(Fault::new(Rule::ConfigNotFound, subject, reason)))
 }
 
 /// The plugins that attach a pod's networks all over again.
@@ -205,10 +206,13 @@ pub fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal>
         ];
         for (name, path) in names {
             let Some(name) = name.filter(|name| META_PLUGINS.contains(&name.as_str())) else { continue };
-            let fault =
-                Fault::new("recursion", subject, "would attach the pod's networks again, without end")
-                    .at(path)
-                    .showing(&format!("{:?}", name.as_str()));
+            let fault = Fault::new(
+                Rule::RecursiveNetwork,
+                subject,
+                "would attach the pod's networks again, without end",
+            )
+            .at(path)
+            .showing(&format!("{:?}", name.as_str()));
             return Err(Refusal::failed(fault.cure("name the plugin that makes the interface")));
         }
     }

@@ -143,27 +143,49 @@ struct Wire {
     memif: Option<Memif>,
 }
 
-impl TryFrom<Wire> for DeviceInfo {
-    type Error = String;
+/// Error of device information that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceInfoError {
+    /// The type is none that the device information specification has.
+    #[error("type: {0:?}: must be pci, vdpa, vhost-user or memif")]
+    UnknownType(String),
+    /// A key is missing or empty.
+    #[error("{0}: missing")]
+    Missing(String),
+    /// A value is none of the words its key can have.
+    #[error("{key}: {value:?}: must be one of {}", words.join(", "))]
+    UnknownWord {
+        /// The key, with its path.
+        key: String,
+        /// The value.
+        value: String,
+        /// The words.
+        words: &'static [&'static str],
+    },
+}
 
-    fn try_from(wire: Wire) -> Result<DeviceInfo, String> {
+impl TryFrom<Wire> for DeviceInfo {
+    type Error = DeviceInfoError;
+
+    fn try_from(wire: Wire) -> Result<DeviceInfo, DeviceInfoError> {
         let Wire { r#type: name, version, pci, vdpa, vhost_user, memif } = wire;
         let kind = match name.as_str() {
             "pci" => pci.map(DeviceKind::Pci),
             "vdpa" => vdpa.map(DeviceKind::Vdpa),
             "vhost-user" => vhost_user.map(DeviceKind::VhostUser),
             "memif" => memif.map(DeviceKind::Memif),
-            other => return Err(format!("type: {other:?}: must be pci, vdpa, vhost-user or memif")),
+            other => return Err(DeviceInfoError::UnknownType(other.to_owned())),
         };
-        let kind = kind.ok_or_else(|| format!("{name}: missing"))?;
+        let kind = kind.ok_or_else(|| DeviceInfoError::Missing(name.clone()))?;
         for (key, value) in kind.demands() {
             if value.is_empty() {
-                return Err(format!("{name}.{key}: missing"));
+                return Err(DeviceInfoError::Missing(format!("{name}.{key}")));
             }
         }
         for (key, value, words) in kind.words() {
             if !value.is_empty() && !words.contains(&value) {
-                return Err(format!("{name}.{key}: {value:?}: must be one of {}", words.join(", ")));
+                let (key, value) = (format!("{name}.{key}"), value.to_owned());
+                return Err(DeviceInfoError::UnknownWord { key, value, words });
             }
         }
         Ok(DeviceInfo { version, kind })

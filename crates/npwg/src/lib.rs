@@ -31,6 +31,7 @@ pub mod plan;
 pub mod policy;
 pub mod refusal;
 pub mod request;
+pub mod rule;
 pub mod selection;
 pub mod status;
 pub mod verify;

@@ -29,6 +29,7 @@ use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
 use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
+use crate::rule::Rule;
 use crate::selection::Element;
 
 pub use crate::metadata::PodIdentity;
@@ -86,7 +87,6 @@ pub struct Delegate {
     /// What the result must show.
     pub verify: Verify,
     /// What the pod asked of it ([`Element::requests`](crate::selection::Element::requests)), if it selected it.
-    /// Entries of older releases do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<BTreeMap<String, String>>,
     /// What to do about default routes once every network is attached.
@@ -221,8 +221,11 @@ pub struct Sandbox {
 pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     let Pod { namespace, name, uid, host_network, .. } = request.pod;
     if *host_network {
-        let fault =
-            Fault::new("NPWG1-1.1.5-1", format!("pod {namespace}/{name}"), "uses the network of its node");
+        let fault = Fault::new(
+            Rule::HostNetworkPod,
+            format!("pod {namespace}/{name}"),
+            "uses the network of its node",
+        );
         return Err(Refusal::failed(fault.cure("no networks can be attached to it")));
     }
     let mut warnings = request.node.warnings.clone();
@@ -261,7 +264,9 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
 
 fn too_large(subject: &str) -> Refusal {
     let reason = format!("the configurations of this pod's networks exceed {CONFIGURATIONS_MAX} bytes");
-    Refusal::failed(Fault::new("bounds", subject, reason).cure("select fewer or smaller networks"))
+    Refusal::failed(
+        Fault::new(Rule::ConfigurationTooLarge, subject, reason).cure("select fewer or smaller networks"),
+    )
 }
 
 /// The device that this attachment holds and may keep.
@@ -342,13 +347,8 @@ impl Verify {
 }
 
 /// How messages name a reference inside an annotation.
-fn reference_fault(
-    requirement: &str,
-    draft_subject: &str,
-    network: &NetworkReference,
-    reason: &str,
-) -> Fault {
-    Fault::new(requirement, draft_subject, reason).showing(&format!("{:?}", network.to_string()))
+fn reference_fault(rule: Rule, draft_subject: &str, network: &NetworkReference, reason: &str) -> Fault {
+    Fault::new(rule, draft_subject, reason).showing(&format!("{:?}", network.to_string()))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::Value;
+use thiserror::Error;
 
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::Access;
@@ -36,7 +37,36 @@ pub type Labels = BTreeMap<String, String>;
 pub struct Policy(Vec<Rule>);
 
 /// The policies of definitions that have one, or why one cannot be read.
-pub type Policies = BTreeMap<NetworkReference, Result<Policy, String>>;
+pub type Policies = BTreeMap<NetworkReference, Result<Policy, PolicyError>>;
+
+/// Error of a policy that cannot be read. Such a policy admits no pod.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// The annotation is too long.
+    #[error("annotation {ACCESS} is longer than {POLICY_MAX} bytes")]
+    TooLong,
+    /// The annotation is not JSON.
+    #[error("annotation {ACCESS}: {0}")]
+    NotJson(#[source] serde_json::Error),
+    /// An element is not a rule.
+    #[error("annotation {ACCESS}: [{index}]: {cause}")]
+    NotARule {
+        /// Index of the element.
+        index: usize,
+        /// Error of the reader.
+        #[source]
+        cause: serde_json::Error,
+    },
+    /// A rule has no condition, and would admit every pod.
+    #[error("annotation {ACCESS}: [{index}]: names nothing: write one of {known}", known = CONDITIONS)]
+    NoCondition {
+        /// Index of the rule.
+        index: usize,
+    },
+}
+
+/// Conditions of a rule.
+const CONDITIONS: &str = "namespaces, namespaceSelector, podSelector, serviceAccounts";
 
 /// What a pod must be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -101,7 +131,7 @@ pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Acce
                 )
             }
             Ok(_) => format!("annotation {ACCESS} of {reference} does not admit it"),
-            Err(why) => why,
+            Err(error) => error.to_string(),
         };
         denied.insert(reference, why);
     }
@@ -113,26 +143,24 @@ impl Policy {
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub fn of(definition: &Definition) -> Result<Option<Policy>, String> {
+    pub fn of(definition: &Definition) -> Result<Option<Policy>, PolicyError> {
         definition.annotations.get(ACCESS).map(|text| Policy::read(text)).transpose()
     }
 
-    fn read(text: &str) -> Result<Policy, String> {
+    fn read(text: &str) -> Result<Policy, PolicyError> {
         if text.len() > POLICY_MAX {
-            return Err(format!("annotation {ACCESS} is longer than {POLICY_MAX} bytes"));
+            return Err(PolicyError::TooLong);
         }
-        let fault = |why: &dyn std::fmt::Display| format!("annotation {ACCESS}: {why}");
-        let written = match serde_json::from_str(text).map_err(|cause| fault(&cause))? {
+        let written = match serde_json::from_str(text).map_err(PolicyError::NotJson)? {
             Value::Array(rules) => rules,
             rule => vec![rule],
         };
         let mut rules = Vec::with_capacity(written.len());
         for (index, value) in written.into_iter().enumerate() {
             let rule: Rule =
-                serde_json::from_value(value).map_err(|cause| fault(&format_args!("[{index}]: {cause}")))?;
+                serde_json::from_value(value).map_err(|cause| PolicyError::NotARule { index, cause })?;
             if rule == Rule::default() {
-                let known = "namespaces, namespaceSelector, podSelector, serviceAccounts";
-                return Err(fault(&format_args!("[{index}]: names nothing: write one of {known}")));
+                return Err(PolicyError::NoCondition { index });
             }
             rules.push(rule);
         }
@@ -268,10 +296,10 @@ mod tests {
             (r#"{"podSelector":{"matchExpressions":[{"key":"a","operator":"Has"}]}}"#, "unknown variant"),
             ("7", "[0]: invalid type"),
         ] {
-            let why = Policy::read(text).unwrap_err();
+            let why = Policy::read(text).unwrap_err().to_string();
             assert!(why.starts_with("annotation weft.dev/access: ") && why.contains(word), "{text}: {why}");
         }
         assert!(Policy::read(&" ".repeat(POLICY_MAX + 1)).is_err());
-        assert_eq!(Policy::of(&Definition::default()), Ok(None));
+        assert!(matches!(Policy::of(&Definition::default()), Ok(None)));
     }
 }

@@ -12,6 +12,8 @@ use std::fmt;
 use cni::error::{Error, code};
 use serde::{Deserialize, Serialize};
 
+use crate::rule::Rule;
+
 /// Longest piece of an offending value that is repeated in a message, in characters.
 const QUOTE_MAX: usize = 80;
 
@@ -79,8 +81,8 @@ impl fmt::Display for KeyPath {
 /// One thing that is wrong: which rule, where, the value, why, and what would cure it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The requirement it breaks, `NPWG1-4.1.2.1.3-1`, or the conflict it falls under, `C8`.
-    pub requirement: String,
+    /// Rule that the input breaks.
+    pub rule: Rule,
     /// The document: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition a/b`.
     pub subject: String,
     /// Where in it.
@@ -98,9 +100,9 @@ pub struct Fault {
 
 impl Fault {
     /// A fault of the whole of `subject`.
-    pub fn new(requirement: &str, subject: impl Into<String>, reason: impl Into<String>) -> Fault {
+    pub fn new(rule: Rule, subject: impl Into<String>, reason: impl Into<String>) -> Fault {
         Fault {
-            requirement: requirement.to_owned(),
+            rule,
             subject: subject.into(),
             path: KeyPath::root(),
             value: String::new(),
@@ -133,7 +135,7 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { requirement: _, subject, path, value, reason, cure } = self;
+        let Fault { rule: _, subject, path, value, reason, cure } = self;
         f.write_str(subject)?;
         if !path.is_root() {
             write!(f, ": {path}")?;
@@ -202,14 +204,14 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl From<Refusal> for Error {
-    /// Code 7; the details name the requirement.
+    /// Returns an error of code 7 whose details name the rule.
     fn from(refusal: Refusal) -> Error {
         let kind = match &refusal {
             Refusal::AnnotationInvalid(_) => "annotation invalid",
             Refusal::AttachmentFailed(_) => "attachment refused",
         };
         Error::new(code::INVALID_CONFIG, refusal.to_string())
-            .details(format!("{kind} ({})", refusal.fault().requirement))
+            .details(format!("{kind}: weft lint --explain {} explains why", refusal.fault().rule))
     }
 }
 
@@ -230,12 +232,8 @@ pub enum Reason {
     AnnotationIgnored,
     /// A key nobody defined.
     UnknownKey,
-    /// The definition's name differs from its configuration's.
-    NameMismatch,
     /// A request travels although no plugin declares that it understands it.
     CapabilityMissing,
-    /// A configuration file could not be read and was left out.
-    FileUnreadable,
     /// The request is legal and probably not what was meant.
     Questionable,
 }
@@ -254,11 +252,10 @@ mod tests {
     #[test]
     fn a_refusal_is_one_sentence_with_a_path_and_becomes_a_cni_error() {
         let path = KeyPath::root().index(1).key("ips").index(0);
-        let fault =
-            Fault::new("NPWG1-4.1.2.1.3-1", "annotation k8s.v1.cni.cncf.io/networks", "not an address")
-                .at(path)
-                .showing("\"10.0.0.256\"")
-                .cure("write it as 10.0.0.25");
+        let fault = Fault::new(Rule::InvalidIps, "annotation k8s.v1.cni.cncf.io/networks", "not an address")
+            .at(path)
+            .showing("\"10.0.0.256\"")
+            .cure("write it as 10.0.0.25");
         let refusal = Refusal::invalid(fault);
         assert_eq!(
             refusal.to_string(),
@@ -266,7 +263,7 @@ mod tests {
         );
         let error = Error::from(refusal);
         assert_eq!(error.code, 7);
-        assert_eq!(error.details, "annotation invalid (NPWG1-4.1.2.1.3-1)");
+        assert_eq!(error.details, "annotation invalid: weft lint --explain invalid-ips explains why");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use serde_json::value::RawValue;
 use crate::metadata::NetworkReference;
 use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
 use crate::request::DefaultRoute;
+use crate::rule::Rule;
 
 /// Longest annotation read, in bytes: Kubernetes' limit for all annotations of an object together.
 pub const ANNOTATION_MAX: usize = 256 * 1024;
@@ -191,8 +192,8 @@ struct Reader {
 
 impl Reader {
     /// A fault of this annotation, to be completed.
-    fn fault(&self, requirement: &str, reason: impl Into<String>) -> Fault {
-        Fault::new(requirement, self.annotation.subject(), reason)
+    fn fault(&self, rule: Rule, reason: impl Into<String>) -> Fault {
+        Fault::new(rule, self.annotation.subject(), reason)
     }
 
     /// The annotation is invalid: the standard says so.
@@ -223,7 +224,10 @@ impl Reader {
         if let [first, second, ..] = routes.as_slice() {
             let path = KeyPath::root().index(*second).key("default-route");
             let fault = self
-                .fault("V11-4.1.2.1.9-1", format!("element [{first}] asks for the default route already"))
+                .fault(
+                    Rule::DuplicateDefaultRoute,
+                    format!("element [{first}] asks for the default route already"),
+                )
                 .at(path)
                 .cure("leave default-route on one element only");
             self.invalid(fault);
@@ -238,14 +242,14 @@ impl Reader {
             }
         }
         for (name, index) in twice {
-            let fault = self.fault("NPWG1-4.1.2.1.5-3", "is the name of an earlier attachment");
+            let fault = self.fault(Rule::DuplicateInterfaceName, "is the name of an earlier attachment");
             let fault =
                 fault.at(KeyPath::root().index(index).key("interface")).showing(&quote(name.as_str()));
             self.fails(fault.cure("choose another name, or leave it out"));
         }
         let count = self.reading.elements.len();
         if self.annotation == Annotation::DefaultNetwork && count != 1 && self.reading.refusals.is_empty() {
-            let fault = self.fault("C16", format!("selects {count} networks"));
+            let fault = self.fault(Rule::DefaultNetworkCount, format!("selects {count} networks"));
             self.fails(fault.cure("name exactly one, or remove the annotation"));
         }
     }

@@ -13,6 +13,7 @@ use cni::result::Success;
 use crate::outcome::Own;
 use crate::plan::{Delegate, Verify};
 use crate::refusal::{Fault, Refusal};
+use crate::rule::Rule;
 
 /// Compares the result of `delegate`'s ADD with what was asked of it.
 ///
@@ -25,7 +26,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     for ip in ips {
         if !own.addresses.iter().any(|given| given.address.addr() == ip.address) {
             let given: Vec<String> = own.addresses.iter().map(|given| given.address.to_string()).collect();
-            let fault = Fault::new("NPWG1-4.1.2.1.3.2-2", &subject, missing("address", &given.join(", ")));
+            let fault = Fault::new(Rule::AddressNotAssigned, &subject, missing("address", &given.join(", ")));
             return Err(Refusal::failed(fault.showing(&format!("\"{ip}\"")).cure(CURE)));
         }
     }
@@ -34,7 +35,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
         && shown.as_deref() != Some(mac.bytes())
     {
         let given = shown.as_deref().map(format_mac).unwrap_or_default();
-        let fault = Fault::new("NPWG1-4.1.2.1.4.2-2", &subject, missing("hardware address", &given));
+        let fault = Fault::new(Rule::MacNotAssigned, &subject, missing("hardware address", &given));
         return Err(Refusal::failed(fault.showing(&format!("\"{mac}\"")).cure(CURE)));
     }
     // The result has no field for a GUID. Where it shows one, in the lower half of an IPoIB address, it counts.
@@ -42,7 +43,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     if let (Some(guid), Some(lower)) = (guid, lower)
         && guid.bytes() != lower
     {
-        let fault = Fault::new("V12-4.1.2.1.10-1", &subject, missing("GUID", &format_mac(lower)));
+        let fault = Fault::new(Rule::GuidNotAssigned, &subject, missing("GUID", &format_mac(lower)));
         return Err(Refusal::failed(fault.showing(&format!("\"{guid}\"")).cure(CURE)));
     }
     Ok(())

@@ -15,7 +15,7 @@ use cni::name::IFNAME_MAX;
 
 use crate::hash::hashed;
 
-/// The first word of every mark.
+/// The first word of every tag.
 const MAKER: &str = "weft";
 
 /// Longest alias of a link, in bytes (`IFALIASZ` less the terminator).
@@ -30,7 +30,7 @@ const NETWORK_MIN: usize = 24;
 
 /// What an object was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct OwnerTag {
     /// The plugin that made it.
     pub plugin: String,
     /// The network's name.
@@ -41,10 +41,10 @@ pub struct Mark {
     pub ifname: String,
 }
 
-impl Mark {
-    /// The mark of one attachment.
-    pub fn of(plugin: &str, config: &Config, who: &Attachment) -> Mark {
-        Mark {
+impl OwnerTag {
+    /// The tag of one attachment.
+    pub fn of(plugin: &str, config: &Config, who: &Attachment) -> OwnerTag {
+        OwnerTag {
             plugin: plugin.to_owned(),
             network: config.name.to_string(),
             container: who.container.to_string(),
@@ -52,9 +52,9 @@ impl Mark {
         }
     }
 
-    /// The mark of something all attachments of a network share.
-    pub fn shared(plugin: &str, config: &Config) -> Mark {
-        Mark {
+    /// The tag of something all attachments of a network share.
+    pub fn shared(plugin: &str, config: &Config) -> OwnerTag {
+        OwnerTag {
             plugin: plugin.to_owned(),
             network: config.name.to_string(),
             container: String::new(),
@@ -62,9 +62,9 @@ impl Mark {
         }
     }
 
-    /// The mark of a valid attachment in a GC's list.
-    pub fn of_valid(plugin: &str, network: &str, valid: &ValidAttachment) -> Mark {
-        Mark {
+    /// The tag of a valid attachment in a GC's list.
+    pub fn of_valid(plugin: &str, network: &str, valid: &ValidAttachment) -> OwnerTag {
+        OwnerTag {
             plugin: plugin.to_owned(),
             network: network.to_owned(),
             container: valid.container_id.clone(),
@@ -72,12 +72,12 @@ impl Mark {
         }
     }
 
-    /// The mark's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
+    /// The tag's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
     ///
     /// Where it does not fit the network's name is cut, and if that is not enough the container's id is replaced
     /// by a hash of it: two attachments never have the same text.
     pub fn text(&self, limit: usize) -> String {
-        let Mark { plugin, network, container, ifname } = self;
+        let OwnerTag { plugin, network, container, ifname } = self;
         let is_plain = |character: char| !character.is_control() && !"\"'\\".contains(character);
         let ifname = match ifname.chars().all(is_plain) {
             true => ifname.clone(),
@@ -94,20 +94,20 @@ impl Mark {
         format!("{MAKER}/{plugin}/{network}/{container}/{ifname}")
     }
 
-    /// Was this mark made by `plugin` for `network`, whose name may have been cut in it?
+    /// Was this tag made by `plugin` for `network`, whose name may have been cut in it?
     pub fn is_of(&self, plugin: &str, network: &str) -> bool {
         self.plugin == plugin && self.network == cut(network, self.network.len())
     }
 
-    /// Reads a mark; `None` for anything that is not ours.
-    pub fn read(text: &str) -> Option<Mark> {
+    /// Reads a tag; `None` for anything that is not ours.
+    pub fn read(text: &str) -> Option<OwnerTag> {
         let mut parts = text.split('/');
         if parts.next() != Some(MAKER) {
             return None;
         }
         let mut part = || parts.next().map(str::to_owned);
-        let mark = Mark { plugin: part()?, network: part()?, container: part()?, ifname: part()? };
-        parts.next().is_none().then_some(mark)
+        let tag = OwnerTag { plugin: part()?, network: part()?, container: part()?, ifname: part()? };
+        parts.next().is_none().then_some(tag)
     }
 }
 
@@ -125,22 +125,22 @@ mod tests {
 
     #[test]
     fn a_mark_reads_back() {
-        let mark = Mark {
+        let tag = OwnerTag {
             plugin: "bridge".into(),
             network: "net-a".into(),
             container: "0123abcd".into(),
             ifname: "eth0".into(),
         };
-        assert_eq!(mark.text(COMMENT_MAX), "weft/bridge/net-a/0123abcd/eth0");
-        assert_eq!(Mark::read(&mark.text(COMMENT_MAX)), Some(mark));
+        assert_eq!(tag.text(COMMENT_MAX), "weft/bridge/net-a/0123abcd/eth0");
+        assert_eq!(OwnerTag::read(&tag.text(COMMENT_MAX)), Some(tag));
         for foreign in ["", "weft", "weft/a/b/c", "weft/a/b/c/d/e", "other/a/b/c/d"] {
-            assert_eq!(Mark::read(foreign), None, "{foreign}");
+            assert_eq!(OwnerTag::read(foreign), None, "{foreign}");
         }
     }
 
     #[test]
     fn a_name_that_a_comment_cannot_hold_is_a_hash_and_each_its_own() {
-        let mark = |ifname: &str| Mark {
+        let tag = |ifname: &str| OwnerTag {
             plugin: "bridge".into(),
             network: "net-a".into(),
             container: "0123abcd".into(),
@@ -148,34 +148,34 @@ mod tests {
         };
         let names = ["a\"b", "a'b", "a\\b", "a\u{1}b", "a_b"];
         let texts: std::collections::BTreeSet<String> =
-            names.iter().map(|name| mark(name).text(COMMENT_MAX)).collect();
+            names.iter().map(|name| tag(name).text(COMMENT_MAX)).collect();
         assert_eq!(texts.len(), names.len());
         for text in texts {
             assert!(!text.contains(['"', '\'', '\\', '\u{1}']), "{text}");
             // What was read is written the same.
-            assert_eq!(Mark::read(&text).unwrap().text(COMMENT_MAX), text);
+            assert_eq!(OwnerTag::read(&text).unwrap().text(COMMENT_MAX), text);
         }
     }
 
     #[test]
     fn a_long_mark_is_cut_and_still_tells_attachments_apart() {
-        let mark = |container: &str| Mark {
+        let tag = |container: &str| OwnerTag {
             plugin: "bridge".into(),
             network: "n".repeat(200),
             container: container.into(),
             ifname: "eth0".into(),
         };
-        let text = mark(&"c".repeat(64)).text(ALIAS_MAX);
+        let text = tag(&"c".repeat(64)).text(ALIAS_MAX);
         assert_eq!(text.len(), ALIAS_MAX);
-        let read = Mark::read(&text).unwrap();
+        let read = OwnerTag::read(&text).unwrap();
         assert_eq!((read.container.as_str(), read.ifname.as_str()), ("c".repeat(64).as_str(), "eth0"));
         assert!(read.is_of("bridge", &"n".repeat(200)) && !read.is_of("ptp", &"n".repeat(200)));
         for other in ["other", &"n".repeat(199), &"n".repeat(201), &"n".repeat(100), ""] {
             assert!(!read.is_of("bridge", other), "{other}");
         }
 
-        let long = mark(&"c".repeat(200)).text(COMMENT_MAX);
+        let long = tag(&"c".repeat(200)).text(COMMENT_MAX);
         assert!(long.len() <= COMMENT_MAX);
-        assert_ne!(long, mark(&format!("{}d", "c".repeat(199))).text(COMMENT_MAX));
+        assert_ne!(long, tag(&format!("{}d", "c".repeat(199))).text(COMMENT_MAX));
     }
 }

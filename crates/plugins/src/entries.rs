@@ -1,4 +1,4 @@
-//! Entries of sets and maps in nf_tables that carry the mark of an attachment in their comment.
+//! Entries of sets and maps in nf_tables that carry the tag of an attachment in their comment.
 //!
 //! Rules:
 //! - the usual ADD is one transaction that only makes entries; what they need is made when the kernel says that
@@ -15,7 +15,7 @@ use cni::invocation::ValidAttachment;
 use linux::Kind;
 use linux::nft::{Batch, Data, Element, Family, ListedElement, Nft, Table};
 use plugin_support::failure::{OrRefused, refused};
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use rustix::io::Errno;
 
 /// How often a transaction is tried that others are in the way of.
@@ -178,17 +178,17 @@ pub fn missing<'a>(
     Ok(None)
 }
 
-/// Is a comment the mark of an attachment of `plugin` and `network` that is not among the valid ones?
+/// Is a comment the tag of an attachment of `plugin` and `network` that is not among the valid ones?
 pub fn is_stale<'a>(
     plugin: &'a str,
     network: &'a str,
     valid: &[ValidAttachment],
 ) -> impl Fn(&str) -> bool + use<'a> {
     let keep: HashSet<String> =
-        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
+        valid.iter().map(|v| OwnerTag::of_valid(plugin, network, v).text(COMMENT_MAX)).collect();
     move |comment| {
-        let mark = Mark::read(comment);
-        mark.is_some_and(|mark| mark.is_of(plugin, network) && !mark.container.is_empty())
+        let tag = OwnerTag::read(comment);
+        tag.is_some_and(|tag| tag.is_of(plugin, network) && !tag.container.is_empty())
             && !keep.contains(comment)
     }
 }
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn s32_what_is_stale_is_of_this_network_and_of_no_other_whose_name_begins_alike() {
         let name = |end: &str| format!("{}{end}", "long-".repeat(12));
-        let of = |network: &str, container: &str| Mark {
+        let of = |network: &str, container: &str| OwnerTag {
             plugin: "portmap".into(),
             network: network.into(),
             container: container.repeat(64),

@@ -35,7 +35,7 @@ use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 
 /// The group that links are gathered in to be removed together; whoever puts one there wants it gone.
@@ -192,13 +192,13 @@ pub fn remove_inside(netns: &Netns, name: &str) {
 
 /// The DEL of a plugin that made one interface: what `rest` removes, the interface, then the addresses.
 pub fn detach(
-    mark: &Mark,
+    tag: &OwnerTag,
     request: &Detach,
     delegates: &dyn Invoke,
     rest: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let take_down =
-        || collected([rest(), remove(request, mark)].into_iter().filter_map(Result::err).collect());
+        || collected([rest(), remove(request, tag)].into_iter().filter_map(Result::err).collect());
     release_after(request, delegates, take_down)
 }
 
@@ -229,10 +229,10 @@ pub fn release_after(
 }
 
 /// Removes the interface of an attachment, wherever an end of it still is.
-fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
+fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Rtnl::open().or_refused()?;
-    match veth::remove_host_end(&mut host, mark) {
+    match veth::remove_host_end(&mut host, tag) {
         // The other end went with it.
         Ok(true) => return Ok(()),
         Ok(false) => {}
@@ -243,7 +243,7 @@ fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
     {
         let mut net = netns.rtnl().or_refused()?;
         if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
-            && !is_anothers(&mut host, &link, mark)
+            && !is_anothers(&mut host, &link, tag)
         {
             let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
             errors.extend(deleted.or_refused().err());
@@ -252,12 +252,13 @@ fn remove(request: &Detach, mark: &Mark) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Is an interface in a container another attachment's, or hardware, or `lo`? The mark of a pair is on its host end.
-pub fn is_anothers(host: &mut Rtnl, link: &Link, mark: &Mark) -> bool {
-    let is_its_own =
-        |found: Mark, alias: &str| Mark { plugin: found.plugin, ..mark.clone() }.text(ALIAS_MAX) == alias;
+/// Is an interface in a container another attachment's, or hardware, or `lo`? The tag of a pair is on its host end.
+pub fn is_anothers(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
+    let is_its_own = |found: OwnerTag, alias: &str| {
+        OwnerTag { plugin: found.plugin, ..tag.clone() }.text(ALIAS_MAX) == alias
+    };
     let is_marked =
-        |link: &Link| Mark::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
+        |link: &Link| OwnerTag::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
     let outside = link.link.filter(|_| link.kind == "veth").and_then(|end| host.link_at(end).ok());
     link.kind.is_empty()
         || is_marked(link)
@@ -270,10 +271,10 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let network = request.call.config.name.as_str();
     let keep: Vec<String> =
-        valid.iter().map(|v| Mark::of_valid(plugin, network, v).text(ALIAS_MAX)).collect();
+        valid.iter().map(|v| OwnerTag::of_valid(plugin, network, v).text(ALIAS_MAX)).collect();
     let stale = |link: &Link| {
-        let Some(mark) = Mark::read(&link.alias) else { return false };
-        mark.is_of(plugin, network) && !mark.container.is_empty() && !keep.contains(&link.alias)
+        let Some(tag) = OwnerTag::read(&link.alias) else { return false };
+        tag.is_of(plugin, network) && !tag.container.is_empty() && !keep.contains(&link.alias)
     };
     let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
     host.delete_links(&stale, REMOVAL_GROUP).or_refused()

@@ -24,7 +24,7 @@ use linux::netns::{Lock, Locked};
 use linux::nft::{self, Nft};
 use plugin_support::failure::OrRefused;
 use plugin_support::hash::hex;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
 
@@ -263,9 +263,9 @@ fn could_be(program: &Path) -> bool {
 
 /// The chain of a container on a network. The name is frozen: it is how a DEL finds it, ours or the reference
 /// plugins'.
-pub fn chain_name(prefix: &str, mark: &Mark) -> String {
+pub fn chain_name(prefix: &str, tag: &OwnerTag) -> String {
     use sha2::{Digest, Sha512};
-    let digest = Sha512::digest(format!("{}{}", mark.network, mark.container));
+    let digest = Sha512::digest(format!("{}{}", tag.network, tag.container));
     hex(&format!("CNI-{prefix}"), CHAIN_MAX, &digest)
 }
 
@@ -373,7 +373,7 @@ fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> 
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         // What could not become the program has said so as a plugin does.
-        false => Err(match Error::from_stdout(&output.stdout) {
+        false => Err(match cni::invoke::read_error(&output.stdout) {
             Ok(error) => hinted(error.msg),
             Err(_) => failed(&String::from_utf8_lossy(&output.stderr).trim()),
         }),
@@ -386,15 +386,15 @@ mod tests {
 
     #[test]
     fn g5_chain_names_are_the_reference_plugins() {
-        let mark = Mark {
+        let tag = OwnerTag {
             plugin: "bridge".into(),
             network: "test".into(),
             container: "1234".into(),
             ifname: "eth0".into(),
         };
         // Go: utils.MustFormatChainNameWithPrefix("test", "1234", "") and "DN-".
-        assert_eq!(chain_name("", &mark), "CNI-2bbe0c48b91a7d1b8a6753a8");
-        assert_eq!(chain_name("DN-", &mark), "CNI-DN-2bbe0c48b91a7d1b8a675");
+        assert_eq!(chain_name("", &tag), "CNI-2bbe0c48b91a7d1b8a6753a8");
+        assert_eq!(chain_name("DN-", &tag), "CNI-DN-2bbe0c48b91a7d1b8a675");
     }
 
     #[test]

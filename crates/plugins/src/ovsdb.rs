@@ -48,7 +48,7 @@ pub struct Plug<'a> {
     /// Its hardware address inside.
     pub mac: &'a str,
     /// For whom.
-    pub mark: &'a str,
+    pub tag: &'a str,
 }
 
 /// What a bridge is like.
@@ -66,7 +66,7 @@ pub struct Found {
     /// Its link.
     pub device: String,
     /// For whom.
-    pub mark: String,
+    pub tag: String,
     /// Why it does not work; empty if it does.
     pub error: String,
 }
@@ -94,7 +94,7 @@ impl Ovsdb {
     ///
     /// What the switch makes of it, [`Ovsdb::wait`] says.
     pub fn plug(&mut self, plug: &Plug<'_>) -> Result<Bridge, Error> {
-        let Plug { bridge, device, port, mac, mark } = *plug;
+        let Plug { bridge, device, port, mac, tag } = *plug;
         let (named, link) = (quoted(bridge), quoted(device));
         let select = |table: &str, condition: &str, columns: &str| {
             format!(r#"{{"op":"select","table":"{table}","where":[{condition}],"columns":[{columns}]}}"#)
@@ -112,7 +112,7 @@ impl Ovsdb {
             ("iface-status", "active"),
             ("attached-mac", mac),
             ("vm-uuid", "weft"),
-            ("weft", mark),
+            ("weft", tag),
         ];
         let ids: Vec<String> =
             ids.iter().map(|(key, value)| format!(r#"["{key}",{}]"#, quoted(value))).collect();
@@ -180,7 +180,7 @@ impl Ovsdb {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let rows = answer[0]["rows"].as_array().into_iter().flatten().map(|row| Found {
             device: text(&row["name"]),
-            mark: entry(&row["external_ids"], "weft").unwrap_or_default().to_owned(),
+            tag: entry(&row["external_ids"], "weft").unwrap_or_default().to_owned(),
             error: text(&row["error"]),
         });
         Ok(rows.collect())

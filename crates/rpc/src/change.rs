@@ -1,13 +1,13 @@
-//! A sandbox that is attached and a plan that is new: what stays, what goes, what comes.
+//! Difference between an attached sandbox and a new plan: what stays, what is removed, what is added.
 //!
-//! Rules:
-//! - only what the pod selects changes: the default network, and what the node gives to every pod, stay as they are;
-//! - an attachment stays if network, interface and everything the pod asks of it are the same. A definition that was
-//!   edited since changes no running pod, nor does a device that is told in another order;
-//! - whose the default route is does not change: a pod that wants another one is made anew;
-//! - what goes stays in the plan, at its end, until it is gone: a DEL at any moment finds everything.
+//! - Only networks that the pod selects change; the default network and those of every pod stay.
+//! - An attachment stays if network, interface and requests are the same. An edited definition or another order of
+//!   devices changes no running pod.
+//! - The default route of a running pod does not move.
+//! - A removed attachment stays at the end of the plan until it is gone, so that a DEL finds it
+//!   (`docs/design/journal.md`, hot-plug).
 //!
-//! Source: the standard, 4.1.2 (the annotation); it leaves changing it to implementations.
+//! Source: the multi-network specification, 4.1.2, which leaves a change of the annotation to implementations.
 
 use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};

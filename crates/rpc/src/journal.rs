@@ -1,12 +1,8 @@
-//! What is known about one sandbox: what was planned for it, and what came of it.
+//! Format of a journal entry: what was planned for one sandbox, and what came of it.
 //!
-//! The hands write it, one file a sandbox, and take a sandbox down by nothing else; the brain reads it to show
-//! what is there. Only the shape is here: the [`Entry`] as it was planned, then, one JSON value after the other,
-//! a [`Progress`] for each thing that came of it.
-//!
-//! Rules: a form of a newer release is refused by name, never half understood; unknown keys of an older
-//! reader's future are ignored; a last value without its end was being written when its writer was killed, and
-//! says nothing.
+//! `weft-cni` writes the journal; the node agent and the command `weft` read it. An entry is an [`Entry`] as planned,
+//! followed by one [`Progress`] value for each thing that came of it. Format, versions and limits are in
+//! `docs/design/journal.md`.
 
 mod call;
 
@@ -246,6 +242,19 @@ mod tests {
         // What it becomes says the same.
         let again = Entry::read(&entry.value().unwrap()).unwrap();
         assert_eq!((again.plan, again.network_status.len()), (entry.plan, 1));
+    }
+
+    #[test]
+    fn the_example_of_the_journal_page_is_an_entry() {
+        let page = include_str!("../../../docs/design/journal.md");
+        let example = page.split("```").nth(1).and_then(|block| block.strip_prefix("json\n")).unwrap();
+        let entry = Entry::read(example.as_bytes()).unwrap();
+        assert!(entry.complete && entry.version == VERSION);
+        assert_eq!(entry.attachments.len(), entry.plan.delegates.len());
+        assert!(entry.attachments.iter().all(|attachment| attachment.state == State::Attached));
+        assert_eq!(entry.network_status.len(), 2);
+        assert!(page.contains(&format!("at most {} MiB", ENTRY_MAX >> 20)));
+        assert!(page.contains(&format!("version of the format, {VERSION} |")));
     }
 
     fn planned() -> Entry {

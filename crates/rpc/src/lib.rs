@@ -1,6 +1,7 @@
-//! The messages between `weft-cni` and the node agent, and the format of the journal that both read.
+//! Protocol between `weft-cni` and the node agent, and the format of the journal that both read.
 //!
-//! - [`exchange`]: requests and replies on the agent's socket;
+//! - [`message`]: the requests and responses of the agent's socket, with their bodies in [`plan`], [`task`] and [`allocate`];
+//! - [`frame`]: how a message is written and read: length, envelope, version, limits;
 //! - [`journal`]: one file for each sandbox: its plan, and the result of every attachment;
 //! - [`change`]: the difference between a sandbox in the journal and a new plan, for hot-plug.
 //!
@@ -8,6 +9,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allocate;
 pub mod change;
-pub mod exchange;
+pub mod frame;
 pub mod journal;
+pub mod message;
+pub mod plan;
+pub mod task;

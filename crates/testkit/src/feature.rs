@@ -307,17 +307,17 @@ pub fn record_skip(test: &str, why: &str) {
     // Not through eprintln: a test's prints are hidden when it passes.
     let _ = writeln!(std::io::stderr(), "skipped {test}: {why}");
     if let Some(path) = std::env::var_os("WEFT_SKIP_LOG") {
-        let line = json!({ "file": file(), "test": test, "why": why }).to_string() + "\n";
+        let line = json!({ "binary": test_binary(), "test": test, "why": why }).to_string() + "\n";
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&path);
         log.and_then(|mut log| log.write_all(line.as_bytes())).expect("write to WEFT_SKIP_LOG");
     }
 }
 
-/// The name of the file whose tests these are; what runs is called NAME-HASH.
-fn file() -> String {
+/// Name of the running test binary; its file is NAME-HASH.
+fn test_binary() -> String {
     let program = std::env::current_exe().ok();
     let name = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
-    name.rsplit_once('-').map_or(&*name, |(file, _)| file).to_owned()
+    name.rsplit_once('-').map_or(&*name, |(name, _)| name).to_owned()
 }
 
 /// Ends the test as skipped if one of these [`Feature`]s is missing: `require!(Feature::Vlan);`

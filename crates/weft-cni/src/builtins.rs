@@ -1,9 +1,7 @@
-//! Plugin table of this program.
+//! Plugin table of this program. The meta-plugin is not in it: no network may name it.
 
 use cni::plugin::Plugin;
-use cni::plugin::process::Table;
 use dhcp::Dhcp;
-use npwg::configuration::Flavour;
 use plugins::chained::bandwidth::Bandwidth;
 use plugins::chained::firewall::Firewall;
 use plugins::chained::portmap::Portmap;
@@ -23,15 +21,15 @@ use plugins::interface::vlan::Vlan;
 use plugins::ipam::host_local::HostLocal;
 use plugins::ipam::static_address::Static;
 
-use crate::meta_plugin::Weft;
 use crate::weft_ipam::WeftIpam;
 
-/// The plugin table: every name this program answers to is the name of one of these.
+/// Name of the program's file, to which the names of the plugins are links.
+pub const PROGRAM: &str = "weft-cni";
+
+/// The plugin table: the plugins that a network may name.
 ///
 /// A plugin says by the methods of [`Plugin`] what the meta-plugin must know of it; there is no other table.
-pub const TABLE: &Table<'static> = &[
-    &Weft(Flavour::Weft),
-    &Weft(Flavour::Multus),
+pub const TABLE: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,
     &Dhcp,
@@ -55,11 +53,6 @@ pub const TABLE: &Table<'static> = &[
     &WeftIpam("whereabouts"),
 ];
 
-/// Returns the names of all plugins.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().map(|plugin| plugin.name())
-}
-
 /// Returns the built-in plugin of this name.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
     TABLE.iter().find(|plugin| plugin.name() == name).copied()
@@ -73,15 +66,9 @@ mod tests {
 
     #[test]
     fn linter_knows_the_options_of_every_builtin_plugin() {
-        for name in names().filter(|name| !matches!(*name, "weft" | "multus")) {
+        for name in TABLE.iter().map(|plugin| plugin.name()) {
             let mut known = plugins::PLUGINS.iter().chain(plugins::ADDRESS_MANAGERS);
             assert!(known.any(|plugin| plugin.name == name), "{name} has no row in manifest::lint::plugins");
         }
-    }
-
-    #[test]
-    fn plugin_names_are_unique() {
-        let all: std::collections::BTreeSet<&str> = names().collect();
-        assert_eq!(all.len(), TABLE.len());
     }
 }

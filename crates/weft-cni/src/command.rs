@@ -1,7 +1,7 @@
 //! Commands of `weft-cni`: installing itself, and changes to this node that `weft` requests, which changes nothing itself.
 //!
-//! Exit codes: 0 done, 1 failed, 2 not understood; `sandbox ping` also 3 for «no answer», `give-up` 3 for «it is held» and 4
-//! for «there is no such lease».
+//! Exit codes: 0 success, 1 failure, 2 wrong usage; `sandbox ping`: 3 no reply; `release-address`: 3 the address is in use,
+//! 4 the lease does not exist.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -19,28 +19,59 @@ use plugin_support::log;
 use crate::install::{Foreign, Installation};
 use crate::inventory;
 use crate::meta_plugin::{adoption, tasks};
-use crate::weft_ipam::handover::{self, Said};
+use crate::weft_ipam::transfer::{self, Said};
 
-const USAGE: &str = "\
-weft-cni: every weft plugin in one file. A container runtime calls it by a plugin's name; a person may say
+/// The text of `weft-cni --help`.
+pub(crate) const USAGE: &str = "\
+weft-cni: all weft CNI plugins and the meta-plugin in one binary. A container runtime runs it under the name of a plugin.
 
+Usage:
   weft-cni install DIR [--names NAME,NAME…|all] [--replace|--keep]
-      put this binary into a plugin directory; by default it answers to `weft` there. Where somebody else's plugin
-      has one of the names, nothing is done, or it is replaced, or kept
-  weft-cni adopt DIR                        put the entry on stdin into the journal below DIR
-  weft-cni sandbox create PATH              make a network namespace mounted at PATH
-  weft-cni sandbox delete PATH              remove it
-  weft-cni sandbox show [PATH]              links, addresses, routes, rules as JSON
-  weft-cni sandbox marks                    what bears a mark of a container on this host, as JSON
-  weft-cni sandbox run PATH COMMAND…        run a command inside
-  weft-cni sandbox ping PATH TO [FROM]      one echo request from inside; exit code 3 if nobody answers
-  weft-cni give-up DIR POOL LEASE ADDRESS   make an address of the pool's ledger below DIR another node's; exit code 3
-      if it is held, by whom is said; 4 if the ledger has no such lease. Without ADDRESS: give nothing new of the
-      lease until the agent was asked whose it is
-  weft-cni dhcp daemon [FLAG…]              keep the leases of the plugin `dhcp`
+      Install this binary into a CNI plugin directory under the given names (default: weft). If another plugin has one
+      of the names, the command fails (default), replaces it or keeps it.
+  weft-cni import-entry DIR
+      Add the journal entry on stdin to the journal in DIR.
+  weft-cni run-tasks [--on-host|--after PID]
+      Execute the task batch on stdin; with --on-host, use the files and programs of the host; with --after, first wait
+      for the exit of the parent process PID.
+  weft-cni release-address DIR POOL LEASE [ADDRESS]
+      Release an unused address of a leased block to another node. DIR is the directory of the address stores. Without
+      ADDRESS, mark the whole lease as unconfirmed: nothing is allocated from it until the agent confirms it.
+  weft-cni sandbox create PATH
+      Create a network namespace mounted at PATH.
+  weft-cni sandbox delete PATH
+      Delete the network namespace mounted at PATH.
+  weft-cni sandbox show [PATH]
+      Print links, addresses, routes and rules as JSON (default: of the current namespace).
+  weft-cni sandbox owner-tags
+      Print all resources of this host with an owner tag of weft as JSON.
+  weft-cni sandbox run PATH COMMAND…
+      Run a command in a network namespace; the exit code is that of the command.
+  weft-cni sandbox ping PATH TO [FROM]
+      Send one ICMP echo request from a network namespace (timeout: 2 s).
+  weft-cni dhcp daemon [FLAG…]
+      Run the lease daemon of the dhcp plugin.
+  weft-cni exec-with-parent PID PROGRAM ARGUMENT…
+      Replace this process with a program that is killed when its parent, process PID, exits.
   weft-cni --version
+      Print the version.
 
-example: weft-cni install /opt/cni/bin --names weft,bridge,host-local
+Examples:
+  weft-cni install /opt/cni/bin --names weft,bridge,host-local
+  weft-cni import-entry /var/lib/weft <entry.json
+  weft-cni run-tasks <tasks
+  weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 10.9.3.0/24 10.9.3.7
+  weft-cni sandbox create /run/netns/blue
+  weft-cni sandbox delete /run/netns/blue
+  weft-cni sandbox show /run/netns/blue
+  weft-cni sandbox owner-tags
+  weft-cni sandbox run /run/netns/blue ip address
+  weft-cni sandbox ping /run/netns/blue 10.0.0.1
+  weft-cni dhcp daemon -hostprefix /host
+  weft-cni exec-with-parent $$ /opt/cni/bin/flannel
+
+Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-address: 3 the address is in use (its owner is
+printed), 4 the lease does not exist.
 ";
 
 /// How long a ping waits for its answer.
@@ -55,15 +86,17 @@ pub enum Command<'a> {
     Version,
     /// `install …`: the words behind it.
     Install(Vec<&'a str>),
-    /// `adopt DIR`
-    Adopt(&'a Path),
-    /// `obey [--on-host]`
+    /// `import-entry DIR`
+    ImportEntry(&'a Path),
+    /// `run-tasks [--on-host | --after PID]`
     RunTasks {
         /// Whether to enter the host's files first.
         on_host: bool,
+        /// The parent process, whose exit is waited for.
+        after: Option<&'a str>,
     },
-    /// `give-up DIR POOL LEASE [ADDRESS]`
-    GiveUp {
+    /// `release-address DIR POOL LEASE [ADDRESS]`
+    ReleaseAddress {
         /// The directory of the address stores.
         directory: &'a Path,
         /// The pool.
@@ -79,8 +112,8 @@ pub enum Command<'a> {
     SandboxDelete(&'a Path),
     /// `sandbox show [PATH]`
     SandboxShow(Option<&'a Path>),
-    /// `sandbox marks`
-    SandboxMarks,
+    /// `sandbox owner-tags`
+    SandboxOwnerTags,
     /// `sandbox run PATH COMMAND…`
     SandboxRun {
         /// The namespace.
@@ -108,16 +141,21 @@ impl<'a> Command<'a> {
     pub fn parse(words: &[&'a str]) -> Option<Command<'a>> {
         Some(match words {
             ["--help" | "-h" | "help"] => Command::Help,
-            ["install" | adoption::COMMAND | "sandbox" | handover::COMMAND, .., "--help" | "-h"] => {
-                Command::Help
-            }
+            [
+                "install" | adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND,
+                ..,
+                "--help" | "-h",
+            ] => Command::Help,
             ["--version" | "-V"] => Command::Version,
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
-            [adoption::COMMAND, directory] => Command::Adopt(Path::new(*directory)),
-            [tasks::COMMAND] => Command::RunTasks { on_host: false },
-            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true },
-            [handover::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
-                Command::GiveUp {
+            [adoption::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
+            [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
+            [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
+            [tasks::COMMAND, tasks::AFTER, parent] => {
+                Command::RunTasks { on_host: false, after: Some(parent) }
+            }
+            [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
+                Command::ReleaseAddress {
                     directory: Path::new(*directory),
                     pool,
                     lease,
@@ -127,7 +165,9 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
             }
-            [adoption::COMMAND | "sandbox" | handover::COMMAND, ..] => Command::Misunderstood(words.to_vec()),
+            [adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
+                Command::Misunderstood(words.to_vec())
+            }
             _ => return None,
         })
     }
@@ -136,7 +176,7 @@ impl<'a> Command<'a> {
         Some(match (word, rest) {
             ("create", [path]) => Command::SandboxCreate(Path::new(*path)),
             ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
-            ("marks", []) => Command::SandboxMarks,
+            ("owner-tags", []) => Command::SandboxOwnerTags,
             ("show", []) => Command::SandboxShow(None),
             ("show", [path]) => Command::SandboxShow(Some(Path::new(*path))),
             ("run", [path, program, arguments @ ..]) => {
@@ -164,23 +204,25 @@ impl<'a> Command<'a> {
             Command::Help => Ok(say(USAGE)),
             Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
             Command::Install(words) => install(&words),
-            Command::Adopt(directory) => adoption::adopt(directory).map(done),
-            Command::RunTasks { on_host } => {
+            Command::ImportEntry(directory) => adoption::adopt(directory).map(done),
+            Command::RunTasks { on_host, after } => {
+                let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
+                let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
                 if on_host {
                     linux::netns::enter_files_of_host().or_refused()?;
                 }
-                tasks::obey().map(done)
+                tasks::run(after).map(done)
             }
-            Command::GiveUp { directory, pool, lease, address: None } => {
-                handover::doubt(directory, pool, lease).map(|said| given_up(&said))
+            Command::ReleaseAddress { directory, pool, lease, address: None } => {
+                transfer::doubt(directory, pool, lease).map(|said| given_up(&said))
             }
-            Command::GiveUp { directory, pool, lease, address: Some(ip) } => {
-                handover::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+            Command::ReleaseAddress { directory, pool, lease, address: Some(ip) } => {
+                transfer::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
             Command::SandboxShow(path) => show(path),
-            Command::SandboxMarks => marks(),
+            Command::SandboxOwnerTags => marks(),
             Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
             Command::SandboxPing { path, to, from } => ping(path, to, from),
             Command::Misunderstood(words) => Err(misunderstood(&words)),
@@ -211,7 +253,7 @@ pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> 
 }
 
 fn misunderstood(words: &[&str]) -> Error {
-    let why = format!("{:?} is not understood; weft-cni --help says what is", words.join(" "));
+    let why = format!("{:?} is not a valid command; see weft-cni --help", words.join(" "));
     Error::new(cni::code::INVALID_ENVIRONMENT, why)
 }
 
@@ -274,7 +316,7 @@ fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
         Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
         None => {
-            log!("weft-cni: no answer from {to} within {} s", PING_WAIT.as_secs());
+            log!("weft-cni: no reply from {to} within {} s", PING_WAIT.as_secs());
             Ok(ExitCode::from(3))
         }
     }

@@ -13,10 +13,8 @@ use std::path::{Path, PathBuf};
 
 use cni::Error;
 
-use crate::builtins;
-
-/// Name of the file that the others are links to.
-pub const BINARY: &str = "weft-cni";
+use crate::builtins::PROGRAM;
+use crate::dispatch;
 
 /// What to install, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +45,13 @@ impl Installation {
     /// Reads the names: a list divided by commas, or `all`.
     pub fn names(text: &str) -> Result<Vec<String>, Error> {
         if text == "all" {
-            return Ok(builtins::names().map(str::to_owned).collect());
+            return Ok(dispatch::names().map(str::to_owned).collect());
         }
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
-        match names.iter().find(|name| builtins::find(name).is_none()) {
+        match names.iter().find(|name| dispatch::find(name).is_none()) {
             None => Ok(names),
             Some(unknown) => {
-                let known: Vec<&str> = builtins::names().collect();
+                let known: Vec<&str> = dispatch::names().collect();
                 Err(Error::key("--names", format!("{unknown:?}"), format!("not one of {}", known.join(", "))))
             }
         }
@@ -73,7 +71,7 @@ impl Installation {
             self.refuse_foreign()?;
         }
         let mut report = Report::new();
-        let binary = directory.join(BINARY);
+        let binary = directory.join(PROGRAM);
         let own = Path::new("/proc/self/exe");
         match same_content(own, &binary).map_err(|cause| failed("compare", &binary, cause))? {
             true => report.push(format!("{}: up to date", binary.display())),
@@ -82,9 +80,9 @@ impl Installation {
                 report.push(format!("{}: installed", binary.display()));
             }
         }
-        for name in names.iter().filter(|name| *name != BINARY) {
+        for name in names.iter().filter(|name| *name != PROGRAM) {
             let link = directory.join(name);
-            if fs::read_link(&link).is_ok_and(|target| target == Path::new(BINARY)) {
+            if fs::read_link(&link).is_ok_and(|target| target == Path::new(PROGRAM)) {
                 report.push(format!("{}: up to date", link.display()));
                 continue;
             }
@@ -94,9 +92,9 @@ impl Installation {
             }
             let temporary = directory.join(format!(".{name}.new"));
             discard(&temporary).map_err(|cause| failed("remove", &temporary, cause))?;
-            let linked = symlink(BINARY, &temporary).and_then(|()| fs::rename(&temporary, &link));
+            let linked = symlink(PROGRAM, &temporary).and_then(|()| fs::rename(&temporary, &link));
             linked.map_err(|cause| failed("link", &link, cause))?;
-            report.push(format!("{}: linked to {BINARY}", link.display()));
+            report.push(format!("{}: linked to {PROGRAM}", link.display()));
         }
         Ok(report)
     }
@@ -118,13 +116,15 @@ fn is_foreign(path: &Path) -> Result<bool, Error> {
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
         Err(cause) => Err(Error::io(format_args!("look at {}", path.display()), cause)),
-        Ok(_) => Ok(!fs::read_link(path).is_ok_and(|target| target.file_name().is_some_and(|n| n == BINARY))),
+        Ok(_) => {
+            Ok(!fs::read_link(path).is_ok_and(|target| target.file_name().is_some_and(|n| n == PROGRAM)))
+        }
     }
 }
 
 /// Writes beside, onto the disk, and renames.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let temporary = to.with_file_name(format!(".{BINARY}.new"));
+    let temporary = to.with_file_name(format!(".{PROGRAM}.new"));
     discard(&temporary)?;
     let mut source = File::open(from)?;
     let mut options = OpenOptions::new();

@@ -11,8 +11,8 @@ use linux::nft::{self, Nft};
 use linux::route::Family;
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
-use plugins::chained::firewall::iptables as firewall;
+use plugin_support::owner_tag::OwnerTag;
+use plugins::chained::firewall::{self, iptables::comment_of};
 use plugins::chained::portmap::iptables as portmap;
 use plugins::interface::host_device;
 use plugins::iptables;
@@ -58,7 +58,7 @@ pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
         .chain(netns.run(rule_marks).or_refused()??)
         .collect();
     // What all containers share belongs to none of them.
-    marked.retain(|marked| Mark::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
+    marked.retain(|marked| OwnerTag::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
     Ok(marked)
 }
 
@@ -103,14 +103,14 @@ fn rule_marks() -> Result<Vec<Marked>, Error> {
 
 /// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.
 fn mark_of(rule: &str) -> Option<String> {
-    if let Some(mark) = firewall::comment_of(rule) {
+    if let Some(mark) = comment_of(rule) {
         return Some(mark.to_owned());
     }
     let kinds = [("portmap", portmap::COMMENT), ("ipMasq", "")];
     let named = |(kind, word)| iptables::named(rule, word).map(|named| (kind, named));
     let (plugin, (network, container)) = kinds.into_iter().find_map(named)?;
     let (network, container, ifname) = (network.to_owned(), container.to_owned(), String::new());
-    Some(Mark { plugin: plugin.to_owned(), network, container, ifname }.text(usize::MAX))
+    Some(OwnerTag { plugin: plugin.to_owned(), network, container, ifname }.text(usize::MAX))
 }
 
 /// Looks around in a namespace.

@@ -1,7 +1,7 @@
 //! `weft-cni`: every built-in plugin and the meta-plugin, in one short-lived synchronous program.
 //!
 //! ```text
-//!   main ─► builtins (name → plugin) ─► cni::plugin::respond ─► plugins · dhcp · weft_ipam · meta_plugin
+//!   main ─► role ─► dispatch (name → plugin) ─► cni::plugin::respond ─► plugins · dhcp · weft_ipam · meta_plugin
 //!                                              │                        │
 //!                                 plugin_invoker (built-in or exec) ◄───┘
 //! ```
@@ -12,6 +12,7 @@
 
 pub mod builtins;
 pub mod command;
+pub mod dispatch;
 pub mod install;
 pub mod inventory;
 pub mod meta_plugin;
@@ -37,6 +38,6 @@ pub fn run() -> ExitCode {
         Role::ExecWithParent { parent, program, arguments } => {
             command::exec_with_parent(parent, program, arguments)
         }
-        Role::Unknown => process::refuse(builtins::TABLE),
+        Role::Unknown => process::refuse(dispatch::names()),
     }
 }

@@ -42,8 +42,8 @@ use cni::{Context, Error, code};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::plan::{Delegate, Sandbox};
 use plugin_support::log;
-use rpc::exchange::{Report, Step, Tried};
 use rpc::journal::{self as record, Entry};
+use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
 use crate::plugin_invoker::{self, PluginInvoker, Run};
 use agent::Advice;
@@ -57,7 +57,7 @@ pub struct Weft(pub Flavour);
 struct Node {
     configuration: NodeConfiguration,
     journal: Journal,
-    hands: PluginInvoker,
+    invoker: PluginInvoker,
     /// `binDir`, then the runtime's `CNI_PATH`.
     path: String,
 }
@@ -72,9 +72,9 @@ impl Weft {
         let mut advice = planning::plan(&node.configuration, call, &sandbox, self.0)?;
         let listener = advice.listener();
         if listener.is_there() {
-            node.hands.take_notes();
+            node.invoker.take_notes();
         }
-        let Advice { plan, orders, .. } = advice;
+        let Advice { plan, tasks, .. } = advice;
         for warning in &plan.warnings {
             log!("weft: {}", warning.fault);
         }
@@ -93,12 +93,12 @@ impl Weft {
             complete: false,
             changing: false,
         };
-        let attached = attach::attach(&node.journal, &node.hands, &mut entry);
+        let attached = attach::attach(&node.journal, &node.invoker, &mut entry);
         if listener.is_there() {
-            listener.tell(&report(&entry, &node.hands.runs(), started, attached.as_ref().err()));
+            listener.report(report(&entry, &node.invoker.runs(), started, attached.as_ref().err()));
         }
-        if !orders.is_empty() {
-            tasks::carry_out_later(call, self.0, &orders);
+        if !tasks.is_empty() {
+            tasks::run_later(call, self.0, tasks);
         }
         attached
     }
@@ -124,9 +124,9 @@ impl Weft {
         }
         let directory = configuration.cni_dir.as_deref().unwrap_or(record::DIRECTORY);
         let journal = Journal::open(Path::new(directory))?;
-        let hands = PluginInvoker::new(configuration.builtin, configuration.delegate_timeout);
+        let invoker = PluginInvoker::new(configuration.builtin, configuration.delegate_timeout);
         let path = join_path(&configuration.bin_dir, &call.environment.path);
-        Ok(Node { configuration, journal, hands, path })
+        Ok(Node { configuration, journal, invoker, path })
     }
 }
 
@@ -188,7 +188,7 @@ impl Plugin for Weft {
             }
         }
         entry.path = join_path(&entry.path, &node.path);
-        detach::take_down(&node.journal, &node.hands, &mut entry)?;
+        detach::take_down(&node.journal, &node.invoker, &mut entry)?;
         lock.retire();
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Plugin for Weft {
         }
         entry.netns = netns.display().to_string();
         entry.path = join_path(&entry.path, &node.path);
-        check_all(&node.hands, &entry)
+        check_all(&node.invoker, &entry)
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
@@ -225,8 +225,8 @@ impl Plugin for Weft {
         readiness::now(&node.configuration)?;
         let networks = planning::networks_of_every_pod(&node.configuration, &request.call, self.0);
         for (place, network) in networks.map_err(readiness::unavailable)?.iter().enumerate() {
-            let asked = readiness::plugins_are_there(&node.hands, network, &node.path)
-                .and_then(|()| chain::status(&node.hands, network, &node.path));
+            let asked = readiness::plugins_are_there(&node.invoker, network, &node.path)
+                .and_then(|()| chain::status(&node.invoker, network, &node.path));
             // The default network's answer is that of the whole, word by word.
             asked.map_err(|error| match place {
                 0 => error,
@@ -244,36 +244,36 @@ fn clear_remains(node: &Node, who: &Attachment) -> Result<(), Error> {
         let why = format!("sandbox {} is attached already: DEL comes first", who.container);
         return Err(Error::new(code::INVALID_ENVIRONMENT, why));
     }
-    detach::take_down(&node.journal, &node.hands, &mut entry).context("remains of an earlier attempt")
+    detach::take_down(&node.journal, &node.invoker, &mut entry).context("remains of an earlier attempt")
 }
 
 /// Is every attachment as it was made?
-fn check_all(hands: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
-    let (_, errors) = check_each(hands, entry);
+fn check_all(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
+    let (_, errors) = check_each(invoker, entry);
     cni::error::collected(errors)
 }
 
 /// The interfaces of those that are not, and why.
-fn check_each(hands: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error>) {
+fn check_each(invoker: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error>) {
     let check = |(index, delegate): (usize, &Delegate)| {
         let step = format!("check {} ({})", delegate.ifname, delegate.network);
-        let error = check_one(hands, entry, index, delegate).context(step).err()?;
+        let error = check_one(invoker, entry, index, delegate).context(step).err()?;
         Some((delegate.ifname.clone(), error))
     };
     entry.plan.delegates.iter().enumerate().filter_map(check).unzip()
 }
 
-fn check_one(hands: &PluginInvoker, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     if network.disable_check || network.version < cni::Verb::Check.since() {
         return Ok(());
     }
     let last = entry.last_result(index, &network)?;
-    chain::check(hands, &network, &entry.parameters(delegate), last.as_ref())
+    chain::check(invoker, &network, &entry.parameters(delegate), last.as_ref())
 }
 
-/// How an ADD went, for the agent's figures.
-fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> Report {
+/// Report of an ADD, for the agent's metrics.
+fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> PlanReport {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
     let attachments = &entry.attachments;
     // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
@@ -283,7 +283,7 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         entry.plan.delegates.iter().zip(attachments).take(done + usize::from(error.is_some() && begun));
     let steps = |ifname: &str| {
         let own = runs.iter().filter(|run| run.ifname == ifname);
-        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| Step {
+        own.map(|Run { plugin, verb, ifname: _, began, took, depth, failed }| PluginCall {
             plugin: plugin.to_string(),
             verb: verb.clone(),
             began: microseconds(began.saturating_duration_since(started)),
@@ -293,13 +293,13 @@ fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) 
         })
         .collect()
     };
-    Report {
+    PlanReport {
         microseconds: microseconds(started.elapsed()),
         attachments: tried
-            .map(|(delegate, attachment)| Tried {
+            .map(|(delegate, attachment)| AttachmentReport {
                 network: delegate.network.clone(),
                 plugin: first_plugin(delegate),
-                ifname: Some(delegate.ifname.clone()),
+                ifname: delegate.ifname.clone(),
                 microseconds: attachment.microseconds,
                 steps: steps(delegate.ifname.as_str()),
             })

@@ -24,7 +24,6 @@ use npwg::configuration::Builtin;
 use npwg::definition::META_PLUGINS;
 
 use crate::builtins;
-use crate::install::BINARY;
 
 /// Environment variable of every delegate and of what it starts: the meta-plugin serves none of them.
 const DELEGATE: &str = "WEFT_DELEGATE";
@@ -170,7 +169,7 @@ fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
     for directory in path.split(':').filter(|directory| !directory.is_empty()).map(Path::new) {
         let found = identity(&directory.join(plugin.as_str()));
         let ours = |name: &str| own.is_some() && identity(&directory.join(name)) == own;
-        if (found.is_some() && found == own) || ours(BINARY) || ours("weft") || ours("multus") {
+        if (found.is_some() && found == own) || ours(builtins::PROGRAM) || ours("weft") || ours("multus") {
             return false;
         }
         if found.is_some() {

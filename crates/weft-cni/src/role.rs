@@ -10,8 +10,8 @@ use cni::plugin::Plugin;
 use cni::plugin::process;
 use linux::parent_death;
 
-use crate::builtins;
 use crate::command::Command;
+use crate::dispatch;
 
 /// What the program is called for.
 pub enum Role<'a> {
@@ -46,7 +46,7 @@ impl<'a> Role<'a> {
         {
             return Role::ExecWithParent { parent, program: Path::new(program), arguments };
         }
-        if let Some(plugin) = process::called_as(builtins::TABLE, arguments) {
+        if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
         }
         let words: Vec<&str> = arguments.iter().skip(1).map(|word| text(word)).collect();
@@ -91,7 +91,7 @@ mod tests {
     fn role_follows_the_program_name_then_the_first_argument() {
         for (words, expected) in [
             (&["/opt/cni/bin/bridge"][..], "plugin bridge"),
-            (&["/opt/cni/bin/bridge", "sandbox", "marks"], "plugin bridge"),
+            (&["/opt/cni/bin/bridge", "sandbox", "owner-tags"], "plugin bridge"),
             (&["weft-cni", "multus"], "plugin multus"),
             (&["weft-cni", "dhcp", "daemon", "-broadcast"], "daemon [\"-broadcast\"]"),
             (&["/opt/cni/bin/dhcp", "daemon"], "daemon []"),
@@ -99,13 +99,36 @@ mod tests {
             (&["weft-cni", "daemon"], "unknown"),
             (&["weft-cni", "exec-with-parent", "7", "/x", "a", "b"], "exec 7 /x 2"),
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
-            (&["weft-cni", "sandbox", "marks"], "SandboxMarks"),
+            (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
             (&["weft-cni", "sandbox"], "Misunderstood([\"sandbox\"])"),
             (&["weft-cni", "what"], "unknown"),
             (&["weft-cni"], "unknown"),
         ] {
             assert_eq!(role(words), expected, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn help_has_a_valid_example_of_every_command() {
+        let (commands, examples) = crate::command::USAGE.split_once("\nExamples:\n").unwrap();
+        let (examples, _) = examples.split_once("\n\n").unwrap();
+        let examples: Vec<Vec<&str>> = examples
+            .lines()
+            .map(|line| line.split_whitespace().filter(|word| !word.starts_with('<')).collect())
+            .collect();
+        for line in
+            commands.lines().filter(|line| line.starts_with("  weft-cni ") && !line.contains("--version"))
+        {
+            let is_word = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+            let words: Vec<&str> = line.split_whitespace().take_while(is_word).collect();
+            assert!(examples.iter().any(|example| example.starts_with(&words)), "no example of {words:?}");
+        }
+        for example in examples {
+            let words: Vec<&str> =
+                example.iter().map(|word| if *word == "$$" { "7" } else { word }).collect();
+            let found = role(&words);
+            assert!(found != "unknown" && !found.starts_with("Misunderstood"), "{example:?}: {found}");
         }
     }
 }

@@ -179,8 +179,8 @@ pub(crate) const BASES: &[Base] = &[
     },
 ];
 
-/// The options of the Go plugins v1.9.1 that something is compared of; others have a file of their own (`peer_dhcp.rs`,
-/// `peer_host_local.rs`, `peer_firewalld.rs`).
+/// The options of the Go plugins v1.9.1 that something is compared of; others have a file of their own (`dhcp.rs`,
+/// `host_local.rs`, `firewalld.rs`).
 pub(crate) const OPTIONS: &[(&str, &str)] = &[
     (
         "bridge",

@@ -27,28 +27,27 @@ const PANIC_MAX: usize = 500;
 /// How long VERSION waits for its optional stdin.
 const COURTESY: Duration = Duration::from_millis(250);
 
-/// The plugins of a program, which answers to the name of each.
-pub type Table<'a> = [&'a dyn Plugin];
-
 /// The plugin a program was called as: by the file name of its first argument, else by the second argument.
-pub fn called_as<'a>(table: &Table<'a>, arguments: &[OsString]) -> Option<&'a dyn Plugin> {
-    let by_name = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();
+pub fn called_as<'a>(
+    find: impl Fn(&str) -> Option<&'a dyn Plugin>,
+    arguments: &[OsString],
+) -> Option<&'a dyn Plugin> {
     let file = Path::new(arguments.first()?).file_name()?.to_str()?;
-    by_name(file).or_else(|| by_name(arguments.get(1)?.to_str()?))
+    find(file).or_else(|| find(arguments.get(1)?.to_str()?))
 }
 
-/// The `main` of a program that is nothing but plugins: exit code 0 or 1.
-pub fn main(table: &Table<'_>, delegates: &dyn Invoke) -> ExitCode {
+/// The `main` of a program that is nothing but plugins, each called by its name: exit code 0 or 1.
+pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    match called_as(table, &arguments) {
+    match called_as(|name| plugins.iter().find(|plugin| plugin.name() == name).copied(), &arguments) {
         Some(plugin) => run(plugin, delegates),
-        None => refuse(table),
+        None => refuse(plugins.iter().map(|plugin| plugin.name())),
     }
 }
 
-/// Answers a call that names none of the plugins; exit code 1.
-pub fn refuse(table: &Table<'_>) -> ExitCode {
-    let names: Vec<&str> = table.iter().map(|plugin| plugin.name()).collect();
+/// Answers a call that names none of the plugins of these names; exit code 1.
+pub fn refuse<'a>(names: impl Iterator<Item = &'a str>) -> ExitCode {
+    let names: Vec<&str> = names.collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
@@ -147,9 +146,10 @@ mod tests {
     #[test]
     fn s1_a_program_is_the_plugin_it_is_called_as() {
         let (bridge, weft, multus) = (Named("bridge"), Named("weft"), Named("multus"));
-        let table: &Table<'_> = &[&bridge, &weft, &multus];
+        let table: [&dyn Plugin; 3] = [&bridge, &weft, &multus];
+        let find = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();
         let called = |arguments: &[&str]| {
-            called_as(table, &arguments.iter().map(OsString::from).collect::<Vec<_>>())
+            called_as(find, &arguments.iter().map(OsString::from).collect::<Vec<_>>())
                 .map(|plugin| plugin.name())
         };
         assert_eq!(called(&["/opt/cni/bin/bridge"]), Some("bridge"));

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::environment::{self, Environment};
 use crate::error::{Context, Error, code, cut};
 use crate::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
-use crate::invoke::Invoke;
+use crate::invoke::{Invoke, read_error};
 use crate::name::{ContainerId, IfName};
 use crate::object::{DOCUMENT_MAX, Object};
 use crate::result::pretty;
@@ -63,7 +63,7 @@ impl Answer {
     pub fn into_result(self) -> Result<Vec<u8>, Error> {
         match self.success {
             true => Ok(self.stdout),
-            false => Err(Error::from_stdout(&self.stdout).unwrap_or_else(Error::internal)),
+            false => Err(read_error(&self.stdout).unwrap_or_else(Error::internal)),
         }
     }
 }

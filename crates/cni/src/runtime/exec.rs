@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::environment::{self, Environment};
 use crate::error::{Error, code};
-use crate::invoke::Invoke;
+use crate::invoke::{Invoke, read_error};
 use crate::name::PluginType;
 use crate::object::DOCUMENT_MAX;
 
@@ -192,7 +192,7 @@ fn failure(status: ExitStatus, output: &Output) -> Error {
     let Output { stdout, stderr } = output;
     let how = exit_text(status);
     if !stdout.trim_ascii().is_empty() {
-        return Error::from_stdout(stdout).unwrap_or_else(|cause| {
+        return read_error(stdout).unwrap_or_else(|cause| {
             let said = quote(stdout);
             Error::internal(format!(
                 "netplugin failed but error parsing its diagnostic message {said:?}: {cause}: {how}"

@@ -1,8 +1,8 @@
 //! Choice of the next address in the store, and the counts that decide whether a block is needed.
 //!
 //! An address can be allocated if its slot is free, its quarantine is over and its block is open. Of those the one that
-//! has been free longest is chosen. Hints skip full pages; a hint left behind by a killed call hides a free address only
-//! while another one is free.
+//! has been free longest is chosen. Hints skip full pages; a hint left behind by a killed call hides a free address
+//! only while another one is free.
 
 use std::net::IpAddr;
 

@@ -14,7 +14,8 @@ use crate::pool_layout::{address_count, offset_of};
 pub(super) const MAGIC: &[u8; 16] = b"weft-ipam 3\n\0\0\0\0";
 /// Place of the boot id in the preface.
 pub(super) const BOOT: std::ops::Range<usize> = 16..80;
-/// Place of the number of groups in the preface. It is written after each new group: a file with fewer groups is truncated.
+/// Place of the number of groups in the preface. It is written after each new group: a file with fewer groups is
+/// truncated.
 pub(super) const GROUP_COUNT: std::ops::Range<usize> = 80..84;
 /// Length of the preface.
 pub(super) const PREFACE: usize = 128;

@@ -79,7 +79,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
     /// Reserves the single addresses inside a new block of this node before the block is used. If the pool has changed,
     /// the block is released.
     ///
-    /// An address that the store holds since an earlier lease is not reserved: its own request may be about to ask for it.
+    /// An address that the store holds since an earlier lease is not reserved: its own request may be about to ask for
+    /// it.
     pub(crate) async fn with_reserved(
         &self,
         mut object: IpBlock,

@@ -53,8 +53,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Err(AllocationError::NotTransferred { net: block.net, node: block.holder.node, held_by })
     }
 
-    /// Reads an object of this node again, and the block around it. The object is read first: if it is still this node's
-    /// and then lies in no block, no other node has the address.
+    /// Reads an object of this node again, and the block around it. The object is read first: if it is still this
+    /// node's and then lies in no block, no other node has the address.
     async fn read_with_block(&self, object: &IpBlock) -> Result<(IpBlock, Option<IpBlock>), AllocationError> {
         let current = self.registry.read(object.net).await?;
         let is_own = |current: &IpBlock| {

@@ -91,8 +91,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         reclaim(self.registry, object, self.clock.now).await
     }
 
-    /// Takes over an existing object, if that is allowed. One that is changed concurrently, for example by the answer to
-    /// a liveness probe, is read once more.
+    /// Takes over an existing object, if that is allowed. One that is changed concurrently, for example by the answer
+    /// to a liveness probe, is read once more.
     pub(super) async fn take_over(
         &self,
         object: IpBlock,

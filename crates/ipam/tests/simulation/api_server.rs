@@ -36,8 +36,8 @@ pub(crate) struct Server {
     pub(crate) objects: BTreeMap<IpNet, IpBlock>,
     /// Uids of the objects that were deleted manually and remain because they are in use.
     deleted: BTreeSet<String>,
-    /// Whether a deletion protects objects in use. Without manual deletions it is off, so that a deletion is one request and
-    /// the seeds in `FAILED_BEFORE` keep their meaning.
+    /// Whether a deletion protects objects in use. Without manual deletions it is off, so that a deletion is one
+    /// request and the seeds in `FAILED_BEFORE` keep their meaning.
     pub(crate) protects: bool,
     /// Names of the deleted pods.
     pub(crate) deleted_pods: BTreeSet<String>,
@@ -122,6 +122,9 @@ impl Api {
         if loses_answer || *self.partitioned.lock().unwrap() { lost() } else { done }
     }
 }
+
+/// Task of a simulated process.
+pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Polls a task until it ends.
 pub(crate) fn block_on<T>(task: impl Future<Output = T>) -> T {

@@ -11,10 +11,8 @@ mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::future::Future;
 use std::net::IpAddr;
 use std::ops::Add;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
@@ -23,7 +21,7 @@ use ipnet::IpNet;
 
 use self::call::{Call, Verb};
 use self::node::Node;
-use super::api_server::{Api, Random};
+use super::api_server::{Api, Random, Task};
 
 /// Length of the quarantine in steps of the simulation.
 const QUARANTINE: u64 = 300;
@@ -48,8 +46,6 @@ pub(crate) struct Shape {
     /// Whether any object may be deleted manually. Objects of shared addresses always may.
     pub(crate) deleted: bool,
 }
-
-pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Interface of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,7 +90,7 @@ pub(crate) struct Cluster {
     api: Api,
     nodes: Vec<Node>,
     now: u64,
-    /// Owners that were told each address, with their nodes.
+    /// Owners that got each address, with their nodes.
     holders: BTreeMap<IpAddr, BTreeSet<(usize, Owner)>>,
     /// Networks of deleted objects; the start of the quarantine of their addresses is lost.
     deleted: Vec<IpNet>,

@@ -1,5 +1,5 @@
-//! Allocator requests without faults: capacity as STATUS reports it, leases created again, and claims while every block is
-//! leased.
+//! Allocator requests without faults: capacity as STATUS reports it, leases created again, and claims while every block
+//! is leased.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,8 @@
 //! Interleavings: two nodes and two blocks, and every order of their requests, with lost requests and lost answers.
 //!
-//! A history is a sequence of steps. Histories that lead to the same state of server and nodes are explored once. A node that
-//! leases a block from the beginning may allocate every address of it that its store does not reserve, at any moment.
+//! A history is a sequence of steps. Histories that lead to the same state of server and nodes are explored once. A
+//! node that leases a block from the beginning may allocate every address of it that its store does not reserve, at any
+//! moment.
 
 mod action;
 mod gate;
@@ -12,15 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::address_store::Slot;
-use ipam::{
-    AddressFilter, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
-    Range, RequestContext,
-};
+use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, Range};
 use ipnet::IpNet;
 
-use self::action::{
-    Action, Task, layout_of, own, recreate_pool, send_request, send_two_requests, transfer_address,
-};
+use self::action::{Action, Task, own};
 use self::gate::{FATES, Fate, Gate, POOLS, Server, Step};
 
 /// Result of a history.
@@ -61,34 +57,7 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
         let gate = Gate { server: Arc::clone(&server), open: Arc::default(), pool: POOLS[0] };
         gates.push(gate.clone());
         let (filter, store) = (Arc::clone(&filter), Arc::clone(&store));
-        tasks.push(Box::pin(async move {
-            let name = format!("n{index}");
-            let holder = Holder { node: name.clone(), store: "l".into(), owner: name, ..Holder::default() };
-            let clock = Clock { now: 1_000, quarantine: 10 };
-            let layout = layout_of(gate.pool);
-            let allocator = BlockAllocator {
-                registry: &gate,
-                layout,
-                filter: &filter,
-                holder,
-                shares_claim: false,
-                clock,
-                seed: 0,
-                transfer_checks: 1,
-            };
-            match action {
-                Action::Block => allocator.lease_block(RequestContext::default()).await,
-                Action::Address(ip) => {
-                    allocator.lease_address(ip.parse().unwrap(), RequestContext::default()).await
-                }
-                Action::Transfers(ip) => transfer_address(&gate, layout, ip.parse().unwrap(), &store).await,
-                Action::Requests => send_two_requests(&allocator).await,
-                Action::RequestsAddress(ip) => {
-                    send_request(&allocator, &gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
-                }
-                Action::RecreatesPool => recreate_pool(&allocator).await,
-            }
-        }));
+        tasks.push(Box::pin(async move { action.run(index, &gate, &filter, &store).await }));
     }
     let mut outcome = [None, None];
     let mut context = Context::from_waker(Waker::noop());

@@ -6,8 +6,8 @@
 //!                  killed between any two edits      killed while it waits      killed at any request
 //! ```
 //!
-//! A node may die, start again, or live although the cluster takes it for dead. Objects are deleted manually, claims end.
-//! Invariants, checked at every step:
+//! A node may die, start again, or live although the cluster takes it for dead. Objects are deleted manually, claims
+//! end. Invariants, checked at every step:
 //!
 //! - No address has two owners, and a repeated ADD returns the same address.
 //! - A released address stays in quarantine. A drained block gets no new owner.

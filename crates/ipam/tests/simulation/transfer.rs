@@ -1,5 +1,5 @@
-//! Transfer of addresses in a simulated agent: it finds a request, has `weft-cni` reserve the address in a call of its own,
-//! and informs the server. Each of the three may be killed on the way.
+//! Transfer of addresses in a simulated agent: it finds a request, has `weft-cni` reserve the address in a call of its
+//! own, and informs the server. Each of the three may be killed on the way.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -11,8 +11,7 @@ use std::task::{Context, Poll, Waker};
 use ipam::transfer::{TransferOutcome, TransferReply, complete_transfer, requested_block};
 use ipam::{AllocationError, IpBlock, PoolLayout};
 
-use super::api_server::Api;
-use super::cluster::Task;
+use super::api_server::{Api, Task};
 
 /// Reply of a call to the agent; it never comes if the call is killed.
 #[derive(Clone, Default)]

@@ -1,8 +1,9 @@
 //! The annotations of pods and pod templates.
 
-use super::{Place, Report, Severity};
+use super::{Place, Report};
 use crate::{Located, PodObject};
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
 
 /// The namespace a bare default-network annotation is looked up in, unless the node is configured otherwise.
@@ -21,18 +22,21 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
         };
         let reading = Reading::of(annotation, text, home);
         for refusal in &reading.refusals {
-            report.add_at_path(Severity::Error, place, text, refusal.fault().clone());
+            report.add_at_path(place, text, refusal.fault().clone());
         }
         for warning in &reading.warnings {
-            report.add_at_path(Severity::Warning, place, text, warning.fault.clone());
+            report.add_at_path(place, text, warning.fault.clone());
         }
         if pod.host_network {
             let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
-            let fault =
-                Fault::new("NPWG1-1.1.5-1", subject, "hostNetwork is true: this annotation has no effect")
-                    .at(path)
-                    .cure("remove one of the two");
-            report.add(Severity::Warning, node.span.start, fault);
+            let fault = Fault::new(
+                Rule::HostNetworkPod,
+                subject,
+                "hostNetwork is true: this annotation has no effect",
+            )
+            .at(path)
+            .cure("remove one of the two");
+            report.add(node.span.start, fault);
         }
     }
     misplaced(report, located);
@@ -52,10 +56,10 @@ fn misplaced(report: &mut Report<'_>, located: &Located<PodObject>) {
             let PodObject { pod, kind } = &located.value;
             let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
             let reason = format!("has no effect on a {kind}: pods get the annotations of the template");
-            let fault = Fault::new("NPWG1-4.1-1", subject, reason)
+            let fault = Fault::new(Rule::MisplacedAnnotation, subject, reason)
                 .at(annotations.key(annotation.key()))
                 .cure(format!("move it to {}.metadata.annotations", located.base));
-            report.add(Severity::Warning, value.span.start, fault);
+            report.add(value.span.start, fault);
         }
     }
 }

@@ -8,10 +8,11 @@ use cni::network::Network;
 use cni::version::{Triple, Version};
 use serde_json::{Map, Value};
 
-use super::{Knowledge, Place, Report, Severity};
+use super::{Knowledge, Place, Report};
 use npwg::definition::{inline, refuse_ourselves};
 use npwg::nearest::nearest;
 use npwg::refusal::{Fault, KeyPath, quote};
+use npwg::rule::{Rule, Severity};
 
 /// Keys of a list. Plugins may read others of it, so only a near miss is reported.
 const LIST_KEYS: &[&str] =
@@ -32,18 +33,16 @@ pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, k
         Ok(value) => value,
         Err(cause) => {
             let at = byte_of(text, cause.line(), cause.column());
-            let fault = Fault::new("NPWG1-3.4.1-rule1", subject.name, format!("is not JSON: {cause}"));
-            report.add_inside(Severity::Error, subject.place, text, at, fault);
+            let fault = Fault::new(Rule::MalformedConfig, subject.name, format!("is not JSON: {cause}"));
+            report.add_inside(subject.place, text, at, fault);
             return;
         }
     };
     let mut chain = Chain { report, subject, text, knowledge, errors: 0 };
     match &value {
         Value::Object(map) => chain.object(map),
-        other => chain.say(
-            Severity::Error,
-            fault("NPWG1-3.4.1-rule1", &KeyPath::root(), "is no JSON object").showing(&shown(other)),
-        ),
+        other => chain
+            .say(fault(Rule::MalformedConfig, &KeyPath::root(), "is no JSON object").showing(&shown(other))),
     }
     chain.as_the_plan_reads_it();
 }
@@ -61,8 +60,8 @@ pub(super) fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Val
 }
 
 /// A fault at `path`; [`Chain::say`] knows of what.
-pub(super) fn fault(id: &str, path: &KeyPath, reason: impl Into<String>) -> Fault {
-    Fault::new(id, "", reason).at(path.clone())
+pub(super) fn fault(rule: Rule, path: &KeyPath, reason: impl Into<String>) -> Fault {
+    Fault::new(rule, "", reason).at(path.clone())
 }
 
 /// A value short enough to be shown.
@@ -83,10 +82,10 @@ pub(super) struct Chain<'a, 'b> {
 }
 
 impl Chain<'_, '_> {
-    pub(super) fn say(&mut self, severity: Severity, fault: Fault) {
+    pub(super) fn say(&mut self, fault: Fault) {
         let fault = Fault { subject: self.subject.name.to_owned(), ..fault };
-        self.errors += usize::from(severity == Severity::Error);
-        self.report.add_at_path(severity, self.subject.place, self.text, fault);
+        self.errors += usize::from(fault.rule.severity() == Severity::Error);
+        self.report.add_at_path(self.subject.place, self.text, fault);
     }
 
     fn object(&mut self, map: &Map<String, Value>) {
@@ -97,7 +96,7 @@ impl Chain<'_, '_> {
             Some(Value::Array(plugins)) => {
                 self.near_misses(map, LIST_KEYS, &root);
                 if plugins.is_empty() {
-                    self.say(Severity::Error, fault("M29", &root.key("plugins"), "lists no plugin"));
+                    self.say(fault(Rule::MissingPlugin, &root.key("plugins"), "lists no plugin"));
                 }
                 for (index, plugin) in plugins.iter().enumerate() {
                     self.plugin(&root.key("plugins").index(index), plugin);
@@ -105,14 +104,14 @@ impl Chain<'_, '_> {
             }
             Some(other) => {
                 self.say(
-                    Severity::Error,
-                    fault("NPWG1-3.2-5", &root.key("plugins"), "must be a list").showing(&shown(other)),
+                    fault(Rule::MalformedPluginList, &root.key("plugins"), "must be a list")
+                        .showing(&shown(other)),
                 );
             }
             None if find(map, "type").is_some() => self.plugin(&root, &Value::Object(map.clone())),
             None => {
                 let cure = "write \"type\" for one plugin, or \"plugins\" for a list";
-                self.say(Severity::Error, fault("NPWG1-3.2-5", &root, "names no plugin").cure(cure));
+                self.say(fault(Rule::MissingPlugin, &root, "names no plugin").cure(cure));
             }
         }
     }
@@ -126,31 +125,24 @@ impl Chain<'_, '_> {
                 if NetworkName::new(name).is_err() {
                     let reason =
                         "is no network name: letters, digits, _ . and -, beginning with a letter or digit";
-                    self.say(Severity::Error, fault("NPWG1-7.1-1", &path, reason).showing(&shown(&value)));
+                    self.say(fault(Rule::InvalidConfigName, &path, reason).showing(&shown(&value)));
                 } else if let Some(owner) = owner.filter(|owner| owner != name) {
                     let reason = format!(
                         "differs from the definition's name {owner}, which the standard advises against"
                     );
-                    self.say(
-                        Severity::Warning,
-                        fault("NPWG1-3.4.3-1", &path, reason).showing(&shown(&value)),
-                    );
+                    self.say(fault(Rule::NameMismatch, &path, reason).showing(&shown(&value)));
                 }
             }
             (Some(other), _) if !other.is_string() => {
-                self.say(
-                    Severity::Error,
-                    fault("NPWG1-3.4.2-1", &path, "must be a text").showing(&shown(other)),
-                );
+                self.say(fault(Rule::InvalidConfigName, &path, "must be a text").showing(&shown(other)));
             }
             (_, Some(owner)) => {
                 let reason = format!("has no name: plugins are given the definition's, {owner:?}");
-                self.say(Severity::Note, fault("NPWG1-3.4.2-1", &KeyPath::root(), reason));
+                self.say(fault(Rule::UnnamedConfig, &KeyPath::root(), reason));
             }
             (_, None) => {
                 self.say(
-                    Severity::Error,
-                    fault("NPWG1-7.1-1", &KeyPath::root(), "has no name").cure("add \"name\""),
+                    fault(Rule::MissingConfigName, &KeyPath::root(), "has no name").cure("add \"name\""),
                 );
             }
         }
@@ -173,16 +165,14 @@ impl Chain<'_, '_> {
                     _ => "is no version of the protocol".to_owned(),
                 };
                 self.say(
-                    Severity::Error,
-                    fault("NPWG1-7.1-1", &path, reason)
+                    fault(Rule::InvalidCniVersion, &path, reason)
                         .showing(&shown(&value))
                         .cure(format!("write {newest:?}", newest = newest.as_str())),
                 );
             }
             Some(other) if !other.is_string() => {
                 self.say(
-                    Severity::Error,
-                    fault("NPWG1-7.1-1", &path, "must be a text")
+                    fault(Rule::InvalidCniVersion, &path, "must be a text")
                         .showing(&shown(other))
                         .cure("write it in quotes"),
                 );
@@ -192,7 +182,7 @@ impl Chain<'_, '_> {
                 let reason =
                     "has no cniVersion: plugins take it for 0.1.0, which knows no interfaces and no CHECK";
                 let cure = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
-                self.say(Severity::Warning, fault("NPWG1-7.1-1", &KeyPath::root(), reason).cure(cure));
+                self.say(fault(Rule::MissingCniVersion, &KeyPath::root(), reason).cure(cure));
             }
         }
     }
@@ -202,8 +192,7 @@ impl Chain<'_, '_> {
             if let Some(near) = nearest(key, known) {
                 let reason = "is no key of a list";
                 self.say(
-                    Severity::Warning,
-                    fault("unknown-key", &path.key(key), reason).cure(format!("did you mean {near}?")),
+                    fault(Rule::UnknownKey, &path.key(key), reason).cure(format!("did you mean {near}?")),
                 );
             }
         }
@@ -218,10 +207,7 @@ impl Chain<'_, '_> {
         match read {
             Err(error) if self.errors == 0 => {
                 let reason = quote(&error.to_string());
-                self.say(
-                    Severity::Error,
-                    fault("NPWG1-3.4.1-rule1", &KeyPath::root(), reason.trim_matches('"')),
-                );
+                self.say(fault(Rule::MalformedConfig, &KeyPath::root(), reason.trim_matches('"')));
             }
             Ok(network) if self.subject.owner.is_some() => {
                 if let Err(refusal) = refuse_ourselves(&network, self.subject.name) {
@@ -230,7 +216,7 @@ impl Chain<'_, '_> {
                     if !self.text.contains("plugins") {
                         fault.path = KeyPath::root().key("type");
                     }
-                    self.report.add_at_path(Severity::Error, self.subject.place, self.text, fault);
+                    self.report.add_at_path(self.subject.place, self.text, fault);
                 }
             }
             _ => {}

@@ -1,10 +1,11 @@
 //! Definitions: the name, the form of `spec.config`, and what is in it.
 
-use super::{Finding, Knowledge, Place, Report, Severity, chain, kuryr, repair};
+use super::{Finding, Knowledge, Place, Report, chain, kuryr, repair};
 use crate::{Located, Span, Value};
 use npwg::definition::config_path;
 use npwg::metadata::{Definition, SpecConfig, definition_name_fault, label_fault};
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowledge: &Knowledge) {
     let definition = &located.value;
@@ -13,7 +14,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     kuryr::look(report, located);
     let path = config_path();
     let node = located.node_at(&path);
-    let fault = |requirement: &str, reason: &str| Fault::new(requirement, &subject, reason).at(path.clone());
+    let fault = |rule: Rule, reason: &str| Fault::new(rule, &subject, reason).at(path.clone());
     match &definition.config {
         // A port of OpenStack, which needs none.
         SpecConfig::Absent if definition.annotations.contains_key(kuryr::KURYR_CONFIG) => {}
@@ -22,15 +23,14 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
                 "has no spec.config: a network named {:?} on each node's disk is used",
                 definition.name
             );
-            let fault = Fault::new("NPWG1-3.2-2", &subject, reason);
-            report.add(Severity::Note, located.node.span.start, fault);
+            let fault = Fault::new(Rule::ConfigOnDisk, &subject, reason);
+            report.add(located.node.span.start, fault);
         }
         SpecConfig::Text(text) if text.trim().is_empty() => {
             let reason = "is empty and counts as absent: a network of this name on each node's disk is used";
             report.add(
-                Severity::Warning,
                 node.span.start,
-                fault("C17", reason).cure("remove the key, or write a configuration"),
+                fault(Rule::EmptyConfig, reason).cure("remove the key, or write a configuration"),
             );
         }
         SpecConfig::Text(text) => {
@@ -39,7 +39,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
             chain::look(report, &chain, text, knowledge);
         }
         SpecConfig::Structured(json) => {
-            let fault = fault("NPWG1-3.1-2", "must be a text; the API server refuses the object")
+            let fault = fault(Rule::ConfigNotAString, "must be a text; the API server refuses the object")
                 .cure("write \"config: |\" and the JSON on indented lines below it");
             structured(report, located, json, fault);
             if let Value::Map(_) = node.value {
@@ -63,26 +63,28 @@ fn structured(report: &mut Report<'_>, located: &Located<Definition>, json: &str
         replacement: edit.replacement.clone(),
     };
     let corrected = repair::apply(report.source.slice(object), &[inside]);
-    let finding: &mut Finding = report.add(Severity::Error, node.span.start, fault);
+    let finding: &mut Finding = report.add(node.span.start, fault);
     finding.corrected = corrected;
     finding.fix = Some(edit);
 }
 
 fn names(report: &mut Report<'_>, located: &Located<Definition>, subject: &str) {
     let definition = &located.value;
-    for (key, text, fault) in [
-        ("name", &definition.name, definition_name_fault(&definition.name)),
-        ("namespace", &definition.namespace, label_fault(&definition.namespace)),
+    let Definition { name, namespace, .. } = definition;
+    for (key, text, rule, fault) in [
+        ("name", name, Rule::InvalidNetworkName, definition_name_fault(name)),
+        ("namespace", namespace, Rule::InvalidNamespace, label_fault(namespace)),
     ] {
         let path = KeyPath::root().key("metadata").key(key);
         let at = located.node_at(&path).span.start;
         if let Some(fault) = fault.filter(|_| !text.is_empty()) {
-            let fault = Fault::new("NPWG1-3.3-1", subject, fault).at(path).showing(&format!("{text:?}"));
-            report.add(Severity::Error, at, fault);
+            let fault = Fault::new(rule, subject, fault).at(path).showing(&format!("{text:?}"));
+            report.add(at, fault);
         } else if text.contains('.') {
             let reason = "has dots in it: other implementations cannot select it by the comma form";
-            let fault = Fault::new("C18", subject, reason).at(path).showing(&format!("{text:?}"));
-            report.add(Severity::Warning, at, fault);
+            let fault =
+                Fault::new(Rule::DottedNetworkName, subject, reason).at(path).showing(&format!("{text:?}"));
+            report.add(at, fault);
         }
     }
 }

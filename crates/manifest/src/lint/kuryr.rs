@@ -2,11 +2,12 @@
 //!
 //! Source: Kuryr-Kubernetes `multi_vif.py`; `docs/neutron.md`.
 
-use super::{Report, Severity};
+use super::Report;
 use crate::Located;
 use npwg::metadata::Definition;
 use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
 
 /// The annotation of a definition that makes it a network of Neutron's.
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
@@ -21,16 +22,17 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
     let path = KeyPath::root().key("metadata").key("annotations").key(KURYR_CONFIG);
     let at = located.node_at(&path).span.start;
     let subject = npwg::definition::subject(&definition.reference());
-    let fault = |reason: String| Fault::new("kuryr-config", &subject, reason).at(path.clone());
+    let fault_of = |rule: Rule, reason: String| Fault::new(rule, &subject, reason).at(path.clone());
+    let fault = |reason: String| fault_of(Rule::InvalidKuryrConfig, reason);
     let config = match serde_json::from_str::<serde_json::Value>(text) {
         Ok(serde_json::Value::Object(config)) => config,
         Ok(_) => {
             let fault = fault("is no object".to_owned()).cure("write {\"subnetId\": \"…\"}");
-            report.add(Severity::Error, at, fault);
+            report.add(at, fault);
             return;
         }
         Err(cause) => {
-            report.add(Severity::Error, at, fault(cause.to_string()));
+            report.add(at, fault(cause.to_string()));
             return;
         }
     };
@@ -40,23 +42,23 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
             ("subnetId", Some(id)) => {
                 let is_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
                 if id.is_empty() || id.len() > 64 || !id.bytes().all(is_id) {
-                    report.add(Severity::Error, at, fault(format!("subnetId: {id:?} is no id")));
+                    report.add(at, fault(format!("subnetId: {id:?} is no id")));
                 }
             }
             ("driverType", Some(name)) => {
                 if !DRIVER_TYPES.contains(&name) {
                     let reason = format!("driverType: {name:?} is not one of {}", DRIVER_TYPES.join(", "));
-                    report.add(Severity::Error, at, fault(reason));
+                    report.add(at, fault(reason));
                 }
             }
             (known, None) if KEYS.contains(&known) => {
-                report.add(Severity::Error, at, fault(format!("{key}: {value} is no text")));
+                report.add(at, fault(format!("{key}: {value} is no text")));
             }
             _ => {
                 let hint = hint(key, &KEYS);
                 let reason = format!("{key}: nobody reads this key");
                 let reason = if hint.is_empty() { reason } else { format!("{reason}: {hint}") };
-                report.add(Severity::Warning, at, fault(reason));
+                report.add(at, fault_of(Rule::UnknownKey, reason));
             }
         }
     }

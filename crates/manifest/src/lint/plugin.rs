@@ -4,13 +4,13 @@ use cni::capability;
 use cni::name::PluginType;
 use serde_json::{Map, Value};
 
-use super::Severity;
 use super::chain::{Chain, fault, find, shown};
 use super::plugins;
 use super::values::{self, Form};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::nearest::hint;
 use npwg::refusal::KeyPath;
+use npwg::rule::Rule;
 
 /// Keys of any plugin's configuration.
 const PLUGIN_KEYS: &[&str] = &[
@@ -44,7 +44,7 @@ impl Chain<'_, '_> {
     /// Looks at the plugin at `path`.
     pub(super) fn plugin(&mut self, path: &KeyPath, plugin: &Value) {
         let Value::Object(map) = plugin else {
-            self.say(Severity::Error, fault("M29", path, "is no JSON object").showing(&shown(plugin)));
+            self.say(fault(Rule::MalformedPluginList, path, "is no JSON object").showing(&shown(plugin)));
             return;
         };
         match find(map, "type") {
@@ -56,13 +56,10 @@ impl Chain<'_, '_> {
             }
             Some(other) => {
                 let reason = "is no plugin: it must be the name of a file";
-                self.say(
-                    Severity::Error,
-                    fault("NPWG1-3.2-5", &path.key("type"), reason).showing(&shown(other)),
-                );
+                self.say(fault(Rule::InvalidPluginType, &path.key("type"), reason).showing(&shown(other)));
             }
             None => {
-                self.say(Severity::Error, fault("NPWG1-3.2-5", path, "names no plugin").cure("add \"type\""));
+                self.say(fault(Rule::MissingPlugin, path, "names no plugin").cure("add \"type\""));
             }
         }
         self.args(map, path);
@@ -71,8 +68,9 @@ impl Chain<'_, '_> {
             let reason = "is filled in by the runtime; what is written here is replaced or dropped";
             let cure = "declare \"capabilities\" instead";
             self.say(
-                Severity::Warning,
-                fault("NPWG1-7.1-1", &path.key("runtimeConfig"), reason).showing(&shown(value)).cure(cure),
+                fault(Rule::StaticRuntimeConfig, &path.key("runtimeConfig"), reason)
+                    .showing(&shown(value))
+                    .cure(cure),
             );
         }
     }
@@ -84,12 +82,11 @@ impl Chain<'_, '_> {
             Value::Object(args) => match find(args, "cni") {
                 None | Some(Value::Object(_)) => {}
                 Some(other) => self.say(
-                    Severity::Error,
-                    fault("C7", &path.key("cni"), "must be an object").showing(&shown(other)),
+                    fault(Rule::MalformedArgs, &path.key("cni"), "must be an object").showing(&shown(other)),
                 ),
             },
             other => {
-                self.say(Severity::Error, fault("C7", &path, "must be an object").showing(&shown(other)));
+                self.say(fault(Rule::MalformedArgs, &path, "must be an object").showing(&shown(other)));
             }
         }
     }
@@ -98,23 +95,19 @@ impl Chain<'_, '_> {
         let Some(value) = find(map, "capabilities") else { return };
         let path = path.key("capabilities");
         let Value::Object(declared) = value else {
-            self.say(
-                Severity::Error,
-                fault("V11-4.1.2.1.3.2-2", &path, "must be an object").showing(&shown(value)),
-            );
+            self.say(fault(Rule::InvalidCapabilities, &path, "must be an object").showing(&shown(value)));
             return;
         };
         for (name, on) in declared {
             if !on.is_boolean() {
                 self.say(
-                    Severity::Error,
-                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "must be true or false").showing(&shown(on)),
+                    fault(Rule::InvalidCapabilities, &path.key(name), "must be true or false")
+                        .showing(&shown(on)),
                 );
             } else if !capability::ALL.contains(&name.as_str()) && !name.contains('.') {
                 let near = hint(name, capability::ALL);
                 self.say(
-                    Severity::Warning,
-                    fault("V11-4.1.2.1.3.2-2", &path.key(name), "is no known capability")
+                    fault(Rule::UnknownCapability, &path.key(name), "is no known capability")
                         .showing(&shown(on))
                         .cure(near),
                 );
@@ -166,7 +159,7 @@ impl Chain<'_, '_> {
             (Form::Fields(rows), Value::Object(map)) => self.values(rows, map, path),
             _ => {
                 if let Some(reason) = values::fault_of(form, value) {
-                    self.say(Severity::Error, fault("value", path, reason).showing(&shown(value)));
+                    self.say(fault(Rule::InvalidValue, path, reason).showing(&shown(value)));
                 }
             }
         }
@@ -174,7 +167,7 @@ impl Chain<'_, '_> {
 
     fn missing(&mut self, missing: Option<(&str, &str)>, name: &str, path: &KeyPath) {
         if let Some((key, why)) = missing {
-            self.say(Severity::Error, fault("missing-key", path, format!("{name} has no {key}: {why}")));
+            self.say(fault(Rule::MissingKey, path, format!("{name} has no {key}: {why}")));
         }
     }
 
@@ -187,8 +180,8 @@ impl Chain<'_, '_> {
         let near = hint(name, &known);
         if !near.is_empty() {
             let reason = "is no plugin that is known here";
-            let fault = fault("unknown-type", &path.key("type"), reason);
-            self.say(Severity::Warning, fault.showing(&shown(&Value::from(name))).cure(near));
+            let fault = fault(Rule::UnknownPluginType, &path.key("type"), reason);
+            self.say(fault.showing(&shown(&Value::from(name))).cure(near));
         }
     }
 
@@ -205,7 +198,7 @@ impl Chain<'_, '_> {
         let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
         for key in unknown {
             let reason = format!("is no key of {name}; it has no effect");
-            self.say(Severity::Warning, fault("unknown-key", &path.key(key), reason).cure(hint(key, &known)));
+            self.say(fault(Rule::UnknownKey, &path.key(key), reason).cure(hint(key, &known)));
         }
     }
 
@@ -214,17 +207,14 @@ impl Chain<'_, '_> {
         let flavour = if name == "multus" { Flavour::Multus } else { Flavour::Weft };
         let text = Value::Object(map.clone()).to_string();
         match NodeConfiguration::read(text.as_bytes(), flavour) {
-            Err(error) => self.say(Severity::Error, fault("configuration", path, error.to_string())),
+            Err(error) => self.say(fault(Rule::InvalidNodeConfiguration, path, error.to_string())),
             Ok(node) => {
                 for warning in node.warnings {
                     let at = warning.fault.path.steps().iter().fold(path.clone(), |path, step| match step {
                         npwg::refusal::Step::Key(key) => path.key(key),
                         npwg::refusal::Step::Index(index) => path.index(*index),
                     });
-                    self.say(
-                        Severity::Warning,
-                        fault("configuration", &at, warning.fault.reason).cure(warning.fault.cure),
-                    );
+                    self.say(fault(warning.fault.rule, &at, warning.fault.reason).cure(warning.fault.cure));
                 }
             }
         }

@@ -11,7 +11,7 @@ fn lint(text: &str) -> Vec<Finding> {
 fn short(findings: &[Finding]) -> Vec<String> {
     let line = |finding: &Finding| {
         let Position { line, column } = finding.position;
-        format!("{line}:{column} {:?} {}", finding.severity, finding.fault.requirement)
+        format!("{line}:{column} {:?} {}", finding.severity, finding.fault.rule)
     };
     findings.iter().map(line).collect()
 }
@@ -47,7 +47,7 @@ fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
         "  config: {\n    \"cniVersion\": \"0.3.0\",\n    \"name\": \"a\",\n    \"type\": \"bridge\"\n}\n",
     );
     let findings = lint(&text);
-    assert_eq!(short(&findings), ["6:11 Error NPWG1-3.1-2"]);
+    assert_eq!(short(&findings), ["6:11 Error config-not-a-string"]);
     let corrected = definition(
         "  config: |\n    {\n        \"cniVersion\": \"0.3.0\",\n        \"name\": \"a\",\n        \"type\": \"bridge\"\n    }",
     );
@@ -68,7 +68,7 @@ fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
         for tail in ["", "---\nkind: ConfigMap\nmetadata: {name: x}\n"] {
             let text = definition(&format!("{spec}{tail}"));
             let found = lint(&text);
-            assert_eq!(found[0].fault.requirement, "NPWG1-3.1-2", "{spec}");
+            assert_eq!(found[0].fault.rule.name(), "config-not-a-string", "{spec}");
             let fixed = apply(&text, &[found[0].fix.clone().unwrap()]);
             let manifest = Manifest::parse(&fixed);
             let SpecConfig::Text(json) = &manifest.definitions[0].value.config else { panic!("{fixed}") };
@@ -90,20 +90,20 @@ fn npwg1_3_1_2_what_is_in_a_map_is_looked_at_too() {
     let text = definition(
         "  config:\n    cniVersion: 0.3.0\n    name: a\n    plugins:\n      - type: bridge\n        args: [1]\n",
     );
-    assert_eq!(short(&lint(&text)), ["7:5 Error NPWG1-3.1-2", "11:15 Error C7"]);
+    assert_eq!(short(&lint(&text)), ["7:5 Error config-not-a-string", "11:15 Error malformed-args"]);
     let scalar = lint(&definition("  config: 7\n"));
-    assert_eq!(short(&scalar), ["6:11 Error NPWG1-3.1-2"]);
+    assert_eq!(short(&scalar), ["6:11 Error config-not-a-string"]);
 }
 
 #[test]
 fn problems_inside_the_json_have_the_place_of_the_file() {
     let json = "{\n  \"cniVersion\": \"9.9.9\",\n  \"name\": \"a\",\n  \"plugins\": [\n    {\"type\": \"x\", \"args\": 1},\n    {\"type\": \"../y\"}, null, {}\n  ]\n}";
     let expected = [
-        (2, 17, "NPWG1-7.1-1"),
-        (5, 27, "C7"),
-        (6, 14, "NPWG1-3.2-5"),
-        (6, 23, "M29"),
-        (6, 29, "NPWG1-3.2-5"),
+        (2, 17, "invalid-cni-version"),
+        (5, 27, "malformed-args"),
+        (6, 14, "invalid-plugin-type"),
+        (6, 23, "malformed-plugin-list"),
+        (6, 29, "missing-plugin"),
     ];
     let block: Vec<String> =
         expected.iter().map(|(line, column, id)| format!("{}:{} Error {id}", line + 6, column + 4)).collect();
@@ -122,21 +122,21 @@ fn problems_inside_the_json_have_the_place_of_the_file() {
 #[test]
 fn what_is_no_json_is_found_where_it_breaks() {
     let findings = lint(&config("{\n  \"type\": \"x\",\n}"));
-    assert_eq!(short(&findings), ["9:5 Error NPWG1-3.4.1-rule1"]);
+    assert_eq!(short(&findings), ["9:5 Error malformed-config"]);
     assert!(findings[0].fault.reason.contains("not JSON"));
-    assert_eq!(short(&lint(&config("[]"))), ["7:5 Error NPWG1-3.4.1-rule1"]);
+    assert_eq!(short(&lint(&config("[]"))), ["7:5 Error malformed-config"]);
 }
 
 #[test]
 fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
     let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
-    assert_eq!(short(&other), ["7:34 Warning NPWG1-3.4.3-1"]);
+    assert_eq!(short(&other), ["7:34 Warning name-mismatch"]);
     let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));
-    assert_eq!(short(&none), ["7:5 Note NPWG1-3.4.2-1"]);
+    assert_eq!(short(&none), ["7:5 Note unnamed-config"]);
     let illegal = lint(&config(r#"{"cniVersion":"1.0.0","name":"a b","type":"x"}"#));
-    assert_eq!(short(&illegal), ["7:34 Error NPWG1-7.1-1"]);
+    assert_eq!(short(&illegal), ["7:34 Error invalid-config-name"]);
     let number = lint(&config(r#"{"cniVersion":"1.0.0","name":5,"type":"x"}"#));
-    assert_eq!(short(&number), ["7:34 Error NPWG1-3.4.2-1"]);
+    assert_eq!(short(&number), ["7:34 Error invalid-config-name"]);
 }
 
 #[test]
@@ -146,39 +146,39 @@ fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
             "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n"
         )))
     };
-    assert_eq!(named("good"), ["1:1 Note NPWG1-3.2-2"]);
-    assert_eq!(named("A_b"), ["1:1 Note NPWG1-3.2-2", "3:18 Error NPWG1-3.3-1"]);
-    assert_eq!(named("net.v2"), ["1:1 Note NPWG1-3.2-2", "3:18 Warning C18"]);
+    assert_eq!(named("good"), ["1:1 Note config-on-disk"]);
+    assert_eq!(named("A_b"), ["1:1 Note config-on-disk", "3:18 Error invalid-network-name"]);
+    assert_eq!(named("net.v2"), ["1:1 Note config-on-disk", "3:18 Warning dotted-network-name"]);
 }
 
 #[test]
 fn conflict_c17_an_empty_config_is_noticed() {
-    assert_eq!(short(&lint(&definition("  config: \"\"\n"))), ["6:11 Warning C17"]);
+    assert_eq!(short(&lint(&definition("  config: \"\"\n"))), ["6:11 Warning empty-config"]);
 }
 
 #[test]
 fn m29_recursion_is_found() {
     let findings = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"multus"}]}"#));
-    assert_eq!(short(&findings), ["7:57 Error recursion"]);
+    assert_eq!(short(&findings), ["7:57 Error recursive-network"]);
     let single = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"weft"}"#));
-    assert_eq!(short(&single), ["7:45 Error recursion"]);
+    assert_eq!(short(&single), ["7:45 Error recursive-network"]);
 }
 
 #[test]
 fn versions_capabilities_and_keys() {
     let no_version = lint(&config(r#"{"name":"a","type":"x"}"#));
-    assert_eq!(short(&no_version), ["7:5 Warning NPWG1-7.1-1"]);
+    assert_eq!(short(&no_version), ["7:5 Warning missing-cni-version"]);
     let capability = lint(&config(
         r#"{"cniVersion":"1.0.0","name":"a","type":"x","capabilities":{"ip":true,"example.com/x":true,"mac":1}}"#,
     ));
-    assert_eq!(short(&capability), ["7:70 Warning V11-4.1.2.1.3.2-2", "7:102 Error V11-4.1.2.1.3.2-2"]);
+    assert_eq!(short(&capability), ["7:70 Warning unknown-capability", "7:102 Error invalid-capabilities"]);
     assert_eq!(capability[0].fault.cure, "did you mean ips?");
     let list = lint(&config(
         r#"{"cniVersion":"1.0.0","name":"a","disableChek":true,"vendor":1,"plugins":[{"type":"x"}]}"#,
     ));
     assert_eq!(short(&list), ["7:52 Warning unknown-key"]);
     let runtime = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"x","runtimeConfig":{}}"#));
-    assert_eq!(short(&runtime), ["7:65 Warning NPWG1-7.1-1"]);
+    assert_eq!(short(&runtime), ["7:65 Warning static-runtime-config"]);
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn of_keys(keys: &str) -> Vec<String> {
     let text = format!(r#"{{"cniVersion":"1.0.0","name":"a",{keys}}}"#);
     let found = configuration(&text, &Knowledge::of_known_plugins());
     let line = |finding: &Finding| {
-        let Fault { requirement, path, reason, cure, .. } = &finding.fault;
-        format!("{requirement} {path}: {reason} {cure}").trim().to_owned()
+        let Fault { rule, path, reason, cure, .. } = &finding.fault;
+        format!("{rule} {path}: {reason} {cure}").trim().to_owned()
     };
     found.iter().map(line).collect()
 }
@@ -220,24 +220,27 @@ fn values_are_what_the_plugin_takes() {
     for (keys, said) in [
         (
             r#""type":"vlan","master":"eth0","vlanId":5000"#,
-            "value vlanId: must be a whole number within 0..=4094",
+            "invalid-value vlanId: must be a whole number within 0..=4094",
         ),
         (r#""type":"vlan","vlanId":5"#, "vlan has no master"),
-        (r#""type":"bridge","mtu":"abc""#, "value mtu: must be a number"),
-        (r#""type":"bridge","MTU":40"#, "value MTU: must be 0, or"),
-        (r#""type":"bridge","vlan":9999"#, "value vlan: must be"),
-        (r#""type":"bridge","isGateway":"yes""#, "value isGateway: must be true or false"),
+        (r#""type":"bridge","mtu":"abc""#, "invalid-value mtu: must be a number"),
+        (r#""type":"bridge","MTU":40"#, "invalid-value MTU: must be 0, or"),
+        (r#""type":"bridge","vlan":9999"#, "invalid-value vlan: must be"),
+        (r#""type":"bridge","isGateway":"yes""#, "invalid-value isGateway: must be true or false"),
         (r#""type":"bridge","bridge":"a-name-of-20-letters""#, "is longer than 15 bytes"),
         (
             r#""type":"bridge","vlanTrunk":[{"id":5},{"minID":"x"}]"#,
-            "value vlanTrunk[1].minID: must be a number",
+            "invalid-value vlanTrunk[1].minID: must be a number",
         ),
-        (r#""type":"ipvlan","mode":"l9""#, "value mode: must be one of l2, l3, l3s"),
+        (r#""type":"ipvlan","mode":"l9""#, "invalid-value mode: must be one of l2, l3, l3s"),
         (r#""type":"macvlan","mode":"bride""#, "must be one of bridge, private"),
         (r#""type":"ptp""#, "missing-key : ptp has no ipam"),
         (r#""type":"vrf""#, "vrf has no vrfname"),
-        (r#""type":"tuning","sysctl":{"a":1}"#, "value sysctl: must be an object of texts"),
-        (r#""type":"brigde""#, "unknown-type type: is no plugin that is known here did you mean bridge?"),
+        (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl: must be an object of texts"),
+        (
+            r#""type":"brigde""#,
+            "unknown-plugin-type type: is no plugin that is known here did you mean bridge?",
+        ),
     ] {
         let found = of_keys(keys);
         assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{keys}: {found:?}");
@@ -257,7 +260,7 @@ fn values_of_ipam_are_what_the_plugin_takes() {
     for (ipam, said) in [
         (
             r#""type":"host-local","subnet":"10.0.0.0/33""#,
-            "value ipam.subnet: must be an address with a prefix length",
+            "invalid-value ipam.subnet: must be an address with a prefix length",
         ),
         (r#""type":"host-local""#, "missing-key ipam: host-local has no ranges"),
         (
@@ -289,41 +292,47 @@ fn values_of_ipam_are_what_the_plugin_takes() {
 #[test]
 fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
     let comma = lint(&pod("net-a, UPPER,net-c@toolonginterfacename"));
-    assert_eq!(short(&comma), ["6:41 Error NPWG1-4.1.1-1", "6:47 Error NPWG1-4.1.2.1.5-2"]);
+    assert_eq!(
+        short(&comma),
+        ["6:41 Error malformed-network-reference", "6:47 Error invalid-interface-name"]
+    );
     let json = "|\n      [\n        {\"name\": \"a\", \"ips\": [\"10.0.0.1\", \"10.0.0.256\"]},\n        {\"name\": \"b\", \"macc\": 1}\n      ]";
     let findings = lint(&pod(json));
-    assert_eq!(short(&findings), ["8:43 Error NPWG1-4.1.2.1.3-2", "9:31 Warning NPWG1-4.1.2.1-1"]);
+    assert_eq!(short(&findings), ["8:43 Error invalid-ips", "9:31 Warning unknown-key"]);
     assert_eq!(findings[1].fault.cure, "did you mean mac?");
-    assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error NPWG1-4.1.2.1.4-2"]);
+    assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error invalid-mac"]);
 }
 
 #[test]
 fn npwg1_4_1_2_1_5_3_equal_interface_names_are_found() {
-    assert_eq!(short(&lint(&pod("a@x,b@x"))), ["6:38 Error NPWG1-4.1.2.1.5-3"]);
+    assert_eq!(short(&lint(&pod("a@x,b@x"))), ["6:38 Error duplicate-interface-name"]);
 }
 
 #[test]
 fn an_annotation_at_the_wrong_place_is_found() {
     let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: d\n  annotations:\n    k8s.v1.cni.cncf.io/networks: a\nspec:\n  template:\n    metadata:\n      annotations:\n        k8s.v1.cni.cncf.io/networks: A\n";
     let findings = lint(text);
-    assert_eq!(short(&findings), ["6:34 Warning NPWG1-4.1-1", "11:38 Error NPWG1-4.1.1-1"]);
+    assert_eq!(
+        short(&findings),
+        ["6:34 Warning misplaced-annotation", "11:38 Error malformed-network-reference"]
+    );
     assert_eq!(findings[0].fault.cure, "move it to spec.template.metadata.annotations");
     let host = format!("{}spec: {{hostNetwork: true}}\n", pod("a"));
-    assert_eq!(short(&lint(&host)), ["6:34 Warning NPWG1-1.1.5-1"]);
+    assert_eq!(short(&lint(&host)), ["6:34 Warning host-network-pod"]);
 }
 
 #[test]
 fn our_own_configuration_is_looked_at() {
     let text = r#"{"cniVersion":"1.0.0","name":"w","plugins":[{"type":"weft","clusterNetwork":"a","confDri":"/x"}]}"#;
     let findings = configuration(text, &Knowledge::default());
-    assert_eq!(short(&findings), ["1:45 Error configuration"]);
+    assert_eq!(short(&findings), ["1:45 Error invalid-node-configuration"]);
     assert!(findings[0].fault.reason.contains("did you mean confDir?"), "{findings:?}");
     let multus = configuration(&text.replace("weft", "multus"), &Knowledge::default());
-    assert_eq!(short(&multus), ["1:93 Warning configuration"]);
+    assert_eq!(short(&multus), ["1:93 Warning unknown-key"]);
     assert_eq!(configuration(r#"{"cniVersion":"1.0.0","name":"w","type":"x"}"#, &Knowledge::default()), []);
     assert_eq!(
         short(&configuration(r#"{"cniVersion":"1.0.0","type":"x"}"#, &Knowledge::default())),
-        ["1:1 Error NPWG1-7.1-1"]
+        ["1:1 Error missing-config-name"]
     );
 }
 
@@ -358,5 +367,5 @@ fn findings_are_data() {
     let findings = lint(&pod("UPPER"));
     let json = serde_json::to_value(&findings[0]).unwrap();
     assert_eq!(json["position"], serde_json::json!({"line": 6, "column": 34}));
-    assert_eq!((&json["severity"], &json["requirement"]), (&"error".into(), &"NPWG1-4.1.1-1".into()));
+    assert_eq!((&json["severity"], &json["rule"]), (&"error".into(), &"malformed-network-reference".into()));
 }

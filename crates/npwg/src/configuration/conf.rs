@@ -24,6 +24,7 @@ use super::{
 use crate::metadata::label_fault;
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason, Warning, quote};
+use crate::rule::Rule;
 
 impl Mode for StatusAddresses {
     const WORDS: &'static [(&'static str, Self)] =
@@ -131,7 +132,7 @@ fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error
             let why = if hint.is_empty() { "unknown key".to_owned() } else { format!("unknown key: {hint}") };
             return Err(Error::key(quote(key), quote(value.get()), why));
         }
-        let fault = Fault::new("configuration", "network configuration", "unknown key; it has no effect");
+        let fault = Fault::new(Rule::UnknownKey, "network configuration", "unknown key; it has no effect");
         warnings.push(Warning::new(Reason::UnknownKey, fault.at(KeyPath::root().key(key)).cure(hint)));
     }
     Ok(warnings)

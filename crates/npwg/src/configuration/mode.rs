@@ -1,6 +1,19 @@
 //! The settings that are one of a few words.
 
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
 use crate::nearest::hint;
+
+/// Error of a word that a setting does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("must be one of {}{}{hint}", known.join(", "), if hint.is_empty() { "" } else { ": " })]
+pub(super) struct UnknownWord {
+    /// Words that the setting has.
+    known: Vec<&'static str>,
+    /// Suggestion of the nearest word; empty if there is none.
+    hint: String,
+}
 
 /// A setting whose values are words.
 pub(super) trait Mode: Sized + Copy + 'static {
@@ -8,19 +21,19 @@ pub(super) trait Mode: Sized + Copy + 'static {
     const WORDS: &'static [(&'static str, Self)];
 
     /// Reads a word; the error lists them all.
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, UnknownWord> {
         if let Some((_, mode)) = Self::WORDS.iter().find(|(word, _)| *word == text) {
             return Ok(*mode);
         }
-        let words: Vec<&str> = Self::WORDS.iter().map(|(word, _)| *word).collect();
-        let hint = hint(text, &words);
-        let hint = if hint.is_empty() { hint } else { format!(": {hint}") };
-        Err(format!("must be one of {}{hint}", words.join(", ")))
+        let known: Vec<&'static str> = Self::WORDS.iter().map(|(word, _)| *word).collect();
+        let hint = hint(text, &known);
+        Err(UnknownWord { known, hint })
     }
 }
 
-/// Under which name the meta-plugin was called (`argv[0]`); some defaults depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Name by which the meta-plugin was called (`argv[0]`); some defaults depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Flavour {
     /// `weft`: the standard's defaults.
     Weft,

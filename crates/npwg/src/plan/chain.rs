@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use super::{CONFIGURATIONS_MAX, too_large};
 use crate::refusal::{Fault, KeyPath, Refusal};
+use crate::rule::Rule;
 
 /// The list to run. `args_cni` wins over what a plugin has under `args.cni`, key by key.
 pub(super) fn render(
@@ -20,8 +21,9 @@ pub(super) fn render(
     device: Option<&str>,
     subject: &str,
 ) -> Result<String, Refusal> {
-    let fault =
-        |error: Error, path: KeyPath| Refusal::failed(Fault::new("C7", subject, error.to_string()).at(path));
+    let fault = |error: Error, path: KeyPath| {
+        Refusal::failed(Fault::new(Rule::MalformedArgs, subject, error.to_string()).at(path))
+    };
     let list = KeyPath::root().key("plugins");
     let mut head = Object::parse(network.bytes(), "config").map_err(|error| fault(error, KeyPath::root()))?;
     let complete = head.get("plugins").is_some_and(|raw| length(raw) == Some(network.plugins.len()));

@@ -14,6 +14,7 @@ use cni::name::IfName;
 use super::networks::Draft;
 use super::{Decision, Held};
 use crate::refusal::{Fault, Refusal};
+use crate::rule::Rule;
 
 /// What stands in every namespace.
 const LOOPBACK: &str = "lo";
@@ -37,8 +38,8 @@ pub(super) fn assign(
         }
         let reason = "is the name of an earlier attachment";
         let fault = match asked {
-            Some((asked, _)) => asked.fault("NPWG1-4.1.2.1.5-3", "interface", reason),
-            None => Fault::new("NPWG1-4.1.2.1.5-3", "CNI_IFNAME", reason),
+            Some((asked, _)) => asked.fault(Rule::DuplicateInterfaceName, "interface", reason),
+            None => Fault::new(Rule::DuplicateInterfaceName, "CNI_IFNAME", reason),
         };
         let fault = fault.showing(&format!("{:?}", name.as_str()));
         return Err(Refusal::failed(fault.cure("choose another name, or leave it out")));
@@ -91,7 +92,8 @@ fn generate(
             }
         },
     };
-    let name = IfName::new(&text)
-        .map_err(|error| Refusal::failed(Fault::new("NPWG1-4.2.1-2", "interface", error.to_string())))?;
+    let name = IfName::new(&text).map_err(|error| {
+        Refusal::failed(Fault::new(Rule::InvalidInterfaceName, "interface", error.to_string()))
+    })?;
     Ok((name, why))
 }

@@ -11,6 +11,7 @@ use super::networks::{Asked, Draft};
 use crate::device::{Device, Devices};
 use crate::metadata::RESOURCE_NAME;
 use crate::refusal::{Fault, Refusal, quote};
+use crate::rule::Rule;
 
 /// What is left of the devices.
 pub(super) struct Ledger<'a> {
@@ -83,19 +84,19 @@ fn ungiven(draft: &Draft, id: &str, asked: &Asked) -> Fault {
     let reason =
         format!("{} names no resource, of which the pod could have been given a device", draft.subject);
     let cure = format!("leave it out, or annotate the definition with {RESOURCE_NAME}");
-    asked.fault("C10", "deviceID", reason).showing(&quote(id)).cure(cure)
+    asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id)).cure(cure)
 }
 
 fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> Fault {
     if let (Some(id), Some(asked)) = (asked, &draft.asked) {
         let reason =
             format!("is no device of {resource} that the pod was given and another network did not take");
-        return asked.fault("C10", "deviceID", reason).showing(&quote(id));
+        return asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id));
     }
     let reason = match given {
         0 => format!("needs a device of {resource}, and the pod was given none"),
         _ => format!("needs one more device of {resource} than the {given} the pod was given"),
     };
     let cure = format!("request or claim {resource} in the pod's resources, one for each attachment");
-    Fault::new("NPWG1-1.1.1-1", &draft.subject, reason).cure(cure)
+    Fault::new(Rule::MissingDevice, &draft.subject, reason).cure(cure)
 }

@@ -17,6 +17,7 @@ use crate::definition::{self, OnDisk, Origin, Resolved};
 use crate::metadata::{NetworkReference, Pod};
 use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning};
 use crate::request::DefaultRoute;
+use crate::rule::Rule;
 use crate::selection::{Annotation, Element, Reading};
 
 /// A network that was chosen, before anything is said about how it is attached.
@@ -45,9 +46,9 @@ pub(super) struct Asked {
 
 impl Asked {
     /// A fault of this element's `key`.
-    pub(super) fn fault(&self, requirement: &str, key: &str, reason: impl Into<String>) -> Fault {
+    pub(super) fn fault(&self, rule: Rule, key: &str, reason: impl Into<String>) -> Fault {
         let path = KeyPath::root().index(self.element.index).key(key);
-        Fault::new(requirement, self.annotation.subject(), reason).at(path)
+        Fault::new(rule, self.annotation.subject(), reason).at(path)
     }
 }
 
@@ -163,12 +164,12 @@ fn selected(
 fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -> Result<Draft, Refusal> {
     let network = element.network.clone();
     let path = KeyPath::root().index(element.index);
-    let fault = |requirement: &str, reason: &str| {
-        reference_fault(requirement, &annotation.subject(), &network, reason).at(path.clone())
+    let fault = |rule: Rule, reason: &str| {
+        reference_fault(rule, &annotation.subject(), &network, reason).at(path.clone())
     };
-    access::check(request, &network, fault("NPWG1-7.4-2", ""))?;
+    access::check(request, &network, fault(Rule::NetworkNotAllowed, ""))?;
     let Some(definition) = request.definitions.find(&network) else {
-        let fault = fault("NPWG1-3.4.1-rule4", "there is no such NetworkAttachmentDefinition");
+        let fault = fault(Rule::UnknownNetwork, "there is no such NetworkAttachmentDefinition");
         return Err(Refusal::failed(fault));
     };
     let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
@@ -263,7 +264,7 @@ fn missing(request: &Request<'_>, place: &Place, key: &str) -> Fault {
     if !request.disk.unreadable.is_empty() {
         reason.push_str(&format!(" (could not be read: {})", request.disk.unreadable.join("; ")));
     }
-    Fault::new("NPWG1-6-1", key, reason).showing(&format!("{value:?}"))
+    Fault::new(Rule::UnknownNodeNetwork, key, reason).showing(&format!("{value:?}"))
 }
 
 /// Multus's auxiliary chain: a no-op, and every file of its directory after it.
@@ -274,7 +275,10 @@ fn auxiliary(request: &Request<'_>) -> Result<Option<Draft>, Refusal> {
     };
     let key = "auxiliaryCNIChainName";
     let fault = |error: cni::Error| {
-        Refusal::failed(Fault::new("NPWG1-7.1-1", key, error.to_string()).showing(&format!("{directory:?}")))
+        Refusal::failed(
+            Fault::new(Rule::InvalidAuxiliaryChain, key, error.to_string())
+                .showing(&format!("{directory:?}")),
+        )
     };
     let version = request.node.version;
     let head = format!(

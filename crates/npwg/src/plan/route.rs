@@ -17,6 +17,7 @@ use super::networks::Draft;
 use super::{Decision, Role};
 use crate::refusal::Refusal;
 use crate::request::DefaultRoute;
+use crate::rule::Rule;
 
 /// Metric of the most preferred of several gateways.
 const FIRST_METRIC: u32 = 100;
@@ -93,7 +94,11 @@ pub(super) fn wishes(asked: &[&DefaultRoute], drafts: &[Draft]) -> Result<Vec<Ro
     for (index, route) in asked.iter().enumerate().filter(|(_, route)| route.is_asked()) {
         if let (Some(first), Some(asked)) = (holder, drafts.get(index).and_then(|draft| draft.asked.as_ref()))
         {
-            let fault = asked.fault("C15", "default-route", format!("network {first} asks for it already"));
+            let fault = asked.fault(
+                Rule::DuplicateDefaultRoute,
+                "default-route",
+                format!("network {first} asks for it already"),
+            );
             return Err(Refusal::failed(fault.cure("leave it on one network only")));
         }
         holder = Some(index);

@@ -91,7 +91,7 @@ fn a_plan_is_bounded() {
         format!(r#"{{"cniVersion":"1.0.0","name":"large","type":"x","pad":"{}"}}"#, "x".repeat(1_000_000));
     let mut world = World::new().networks("large,large,large,large,large");
     world.define("home/large", &large);
-    assert_eq!(world.fails().requirement, "bounds");
+    assert_eq!(world.fails().rule, Rule::ConfigurationTooLarge);
     let many = format!(
         r#"{{"cniVersion":"1.0.0","name":"many","plugins":[{}{{"type":"x"}}]}}"#,
         r#"{"type":"x"},"#.repeat(20_000)
@@ -99,7 +99,7 @@ fn a_plan_is_bounded() {
     let mut world = World::new()
         .networks(&format!(r#"[{{"name":"many","cni-args":{{"a":"{}"}}}}]"#, "x".repeat(200_000)));
     world.define("home/many", &many);
-    assert_eq!(world.fails().requirement, "bounds");
+    assert_eq!(world.fails().rule, Rule::ConfigurationTooLarge);
     let odd: Vec<String> = (0..5000).map(|number| format!(r#""k{number}{}":1"#, "y".repeat(30))).collect();
     let plan = World::new().networks(&format!(r#"[{{"name":"plain",{}}}]"#, odd.join(","))).plan();
     assert_eq!(plan.warnings.len(), crate::selection::WARNINGS_MAX);

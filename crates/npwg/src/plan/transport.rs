@@ -29,6 +29,7 @@ use crate::configuration::IpRequestPolicy;
 use crate::device;
 use crate::refusal::{Fault, Reason, Refusal, Warning, quote};
 use crate::request::{ETHERNET_LENGTH, guid_of};
+use crate::rule::Rule;
 
 /// What goes into each channel.
 #[derive(Default)]
@@ -53,7 +54,7 @@ pub(super) fn channels(
     warnings: &mut Vec<Warning>,
 ) -> Result<Channels, Refusal> {
     let declared = draft.network.capabilities().map_err(|error| {
-        let fault = Fault::new("NPWG1-3.4.1-rule1", &draft.subject, error.to_string());
+        let fault = Fault::new(Rule::MalformedConfig, &draft.subject, error.to_string());
         Refusal::failed(fault)
     })?;
     let mut channels = Channels { declared, ..Channels::default() };
@@ -131,7 +132,7 @@ impl Requests<'_> {
             self.mac(mac)?;
         }
         if let Some(guid) = &element.guid {
-            self.demand("infiniband-guid", capability::INFINIBAND_GUID, guid, "V12-4.1.2.1.10.2-2")?;
+            self.demand("infiniband-guid", capability::INFINIBAND_GUID, guid)?;
             self.channels.verify.guid = (self.policy != IpRequestPolicy::Permissive).then(|| guid.clone());
             self.note("infiniband-guid", guid.to_string(), false);
         }
@@ -139,7 +140,7 @@ impl Requests<'_> {
             self.port_mappings()?;
         }
         if let Some(bandwidth) = element.bandwidth {
-            self.demand("bandwidth", capability::BANDWIDTH, &bandwidth, "V11-4.1.2.1.8.2-2")?;
+            self.demand("bandwidth", capability::BANDWIDTH, &bandwidth)?;
             self.note("bandwidth", serde_json::to_string(&bandwidth).unwrap_or_default(), false);
         }
         if let Some(claim) = &element.ipam_claim {
@@ -156,7 +157,7 @@ impl Requests<'_> {
         };
         self.agree("ips", &ips, |value| read(value).as_deref() == Some(ips))?;
         self.channels.arg("ips", ips);
-        self.enforce("ips", &ips, "V11-4.1.2.1.3.2-2")?;
+        self.enforce("ips", &ips)?;
         if let [only] = ips {
             self.channels.args.push(("IP".to_owned(), only.to_string()));
         }
@@ -180,7 +181,7 @@ impl Requests<'_> {
             Some(guid) => {
                 self.channels.declare(capability::INFINIBAND_GUID, guid);
             }
-            None => self.enforce("mac", mac, "V11-4.1.2.1.4.2-2")?,
+            None => self.enforce("mac", mac)?,
         }
         if self.policy.demands_result() {
             match guid {
@@ -202,17 +203,17 @@ impl Requests<'_> {
             self.channels.runtime_config.read("portMappings").ok().flatten().unwrap_or_default();
         let added = own.iter().filter_map(|mapping| serde_json::to_value(mapping).ok());
         let all: Vec<Value> = given.into_iter().chain(added).collect();
-        self.demand("portMappings", capability::PORT_MAPPINGS, &all, "V11-4.1.2.1.7.2-2")?;
+        self.demand("portMappings", capability::PORT_MAPPINGS, &all)?;
         self.note("portMappings", serde_json::to_string(own).unwrap_or_default(), false);
         Ok(())
     }
 
     /// A request of v1.0: the policy says whether the capability is demanded.
-    fn enforce<T: Serialize>(&mut self, key: &str, value: &T, requirement: &str) -> Result<(), Refusal> {
+    fn enforce<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), Refusal> {
         if self.channels.declare(key, value) {
             return Ok(());
         }
-        let fault = self.undeclared(key, key, value, requirement);
+        let fault = self.undeclared(key, key, value);
         match self.policy.demands_capability() {
             true => Err(Refusal::failed(fault)),
             false => {
@@ -223,17 +224,11 @@ impl Requests<'_> {
     }
 
     /// A request of v1.1 or later: it has no other guarantee than the capability.
-    fn demand<T: Serialize>(
-        &mut self,
-        key: &str,
-        capability: &str,
-        value: &T,
-        requirement: &str,
-    ) -> Result<(), Refusal> {
+    fn demand<T: Serialize>(&mut self, key: &str, capability: &str, value: &T) -> Result<(), Refusal> {
         if self.channels.declare(capability, value) {
             return Ok(());
         }
-        let fault = self.undeclared(key, capability, value, requirement);
+        let fault = self.undeclared(key, capability, value);
         match self.policy {
             IpRequestPolicy::Permissive => {
                 self.warnings.push(Warning::new(Reason::CapabilityMissing, fault));
@@ -243,12 +238,12 @@ impl Requests<'_> {
         }
     }
 
-    fn undeclared<T: Serialize>(&self, key: &str, capability: &str, value: &T, requirement: &str) -> Fault {
+    fn undeclared<T: Serialize>(&self, key: &str, capability: &str, value: &T) -> Fault {
         let reason = format!("no plugin of {} declares the capability {capability}", self.subject);
         let cure =
             format!("write \"capabilities\": {{\"{capability}\": true}} into the plugin that understands it");
         let shown = serde_json::to_string(value).unwrap_or_default();
-        self.asked.fault(requirement, key, reason).showing(&shown).cure(cure)
+        self.asked.fault(Rule::MissingCapability, key, reason).showing(&shown).cure(cure)
     }
 
     /// C8: what `cni-args` says under the same key must say the same.
@@ -263,7 +258,11 @@ impl Requests<'_> {
             return Ok(());
         }
         let shown = serde_json::to_string(value).unwrap_or_default();
-        let fault = self.asked.fault("C8", key, format!("cni-args.{key} says {}", quote(&other.to_string())));
+        let fault = self.asked.fault(
+            Rule::ConflictingCniArgs,
+            key,
+            format!("cni-args.{key} says {}", quote(&other.to_string())),
+        );
         Err(Refusal::failed(fault.showing(&shown).cure("keep one of the two")))
     }
 

@@ -22,6 +22,7 @@ use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason};
 use crate::request::{DefaultRoute, guid_of};
+use crate::rule::Rule;
 
 /// Every key an element may have.
 const KEYS: &[&str] = &[
@@ -71,7 +72,8 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
     let wrong_namespace = namespace.and_then(label_fault).map(|fault| format!("the namespace {fault}"));
     let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
-        let fault = reader.fault("NPWG1-4.1.1-1", reason).at(path).showing(&value::shown(text));
+        let fault =
+            reader.fault(Rule::MalformedNetworkReference, reason).at(path).showing(&value::shown(text));
         reader.fails(fault.cure("write name or namespace/name"));
         return None;
     }
@@ -80,7 +82,7 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
         match value::interface(&path, &Value::from(interface)) {
             Ok(name) => element.interface = Some(name),
             Err(wrong) => {
-                let fault = complete(reader.fault("NPWG1-4.1.2.1.5-2", ""), wrong);
+                let fault = complete(reader.fault(Rule::InvalidInterfaceName, ""), wrong);
                 reader.invalid(fault);
             }
         }
@@ -107,14 +109,14 @@ impl Keys<'_> {
         self.look_for_unknown_keys();
         let network = self.network(home);
         let mut element = Element::plain(index, network.clone().unwrap_or(NetworkReference::new(home, "")));
-        element.ips = self.or_invalid("ips", "NPWG1-4.1.2.1.3-2", value::ips).unwrap_or_default();
-        element.mac = self.or_invalid("mac", "NPWG1-4.1.2.1.4-2", value::mac);
-        element.guid = self.or_invalid("infiniband-guid", "V12-4.1.2.1.10-1", value::guid);
+        element.ips = self.or_invalid("ips", Rule::InvalidIps, value::ips).unwrap_or_default();
+        element.mac = self.or_invalid("mac", Rule::InvalidMac, value::mac);
+        element.guid = self.or_invalid("infiniband-guid", Rule::InvalidInfinibandGuid, value::guid);
         element.interface = self.interface();
         element.cni_args = self.cni_args();
-        let ports = self.or_invalid("portMappings", "V11-4.1.2.1.7-1", value::port_mappings);
+        let ports = self.or_invalid("portMappings", Rule::InvalidPortMapping, value::port_mappings);
         element.port_mappings = ports.unwrap_or_default();
-        element.bandwidth = self.or_invalid("bandwidth", "V11-4.1.2.1.8-1", value::bandwidth);
+        element.bandwidth = self.or_invalid("bandwidth", Rule::InvalidBandwidth, value::bandwidth);
         element.default_route = self.default_route();
         element.ipam_claim = self.claim(!element.ips.is_empty());
         element.device_id = self.device();
@@ -137,14 +139,14 @@ impl Keys<'_> {
     fn or_invalid<T>(
         &mut self,
         key: &str,
-        requirement: &str,
+        rule: Rule,
         read: impl FnOnce(&KeyPath, &Value) -> Read<T>,
     ) -> Option<T> {
         let (path, value) = self.value(key)?;
         match read(&path, &value) {
             Ok(value) => Some(value),
             Err(wrong) => {
-                let fault = complete(self.reader.fault(requirement, ""), wrong);
+                let fault = complete(self.reader.fault(rule, ""), wrong);
                 self.reader.invalid(fault);
                 None
             }
@@ -155,14 +157,14 @@ impl Keys<'_> {
     fn or_fails<T>(
         &mut self,
         key: &str,
-        requirement: &str,
+        rule: Rule,
         read: impl FnOnce(&KeyPath, &Value) -> Read<T>,
     ) -> Option<T> {
         let (path, value) = self.value(key)?;
         match read(&path, &value) {
             Ok(value) => Some(value),
             Err(wrong) => {
-                let fault = complete(self.reader.fault(requirement, ""), wrong);
+                let fault = complete(self.reader.fault(rule, ""), wrong);
                 self.reader.fails(fault);
                 None
             }
@@ -171,17 +173,17 @@ impl Keys<'_> {
 
     fn network(&mut self, home: &str) -> Option<NetworkReference> {
         if self.value("name").is_none() {
-            let fault = self.reader.fault("NPWG1-4.1.2.1.1-1", "name is missing").at(self.path.clone());
+            let fault = self.reader.fault(Rule::MissingNetworkName, "name is missing").at(self.path.clone());
             self.reader.fails(fault.cure("add \"name\": the name of a NetworkAttachmentDefinition"));
             return None;
         }
-        let name = self.or_fails("name", "NPWG1-4.1.2.1.1-1", |path, value| {
+        let name = self.or_fails("name", Rule::InvalidNetworkName, |path, value| {
             named(path, value, definition_name_fault(value::text(path, value)?))
         })?;
         let namespace = match self.value("namespace") {
             None => home.to_owned(),
             Some((_, Value::String(text))) if text.is_empty() => home.to_owned(),
-            Some(_) => self.or_fails("namespace", "NPWG1-3.3-1", |path, value| {
+            Some(_) => self.or_fails("namespace", Rule::InvalidNamespace, |path, value| {
                 named(path, value, label_fault(value::text(path, value)?))
             })?,
         };
@@ -189,12 +191,13 @@ impl Keys<'_> {
     }
 
     fn interface(&mut self) -> Option<IfName> {
-        let new = self.or_invalid("interface", "NPWG1-4.1.2.1.5-2", value::interface);
-        let old = self.or_invalid("interfaceRequest", "NPWG1-4.1.2.1.5-2", value::interface);
+        let new = self.or_invalid("interface", Rule::InvalidInterfaceName, value::interface);
+        let old = self.or_invalid("interfaceRequest", Rule::InvalidInterfaceName, value::interface);
         if let (Some(new), Some(old)) = (&new, &old)
             && new != old
         {
-            let fault = self.reader.fault("NPWG1-4.1.2.1.5-1", format!("interface asks for {new}"));
+            let fault =
+                self.reader.fault(Rule::ConflictingInterfaceNames, format!("interface asks for {new}"));
             let fault = fault.at(self.path.key("interfaceRequest")).showing(&value::shown(old.as_str()));
             self.reader.fails(fault.cure("remove interfaceRequest, the old name of interface"));
         }
@@ -203,13 +206,15 @@ impl Keys<'_> {
 
     /// The bytes are kept: they belong to the plugins.
     fn cni_args(&mut self) -> Object {
-        self.or_invalid("cni-args", "V11-4.1.2.1.6-1", |path, value| value::object(path, value).map(|_| ()));
+        self.or_invalid("cni-args", Rule::InvalidCniArgs, |path, value| {
+            value::object(path, value).map(|_| ())
+        });
         let raw = self.object.get("cni-args");
         raw.and_then(|raw| Object::parse(raw.get().as_bytes(), "cni-args").ok()).unwrap_or_default()
     }
 
     fn default_route(&mut self) -> DefaultRoute {
-        match self.or_invalid("default-route", "V11-4.1.2.1.9-1", value::gateways) {
+        match self.or_invalid("default-route", Rule::InvalidDefaultRoute, value::gateways) {
             None => DefaultRoute::Unasked,
             Some(gateways) if gateways.is_empty() => DefaultRoute::OfPlugins,
             Some(gateways) => DefaultRoute::Via(gateways),
@@ -217,11 +222,12 @@ impl Keys<'_> {
     }
 
     fn claim(&mut self, beside_ips: bool) -> Option<String> {
-        let claim = self.or_fails("ipam-claim-reference", "V13-4.1.2.1.11-1", |path, value| {
+        let claim = self.or_fails("ipam-claim-reference", Rule::InvalidIpamClaim, |path, value| {
             named(path, value, definition_name_fault(value::text(path, value)?))
         })?;
         if beside_ips {
-            let fault = self.reader.fault("V13-4.1.2.1.11-3", "ips asks for addresses in the same element");
+            let fault =
+                self.reader.fault(Rule::IpsWithIpamClaim, "ips asks for addresses in the same element");
             let fault = fault.at(self.path.key("ipam-claim-reference")).showing(&value::shown(&claim));
             self.reader.fails(fault.cure("keep one of the two"));
         }
@@ -229,7 +235,7 @@ impl Keys<'_> {
     }
 
     fn device(&mut self) -> Option<String> {
-        let id = self.or_fails("deviceID", "C10", |path, value| {
+        let id = self.or_fails("deviceID", Rule::InvalidDeviceId, |path, value| {
             let text = value::text(path, value)?;
             let bad = text.len() > 253 || text.contains(|c: char| c.is_control());
             named(path, value, bad.then(|| "is no device id".to_owned()))
@@ -242,7 +248,9 @@ impl Keys<'_> {
         if let (Some(mac), Some(guid)) = (&element.mac, &element.guid)
             && guid_of(mac).as_ref() != Some(guid)
         {
-            let fault = self.reader.fault("C11", format!("mac asks for {mac}, whose lower 8 bytes differ"));
+            let fault = self
+                .reader
+                .fault(Rule::MacGuidMismatch, format!("mac asks for {mac}, whose lower 8 bytes differ"));
             let fault = fault.at(self.path.key("infiniband-guid")).showing(&value::shown(&guid.to_string()));
             self.reader.invalid(fault.cure("keep one of the two"));
         }
@@ -271,12 +279,14 @@ impl Keys<'_> {
         }
         found.truncate(WARNINGS_MAX);
         for (path, key, known) in found {
-            let fault = self.reader.fault("NPWG1-4.1.2.1-1", "unknown key; it has no effect");
+            let fault = self.reader.fault(Rule::UnknownKey, "unknown key; it has no effect");
             let path = if key.len() > LONGEST_KEY { self.path.clone() } else { path };
             self.reader.warn(Reason::UnknownKey, fault.at(path).cure(hint(key, known)));
         }
         if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {
-            let fault = self.reader.fault("NPWG1-5.2-1", "renames the interface the runtime asked for");
+            let fault = self
+                .reader
+                .fault(Rule::RenamedDefaultInterface, "renames the interface the runtime asked for");
             let fault = fault.at(self.path.key("interface"));
             self.reader.warn(Reason::Questionable, fault);
         }

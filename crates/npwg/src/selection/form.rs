@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::{ANNOTATION_MAX, ELEMENTS_MAX, Reader};
 use crate::refusal::{KeyPath, quote};
+use crate::rule::Rule;
 
 /// One element, not yet looked at.
 pub(super) enum Item {
@@ -23,7 +24,7 @@ pub(super) enum Item {
 /// Takes `text` apart; what is no element is reported and left out.
 pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
     if text.len() > ANNOTATION_MAX {
-        let fault = reader.fault("C16", format!("longer than {ANNOTATION_MAX} bytes"));
+        let fault = reader.fault(Rule::AnnotationTooLarge, format!("longer than {ANNOTATION_MAX} bytes"));
         reader.fails(fault);
         return Vec::new();
     }
@@ -33,7 +34,9 @@ pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
         Some('[') => objects(reader, text),
         Some(first @ ('{' | '"')) => {
             let what = if first == '{' { "a JSON object" } else { "a JSON text" };
-            let fault = reader.fault("C16", format!("is {what}, not a list")).showing(&quote(text));
+            let fault = reader
+                .fault(Rule::MalformedAnnotation, format!("is {what}, not a list"))
+                .showing(&quote(text));
             reader.fails(fault.cure("write [ in front of it and ] after it"));
             Vec::new()
         }
@@ -56,7 +59,7 @@ fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
     let list: Vec<Box<RawValue>> = match serde_json::from_str(text) {
         Ok(list) => list,
         Err(cause) => {
-            let fault = reader.fault("NPWG1-4.1-2", format!("is not a JSON list: {cause}"));
+            let fault = reader.fault(Rule::MalformedAnnotation, format!("is not a JSON list: {cause}"));
             reader.fails(fault.showing(&quote(text)));
             return Vec::new();
         }
@@ -69,7 +72,7 @@ fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
         match Object::parse(raw.get().as_bytes(), "element") {
             Ok(object) => items.push(Item::Object(object)),
             Err(_) => {
-                let fault = reader.fault("C16", "is not a JSON object");
+                let fault = reader.fault(Rule::MalformedAnnotation, "is not a JSON object");
                 let fault = fault.at(KeyPath::root().index(index)).showing(raw.get());
                 reader.fails(fault.cure("write {\"name\": …}"));
             }
@@ -83,7 +86,7 @@ fn too_many(reader: &mut Reader, index: usize) -> bool {
     if index < ELEMENTS_MAX {
         return false;
     }
-    let fault = reader.fault("C16", format!("selects more than {ELEMENTS_MAX} networks"));
+    let fault = reader.fault(Rule::AnnotationTooLarge, format!("selects more than {ELEMENTS_MAX} networks"));
     reader.fails(fault);
     true
 }

@@ -15,29 +15,21 @@ fn names(text: &str) -> Vec<String> {
     select(text).iter().map(|element| element.network.to_string()).collect()
 }
 
-/// The annotation is invalid, by this requirement, at this path.
-fn invalid(text: &str, requirement: &str, path: &str) {
+/// The annotation is invalid, by this rule, at this path.
+fn invalid(text: &str, rule: Rule, path: &str) {
     match reading(text).settle() {
         Err(Refusal::AnnotationInvalid(fault)) => {
-            assert_eq!(
-                (fault.requirement.as_str(), fault.path.to_string().as_str()),
-                (requirement, path),
-                "{text}"
-            );
+            assert_eq!((fault.rule, fault.path.to_string().as_str()), (rule, path), "{text}");
         }
         other => panic!("{text}: {other:?}"),
     }
 }
 
-/// An attachment fails, by this requirement, at this path.
-fn fails(text: &str, requirement: &str, path: &str) {
+/// An attachment fails, by this rule, at this path.
+fn fails(text: &str, rule: Rule, path: &str) {
     match reading(text).settle() {
         Err(Refusal::AttachmentFailed(fault)) => {
-            assert_eq!(
-                (fault.requirement.as_str(), fault.path.to_string().as_str()),
-                (requirement, path),
-                "{text}"
-            );
+            assert_eq!((fault.rule, fault.path.to_string().as_str()), (rule, path), "{text}");
         }
         other => panic!("{text}: {other:?}"),
     }
@@ -74,7 +66,7 @@ fn npwg1_4_1_1_1_a_reference_is_name_or_namespace_and_name() {
         let reading = reading(bad);
         assert!(!reading.refusals.is_empty(), "{bad:?}");
     }
-    fails("net-a,a/b/c", "NPWG1-4.1.1-1", "[1]");
+    fails("net-a,a/b/c", Rule::MalformedNetworkReference, "[1]");
     assert_eq!(reading("net-a,a/b/c").settle().unwrap_err().fault().value, "\"a/b/c\"");
 }
 
@@ -102,21 +94,21 @@ fn npwg1_4_1_2_1_1_1_a_name_is_required_and_the_namespace_defaults_to_the_pods()
         names(r#"[{"name":"a"},{"name":"b","namespace":""},{"name":"c","namespace":null}]"#),
         ["home/a", "home/b", "home/c"]
     );
-    fails(r#"[{"namespace":"x"}]"#, "NPWG1-4.1.2.1.1-1", "[0]");
-    fails(r#"[{"name":null}]"#, "NPWG1-4.1.2.1.1-1", "[0]");
-    fails(r#"[{"name":""}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
-    fails(r#"[{"name":5}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
-    fails(r#"[{"name":"a/b"}]"#, "NPWG1-4.1.2.1.1-1", "[0].name");
+    fails(r#"[{"namespace":"x"}]"#, Rule::MissingNetworkName, "[0]");
+    fails(r#"[{"name":null}]"#, Rule::MissingNetworkName, "[0]");
+    fails(r#"[{"name":""}]"#, Rule::InvalidNetworkName, "[0].name");
+    fails(r#"[{"name":5}]"#, Rule::InvalidNetworkName, "[0].name");
+    fails(r#"[{"name":"a/b"}]"#, Rule::InvalidNetworkName, "[0].name");
 }
 
 #[test]
 fn npwg1_3_3_1_npwg1_4_1_2_1_2_1_names_in_the_json_form_are_checked() {
     for bad in ["A", "-a", "a-", "a_b"] {
-        fails(&format!(r#"[{{"name":"{bad}"}}]"#), "NPWG1-4.1.2.1.1-1", "[0].name");
-        fails(&format!(r#"[{{"name":"a","namespace":"{bad}"}}]"#), "NPWG1-3.3-1", "[0].namespace");
+        fails(&format!(r#"[{{"name":"{bad}"}}]"#), Rule::InvalidNetworkName, "[0].name");
+        fails(&format!(r#"[{{"name":"a","namespace":"{bad}"}}]"#), Rule::InvalidNamespace, "[0].namespace");
     }
     assert_eq!(names(r#"[{"name":"1a","namespace":"0"}]"#), ["0/1a"]);
-    fails(r#"[{"name":"a","namespace":["x"]}]"#, "NPWG1-3.3-1", "[0].namespace");
+    fails(r#"[{"name":"a","namespace":["x"]}]"#, Rule::InvalidNamespace, "[0].namespace");
 }
 
 #[test]
@@ -125,19 +117,19 @@ fn npwg1_4_1_2_1_3_1_npwg1_4_1_2_1_3_2_ips_hold_at_least_one_valid_address() {
     assert_eq!(ips(r#""ips":["10.2.2.42","2001:db8::5"]"#), ["10.2.2.42", "2001:db8::5"]);
     assert_eq!(ips(r#""ips":["10.2.2.42","10.2.2.42"]"#), ["10.2.2.42"]);
     assert_eq!(ips(r#""ips":null"#), [""; 0]);
-    invalid(&with(r#""ips":[]"#), "NPWG1-4.1.2.1.3-2", "[0].ips");
-    invalid(&with(r#""ips":["x"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
-    invalid(&with(r#""ips":["10.0.0.1","10.0.0.256"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[1]");
-    invalid(&with(r#""ips":"10.0.0.1""#), "NPWG1-4.1.2.1.3-2", "[0].ips");
-    invalid(&with(r#""ips":[10]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
-    invalid(&with(r#""ips":[""]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+    invalid(&with(r#""ips":[]"#), Rule::InvalidIps, "[0].ips");
+    invalid(&with(r#""ips":["x"]"#), Rule::InvalidIps, "[0].ips[0]");
+    invalid(&with(r#""ips":["10.0.0.1","10.0.0.256"]"#), Rule::InvalidIps, "[0].ips[1]");
+    invalid(&with(r#""ips":"10.0.0.1""#), Rule::InvalidIps, "[0].ips");
+    invalid(&with(r#""ips":[10]"#), Rule::InvalidIps, "[0].ips[0]");
+    invalid(&with(r#""ips":[""]"#), Rule::InvalidIps, "[0].ips[0]");
 }
 
 #[test]
 fn v11_4_1_2_1_3_1_an_address_may_carry_a_prefix_length() {
     let element = &select(&with(r#""ips":["10.2.2.42/24","2001:db8::5/64"]"#))[0];
     assert_eq!(element.ips.iter().map(|ip| ip.prefix).collect::<Vec<_>>(), [Some(24), Some(64)]);
-    invalid(&with(r#""ips":["10.2.2.42/33"]"#), "NPWG1-4.1.2.1.3-2", "[0].ips[0]");
+    invalid(&with(r#""ips":["10.2.2.42/33"]"#), Rule::InvalidIps, "[0].ips[0]");
 }
 
 #[test]
@@ -149,7 +141,7 @@ fn npwg1_4_1_2_1_4_1_npwg1_4_1_2_1_4_2_conflict_c2_a_mac_has_6_or_20_bytes() {
     for bad in
         [r#""aa:bb:cc:dd:ee""#, r#""aa:bb:cc:dd:ee:ff:00:11""#, r#""aabb.ccdd.eeff""#, r#""""#, "7", "[]"]
     {
-        invalid(&with(&format!(r#""mac":{bad}"#)), "NPWG1-4.1.2.1.4-2", "[0].mac");
+        invalid(&with(&format!(r#""mac":{bad}"#)), Rule::InvalidMac, "[0].mac");
     }
 }
 
@@ -165,10 +157,10 @@ fn npwg1_4_1_2_1_5_1_npwg1_4_1_2_1_5_2_an_interface_name_is_one_the_kernel_takes
     let interface = |text: &str| select(&with(text))[0].interface.clone().map(|name| name.to_string());
     assert_eq!(interface(r#""interface":"exactly15bytes_""#).as_deref(), Some("exactly15bytes_"));
     for bad in ["", "sixteen-bytes---", ".", "..", "a/b", "a:b", "a b", "a\\u0000b"] {
-        invalid(&with(&format!(r#""interface":"{bad}""#)), "NPWG1-4.1.2.1.5-2", "[0].interface");
+        invalid(&with(&format!(r#""interface":"{bad}""#)), Rule::InvalidInterfaceName, "[0].interface");
     }
-    invalid(&with(r#""interface":1"#), "NPWG1-4.1.2.1.5-2", "[0].interface");
-    invalid("net-a@sixteen-bytes---", "NPWG1-4.1.2.1.5-2", "[0]");
+    invalid(&with(r#""interface":1"#), Rule::InvalidInterfaceName, "[0].interface");
+    invalid("net-a@sixteen-bytes---", Rule::InvalidInterfaceName, "[0]");
 }
 
 #[test]
@@ -176,7 +168,11 @@ fn the_old_name_of_interface_is_understood() {
     let element = &select(&with(r#""interfaceRequest":"old0""#))[0];
     assert_eq!(element.interface.as_ref().map(IfName::as_str), Some("old0"));
     assert!(reading(&with(r#""interfaceRequest":"a","interface":"a""#)).settle().is_ok());
-    fails(&with(r#""interfaceRequest":"a","interface":"b""#), "NPWG1-4.1.2.1.5-1", "[0].interfaceRequest");
+    fails(
+        &with(r#""interfaceRequest":"a","interface":"b""#),
+        Rule::ConflictingInterfaceNames,
+        "[0].interfaceRequest",
+    );
 }
 
 #[test]
@@ -185,7 +181,7 @@ fn v11_4_1_2_1_6_1_cni_args_is_an_object_and_keeps_its_bytes() {
     assert_eq!(element.cni_args.to_json(), r#"{"b":12345678901234567890123,"a":{ "x" : 1.0 }}"#);
     assert!(select(&with(r#""cni-args":null"#))[0].cni_args.is_empty());
     for bad in ["[]", "1", "\"x\"", "true"] {
-        invalid(&with(&format!(r#""cni-args":{bad}"#)), "V11-4.1.2.1.6-1", "[0].cni-args");
+        invalid(&with(&format!(r#""cni-args":{bad}"#)), Rule::InvalidCniArgs, "[0].cni-args");
     }
 }
 
@@ -205,7 +201,7 @@ fn v11_4_1_2_1_7_1_port_mappings() {
     let bad = |value: &str, path: &str| {
         invalid(
             &with(&format!(r#""portMappings":{value}"#)),
-            "V11-4.1.2.1.7-1",
+            Rule::InvalidPortMapping,
             &format!("[0].portMappings{path}"),
         );
     };
@@ -234,7 +230,7 @@ fn v11_4_1_2_1_8_1_v11_4_1_2_1_8_2_1_bandwidth() {
     let bad = |value: &str, path: &str| {
         invalid(
             &with(&format!(r#""bandwidth":{value}"#)),
-            "V11-4.1.2.1.8-1",
+            Rule::InvalidBandwidth,
             &format!("[0].bandwidth{path}"),
         );
     };
@@ -254,11 +250,11 @@ fn v11_4_1_2_1_9_1_at_most_one_element_asks_for_the_default_route() {
     assert!(matches!(&one.default_route, DefaultRoute::Via(list) if list.len() == 2));
     invalid(
         r#"[{"name":"a","default-route":[]},{"name":"b","default-route":["10.0.0.1"]}]"#,
-        "V11-4.1.2.1.9-1",
+        Rule::DuplicateDefaultRoute,
         "[1].default-route",
     );
-    invalid(&with(r#""default-route":["10.0.0.1/24"]"#), "V11-4.1.2.1.9-1", "[0].default-route[0]");
-    invalid(&with(r#""default-route":"10.0.0.1""#), "V11-4.1.2.1.9-1", "[0].default-route");
+    invalid(&with(r#""default-route":["10.0.0.1/24"]"#), Rule::InvalidDefaultRoute, "[0].default-route[0]");
+    invalid(&with(r#""default-route":"10.0.0.1""#), Rule::InvalidDefaultRoute, "[0].default-route");
 }
 
 #[test]
@@ -282,7 +278,11 @@ fn v12_4_1_2_1_10_1_a_guid_has_8_bytes() {
         Some("24:8a:07:03:00:8d:ae:2f")
     );
     for bad in ["24:8a:07:03:00:8d", "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22", "", "x"] {
-        invalid(&with(&format!(r#""infiniband-guid":"{bad}""#)), "V12-4.1.2.1.10-1", "[0].infiniband-guid");
+        invalid(
+            &with(&format!(r#""infiniband-guid":"{bad}""#)),
+            Rule::InvalidInfinibandGuid,
+            "[0].infiniband-guid",
+        );
     }
 }
 
@@ -293,23 +293,27 @@ fn conflict_c11_mac_and_guid_together_must_agree() {
         reading(&with(&format!(r#"{mac},"infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#))).settle().is_ok()
     );
     let other = format!(r#"{mac},"infiniband-guid":"bb:cc:dd:ee:ff:00:11:23""#);
-    invalid(&with(&other), "C11", "[0].infiniband-guid");
+    invalid(&with(&other), Rule::MacGuidMismatch, "[0].infiniband-guid");
     let ethernet = r#""mac":"02:23:45:67:89:01","infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#;
-    invalid(&with(ethernet), "C11", "[0].infiniband-guid");
+    invalid(&with(ethernet), Rule::MacGuidMismatch, "[0].infiniband-guid");
 }
 
 #[test]
 fn v13_4_1_2_1_11_1_a_claim_is_named() {
     let element = &select(&with(r#""ipam-claim-reference":"vm123.tenantblue""#))[0];
     assert_eq!(element.ipam_claim.as_deref(), Some("vm123.tenantblue"));
-    fails(&with(r#""ipam-claim-reference":"Not A Name""#), "V13-4.1.2.1.11-1", "[0].ipam-claim-reference");
-    fails(&with(r#""ipam-claim-reference":1"#), "V13-4.1.2.1.11-1", "[0].ipam-claim-reference");
+    fails(
+        &with(r#""ipam-claim-reference":"Not A Name""#),
+        Rule::InvalidIpamClaim,
+        "[0].ipam-claim-reference",
+    );
+    fails(&with(r#""ipam-claim-reference":1"#), Rule::InvalidIpamClaim, "[0].ipam-claim-reference");
 }
 
 #[test]
 fn v13_4_1_2_1_11_3_ips_and_a_claim_in_one_element_fail_the_attachment() {
     let text = with(r#""ips":["10.0.0.1"],"ipam-claim-reference":"claim""#);
-    fails(&text, "V13-4.1.2.1.11-3", "[0].ipam-claim-reference");
+    fails(&text, Rule::IpsWithIpamClaim, "[0].ipam-claim-reference");
 }
 
 #[test]
@@ -322,29 +326,33 @@ fn npwg1_4_2_1_a_network_may_be_named_several_times() {
 fn conflict_c4_what_makes_the_annotation_invalid_comes_before_what_fails_an_attachment() {
     let text = r#"[{"name":"UPPER"},{"name":"b","ips":["1.1.1.1"],"ipam-claim-reference":"c"},{"name":"c","mac":"x"}]"#;
     assert_eq!(reading(text).refusals.len(), 3);
-    invalid(text, "NPWG1-4.1.2.1.4-2", "[2].mac");
+    invalid(text, Rule::InvalidMac, "[2].mac");
 }
 
 #[test]
 fn conflict_c16_the_first_character_decides_the_form() {
     assert!(select("").is_empty() && select(" \n ").is_empty() && select("[]").is_empty());
     assert_eq!(names("\n  [ {\"name\":\"a\"} ]\n"), ["home/a"]);
-    fails(r#"{"name":"a"}"#, "C16", "");
-    fails(r#""a""#, "C16", "");
-    fails("[", "NPWG1-4.1-2", "");
-    fails(r#"[{"name":"a"},]"#, "NPWG1-4.1-2", "");
-    fails(r#"[{"name":"a"}] x"#, "NPWG1-4.1-2", "");
+    fails(r#"{"name":"a"}"#, Rule::MalformedAnnotation, "");
+    fails(r#""a""#, Rule::MalformedAnnotation, "");
+    fails("[", Rule::MalformedAnnotation, "");
+    fails(r#"[{"name":"a"},]"#, Rule::MalformedAnnotation, "");
+    fails(r#"[{"name":"a"}] x"#, Rule::MalformedAnnotation, "");
     // A comma-form item that is not a name is refused wherever the bracket stands.
-    fails("a,[b]", "NPWG1-4.1.1-1", "[1]");
+    fails("a,[b]", Rule::MalformedNetworkReference, "[1]");
 }
 
 #[test]
 fn m9_conflict_c16_null_elements_and_empty_default_networks_are_refused() {
-    fails("[null]", "C16", "[0]");
-    fails(r#"[{"name":"a"},"b"]"#, "C16", "[1]");
+    fails("[null]", Rule::MalformedAnnotation, "[0]");
+    fails(r#"[{"name":"a"},"b"]"#, Rule::MalformedAnnotation, "[1]");
     let default = |text: &str| Reading::of(Annotation::DefaultNetwork, text, "kube-system").settle();
-    assert!(matches!(default("[]"), Err(Refusal::AttachmentFailed(fault)) if fault.requirement == "C16"));
-    assert!(matches!(default("a,b"), Err(Refusal::AttachmentFailed(fault)) if fault.requirement == "C16"));
+    assert!(
+        matches!(default("[]"), Err(Refusal::AttachmentFailed(fault)) if fault.rule == Rule::DefaultNetworkCount)
+    );
+    assert!(
+        matches!(default("a,b"), Err(Refusal::AttachmentFailed(fault)) if fault.rule == Rule::DefaultNetworkCount)
+    );
     assert!(matches!(default("[null]"), Err(Refusal::AttachmentFailed(_))));
     assert_eq!(default("calico").unwrap().elements[0].network.to_string(), "kube-system/calico");
     let json = default(r#"[{"name":"calico","namespace":"net","ips":["10.0.0.9"]}]"#).unwrap();
@@ -353,10 +361,14 @@ fn m9_conflict_c16_null_elements_and_empty_default_networks_are_refused() {
 
 #[test]
 fn m8_what_multus_lets_pass_is_invalid() {
-    invalid(&with(r#""ips":[]"#), "NPWG1-4.1.2.1.3-2", "[0].ips");
-    invalid(&with(r#""interface":"a/b""#), "NPWG1-4.1.2.1.5-2", "[0].interface");
-    invalid(&with(r#""mac":"24:8a:07:03:00:8d:ae:2f""#), "NPWG1-4.1.2.1.4-2", "[0].mac");
-    invalid(&with(r#""infiniband-guid":"24:8a:07:03:00:8d""#), "V12-4.1.2.1.10-1", "[0].infiniband-guid");
+    invalid(&with(r#""ips":[]"#), Rule::InvalidIps, "[0].ips");
+    invalid(&with(r#""interface":"a/b""#), Rule::InvalidInterfaceName, "[0].interface");
+    invalid(&with(r#""mac":"24:8a:07:03:00:8d:ae:2f""#), Rule::InvalidMac, "[0].mac");
+    invalid(
+        &with(r#""infiniband-guid":"24:8a:07:03:00:8d""#),
+        Rule::InvalidInfinibandGuid,
+        "[0].infiniband-guid",
+    );
 }
 
 #[test]
@@ -382,8 +394,8 @@ fn keys_are_matched_as_go_matches_them() {
 fn an_annotation_is_bounded() {
     let many = vec!["a"; ELEMENTS_MAX].join(",");
     assert_eq!(select(&many).len(), ELEMENTS_MAX);
-    fails(&format!("{many},a"), "C16", "");
-    fails(&"a".repeat(ANNOTATION_MAX + 1), "C16", "");
+    fails(&format!("{many},a"), Rule::AnnotationTooLarge, "");
+    fails(&"a".repeat(ANNOTATION_MAX + 1), Rule::AnnotationTooLarge, "");
     let deep = format!(r#"[{{"name":"a","cni-args":{}1{}}}]"#, "{\"a\":".repeat(5000), "}".repeat(5000));
     assert!(reading(&deep).settle().is_err());
 }
@@ -403,7 +415,7 @@ fn conflict_c10_a_device_id_is_text_of_one_line() {
     assert_eq!(select(&with(r#""deviceID":"""#))[0].device_id, None);
     assert!(reading(&with(&format!(r#""deviceID":"{}""#, "x".repeat(253)))).settle().is_ok());
     for bad in [format!("\"{}\"", "x".repeat(254)), "\"a\\nb\"".to_owned(), "5".to_owned()] {
-        fails(&with(&format!(r#""deviceID":{bad}"#)), "C10", "[0].deviceID");
+        fails(&with(&format!(r#""deviceID":{bad}"#)), Rule::InvalidDeviceId, "[0].deviceID");
     }
 }
 
@@ -435,5 +447,5 @@ fn conflict_c16_a_refused_form_is_named() {
     assert!(reason(r#"{"name":"a"}"#).contains("is a JSON object, not a list"));
     assert!(reason(r#""a""#).contains("is a JSON text, not a list"));
     // The longest annotation is looked at, one byte more is not.
-    fails(&"a".repeat(ANNOTATION_MAX), "NPWG1-4.1.1-1", "[0]");
+    fails(&"a".repeat(ANNOTATION_MAX), Rule::MalformedNetworkReference, "[0]");
 }

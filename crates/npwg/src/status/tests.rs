@@ -267,10 +267,10 @@ fn v13_5_1_1_what_was_added_later_says_by_whom() {
         delegate: &plan.delegates[0],
         outcome: &outcome,
         device_info: None,
-        added_by: "weft hands".into(),
+        added_by: "weft executor".into(),
     };
     for entry in entries(&plan, &[attachment]) {
-        assert_eq!(serde_json::to_value(entry).unwrap()["dev.weft.added-by"], json!("weft hands"));
+        assert_eq!(serde_json::to_value(entry).unwrap()["dev.weft.added-by"], json!("weft executor"));
     }
 }
 

@@ -28,7 +28,7 @@ use linux::link::Link;
 use linux::{Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use self::limits::Limits;
 use self::shaper::Shaper;
@@ -65,9 +65,9 @@ impl Plugin for Bandwidth {
         }
         let mut host = Rtnl::open().or_refused()?;
         let end = host_end(&mut host, &open_netns(netns)?, who.ifname.as_str(), &result)?;
-        let mark = Mark::of(NAME, &call.config, who);
+        let tag = OwnerTag::of(NAME, &call.config, who);
         let mut undo = Undo::new();
-        let shaper = Shaper { end: &end, mark: &mark, limits: &limits };
+        let shaper = Shaper { end: &end, tag: &tag, limits: &limits };
         if let Some(ifb) = shaper.apply(&mut host, &mut undo)? {
             result.interfaces.push(interface::describe(&ifb));
         }
@@ -76,9 +76,9 @@ impl Plugin for Bandwidth {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let mut host = Rtnl::open().or_refused()?;
-        match shaper::find_ifb(&mut host, &mark, &|| known_end(request))? {
+        match shaper::find_ifb(&mut host, &tag, &|| known_end(request))? {
             None => Ok(()),
             Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
         }
@@ -90,8 +90,8 @@ impl Plugin for Bandwidth {
         let result = call.config.require_prev_result()?;
         let mut host = Rtnl::open().or_refused()?;
         let end = host_end(&mut host, &open_netns(netns)?, who.ifname.as_str(), &result)?;
-        let mark = Mark::of(NAME, &call.config, who);
-        Shaper { end: &end, mark: &mark, limits: &limits }.inspect(&mut host)
+        let tag = OwnerTag::of(NAME, &call.config, who);
+        Shaper { end: &end, tag: &tag, limits: &limits }.inspect(&mut host)
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {

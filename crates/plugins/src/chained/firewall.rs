@@ -21,7 +21,7 @@ use cni::result::Success;
 use cni::{Error, code};
 use ipnet::IpNet;
 use plugin_support::netns::open_netns;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use self::iptables::Passage;
 use self::settings::{Backend, Place, Settings, container_addresses, expect_interface};
@@ -30,6 +30,10 @@ use self::settings::{Backend, Place, Settings, container_addresses, expect_inter
 pub struct Firewall;
 
 const NAME: &str = "firewall";
+/// The table of iptables with its rules.
+pub const TABLE: &str = "filter";
+/// The chain of containers in it.
+pub const PRIVATE: &str = "CNI-FORWARD";
 
 // === impl Plugin ===
 
@@ -47,16 +51,16 @@ impl Plugin for Firewall {
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let config = &request.call.config;
-        let mark = Mark::of(NAME, config, &request.who);
+        let tag = OwnerTag::of(NAME, config, &request.who);
         // What cannot be read any more says nothing about addresses.
         let known = config.prev_result().ok().flatten().map(|result| container_addresses(&result));
-        remove(&mark, Settings::read(config).ok().as_ref(), &known.unwrap_or_default())
+        remove(&tag, Settings::read(config).ok().as_ref(), &known.unwrap_or_default())
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let (mut wanted, _) = Wanted::read(request)?;
         // Which backend the last ADD found to be the host's may be another one by now.
-        if wanted.settings.backend.is_none() && nftables::has(&wanted.mark, &wanted.addresses)? {
+        if wanted.settings.backend.is_none() && nftables::has(&wanted.tag, &wanted.addresses)? {
             wanted.backend = Backend::Nftables;
         }
         wanted.check()
@@ -89,7 +93,7 @@ impl Plugin for Firewall {
 
 /// What is to be let through, and how.
 struct Wanted {
-    mark: Mark,
+    tag: OwnerTag,
     settings: Settings,
     backend: Backend,
     addresses: Vec<IpNet>,
@@ -106,55 +110,55 @@ impl Wanted {
         let result = config.require_prev_result()?;
         expect_interface(&result, request.who.ifname.as_str())?;
         let place = Place::read(settings.policy, &result)?;
-        let mark = Mark::of(NAME, config, &request.who);
+        let tag = OwnerTag::of(NAME, config, &request.who);
         let backend = settings.chosen()?;
         let addresses = container_addresses(&result);
-        Ok((Wanted { mark, settings, backend, addresses, place }, result))
+        Ok((Wanted { tag, settings, backend, addresses, place }, result))
     }
 
     fn passage(&self) -> Passage<'_> {
-        let Wanted { mark, settings, backend: _, addresses, place } = self;
+        let Wanted { tag, settings, backend: _, addresses, place } = self;
         let Settings { admin_chain, policy, .. } = settings;
-        Passage { mark, admin_chain, addresses, policy: *policy, place: place.as_ref() }
+        Passage { tag, admin_chain, addresses, policy: *policy, place: place.as_ref() }
     }
 
     fn add(&self) -> Result<(), Error> {
-        let Wanted { mark, settings, backend, addresses, place } = self;
+        let Wanted { tag, settings, backend, addresses, place } = self;
         match backend {
             Backend::Iptables => return self.passage().add(),
-            Backend::Nftables => nftables::add(mark, addresses)?,
+            Backend::Nftables => nftables::add(tag, addresses)?,
             Backend::Firewalld => {
-                nftables::note(mark, addresses)?;
+                nftables::note(tag, addresses)?;
                 firewalld::add(&settings.zone, addresses)?;
             }
         }
         match place {
-            Some(place) => ingress::add(settings.policy, mark, place),
+            Some(place) => ingress::add(settings.policy, tag, place),
             None => Ok(()),
         }
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Wanted { mark, settings, backend, addresses, place } = self;
+        let Wanted { tag, settings, backend, addresses, place } = self;
         match backend {
             Backend::Iptables => return self.passage().check(),
-            Backend::Nftables => nftables::check(mark, addresses)?,
+            Backend::Nftables => nftables::check(tag, addresses)?,
             Backend::Firewalld => firewalld::check(&settings.zone, addresses)?,
         }
         match place {
-            Some(place) => ingress::check(settings.policy, mark, place),
+            Some(place) => ingress::check(settings.policy, tag, place),
             None => Ok(()),
         }
     }
 
     fn remove(&self) -> Result<(), Error> {
-        remove(&self.mark, Some(&self.settings), &self.addresses)
+        remove(&self.tag, Some(&self.settings), &self.addresses)
     }
 }
 
 /// Removes what was made for an attachment, by whatever it was made; `known` are its addresses.
-fn remove(mark: &Mark, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
-    let natively = nftables::remove(mark);
+fn remove(tag: &OwnerTag, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
+    let natively = nftables::remove(tag);
     let mut removed = Vec::new();
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {
         let own = natively.iter().flatten().filter(|net| !known.contains(net)).copied();
@@ -164,6 +168,6 @@ fn remove(mark: &Mark, settings: Option<&Settings>, known: &[IpNet]) -> Result<(
             firewalld::remove(zone, &zoned)
         }));
     }
-    removed.extend([natively.map(drop), ingress::remove(mark), iptables::remove(mark, known)]);
+    removed.extend([natively.map(drop), ingress::remove(tag), iptables::remove(tag, known)]);
     collected(removed.into_iter().filter_map(Result::err).collect())
 }

@@ -28,7 +28,7 @@ use linux::sysctl::{self, Family};
 use linux::{Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use self::iptables::Forwarding;
 use self::nftables::Variant;
@@ -62,7 +62,7 @@ impl Plugin for Portmap {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        remove(&Mark::of(NAME, &request.call.config, &request.who))
+        remove(&OwnerTag::of(NAME, &request.call.config, &request.who))
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -90,7 +90,7 @@ impl Plugin for Portmap {
 
 /// What is to be forwarded, how, and where to.
 struct Wanted {
-    mark: Mark,
+    mark: OwnerTag,
     settings: Settings,
     mappings: Vec<Mapping>,
     addresses: Vec<IpNet>,
@@ -115,7 +115,7 @@ impl Wanted {
             let named = format!("{} port mappings", mappings.len());
             return Err(Error::key("runtimeConfig: portMappings", named, why));
         }
-        let mark = Mark::of(NAME, &call.config, who);
+        let mark = OwnerTag::of(NAME, &call.config, who);
         Ok((Some(Wanted { mark, settings, mappings, addresses }), result))
     }
 
@@ -178,7 +178,7 @@ fn route_loopback(addresses: &[IpNet], undo: &mut Undo<'_>) -> Result<(), Error>
 }
 
 /// Removes what was made for an attachment, by whatever it was made.
-fn remove(mark: &Mark) -> Result<(), Error> {
+fn remove(mark: &OwnerTag) -> Result<(), Error> {
     let theirs = reference::remove(mark).map(|()| Vec::new());
     finish([nftables::remove(mark), iptables::remove(mark), theirs])
 }

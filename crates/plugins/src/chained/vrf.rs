@@ -31,7 +31,7 @@ use linux::route::{Family, TABLE_MAIN};
 use linux::{Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 use sha2::{Digest, Sha512};
 
@@ -102,10 +102,10 @@ impl Plugin for Vrf {
             Some(vrf) => expect_table(&settings, vrf)?,
             None => {
                 expect_free(&mut net, &link, None)?;
-                let (name, mark, inside) = (&settings.name, Mark::of(NAME, &call.config, who), &netns);
-                let own = own_mac(&mark);
+                let (name, tag, inside) = (&settings.name, OwnerTag::of(NAME, &call.config, who), &netns);
+                let own = own_mac(&tag);
                 undo.push(move || remove_own(inside, name, own));
-                make(&mut net, &settings, &mark)?
+                make(&mut net, &settings, &tag)?
             }
         };
         expect_free(&mut net, &link, Some(vrf))?;
@@ -133,7 +133,7 @@ impl Plugin for Vrf {
         {
             leave(&mut net, &own, vrf)?;
         }
-        let own = own_mac(&Mark::of(NAME, &call.config, who));
+        let own = own_mac(&OwnerTag::of(NAME, &call.config, who));
         let ours = link.mac == own;
         let used = net.links().or_refused()?.iter().any(|other| other.master == Some(vrf.index));
         if !ours || used {
@@ -195,12 +195,12 @@ fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
 ///
 /// Its hardware address, which nothing uses, is what it is known by as this plugin's: the kernel takes it with the name, and
 /// the alias, for people, only for a link that is there.
-fn make(net: &mut Rtnl, settings: &Settings, mark: &Mark) -> Result<Present, Error> {
+fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<Present, Error> {
     let table = match settings.table {
         Some(table) => table,
         None => free_table(net)?,
     };
-    let (mac, alias) = (own_mac(mark), mark.text(ALIAS_MAX));
+    let (mac, alias) = (own_mac(tag), tag.text(ALIAS_MAX));
     let mut link = NewLink::new(&settings.name, NewKind::Vrf { table });
     (link.mac, link.alias, link.up) = (Some(mac.as_slice()), Some(alias.as_str()), true);
     net.add_link(&link).or_refused()?;
@@ -208,8 +208,8 @@ fn make(net: &mut Rtnl, settings: &Settings, mark: &Mark) -> Result<Present, Err
 }
 
 /// The hardware address of the VRFs that this plugin makes for a container.
-fn own_mac(mark: &Mark) -> [u8; 6] {
-    let hash = Sha512::digest(format!("{NAME}/{}", mark.container));
+fn own_mac(tag: &OwnerTag) -> [u8; 6] {
+    let hash = Sha512::digest(format!("{NAME}/{}", tag.container));
     let mut mac = [0x0a; 6];
     mac.iter_mut().skip(1).zip(hash).for_each(|(byte, random)| *byte = random);
     mac

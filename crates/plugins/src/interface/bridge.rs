@@ -26,7 +26,7 @@ use linux::link::{Link, mac_text};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
@@ -233,8 +233,8 @@ impl Plugin for Bridge {
         let network = Network::read(call)?;
         let netns = plugin_support::netns::open_netns(netns)?;
         let mut host = Rtnl::open().or_refused()?;
-        let mark = Mark::of(NAME, &call.config, who);
-        let attachment = Attachment { request, network: &network, netns: &netns, mark: &mark };
+        let tag = OwnerTag::of(NAME, &call.config, who);
+        let attachment = Attachment { request, network: &network, netns: &netns, tag: &tag };
         let undo = Undo::new();
         attachment.make(&mut host, delegates, undo)
     }
@@ -243,15 +243,15 @@ impl Plugin for Bridge {
         let Detach { who, netns: _, call } = request;
         // A configuration that is wrong, or has become so, must not keep a container from ending.
         let network = Network::read(call).ok();
-        let mark = Mark::of(NAME, &call.config, who);
-        interface::detach(&mark, request, delegates, || {
+        let tag = OwnerTag::of(NAME, &call.config, who);
+        interface::detach(&tag, request, delegates, || {
             let mut errors = Vec::new();
             // It may have been another one when this was attached.
-            if network.as_ref().is_none_or(|network| network.mac_spoof_check) || spoofing::is_checked(&mark) {
-                errors.extend(spoofing::allow_any(&mark).err());
+            if network.as_ref().is_none_or(|network| network.mac_spoof_check) || spoofing::is_checked(&tag) {
+                errors.extend(spoofing::allow_any(&tag).err());
             }
             let backend = network.and_then(|network| network.masquerade);
-            errors.extend(masquerade::remove(backend, &mark, &masquerade::known(&call.config)).err());
+            errors.extend(masquerade::remove(backend, &tag, &masquerade::known(&call.config)).err());
             cni::error::collected(errors)
         })
     }
@@ -290,13 +290,13 @@ struct Attachment<'a> {
     request: &'a Attach,
     network: &'a Network,
     netns: &'a Netns,
-    mark: &'a Mark,
+    tag: &'a OwnerTag,
 }
 
 impl<'a> Attachment<'a> {
     /// The steps of an ADD; what they did is undone if a later one fails.
     fn make(&self, host: &mut Rtnl, delegates: &'a dyn Invoke, mut undo: Undo<'a>) -> Result<Success, Error> {
-        let Attachment { request, network, netns, mark } = self;
+        let Attachment { request, network, netns, tag } = self;
         let hold = switch::Hold::shared(&network.bridge)?;
         let bridge = switch::ensure(host, network, &request.call.config, &mut undo)?;
         let pair = veth::Veth {
@@ -306,12 +306,12 @@ impl<'a> Attachment<'a> {
             mac: network.mac.as_deref(),
             queues: network.queues,
             master: Some(bridge.index),
-            mark,
+            tag,
         };
         let host_end = pair.create(host)?;
         drop(hold);
-        let mark = *mark;
-        undo.push(move || veth::forget_host_end(mark));
+        let tag = *tag;
+        undo.push(move || veth::forget_host_end(tag));
         port::configure(host, network, &host_end)?;
         let mut result = Success::default();
         let mut gateways = Vec::new();
@@ -323,8 +323,8 @@ impl<'a> Attachment<'a> {
         }
         self.finish_inside(&host_end, &mut result)?;
         if network.mac_spoof_check {
-            undo.push(move || drop(spoofing::allow_any(mark)));
-            spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, mark)?;
+            undo.push(move || drop(spoofing::allow_any(tag)));
+            spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, tag)?;
         }
         self.finish_outside(host, &bridge, &gateways, &mut result, &mut undo)?;
         let forwarding = network.interface != ContainerInterface::Untouched;
@@ -341,7 +341,7 @@ impl<'a> Attachment<'a> {
     /// The container's end: its name, addresses and routes, in one visit to its namespace. Fills in the
     /// interfaces of the result: bridge, host end, container's end; the host's own are looked at last.
     fn finish_inside(&self, host_end: &str, result: &mut Success) -> Result<(), Error> {
-        let Attachment { request, network, netns, mark: _ } = self;
+        let Attachment { request, network, netns, tag: _ } = self;
         let ifname = request.who.ifname.as_str();
         let sandbox = request.netns.display().to_string();
         let visit = || {
@@ -371,7 +371,7 @@ impl<'a> Attachment<'a> {
         result: &mut Success,
         undo: &mut Undo<'a>,
     ) -> Result<(), Error> {
-        let Attachment { request, network, netns: _, mark } = self;
+        let Attachment { request, network, netns: _, tag } = self;
         if !gateways.is_empty() {
             let segment = switch::gateway_link(host, network, bridge, &request.call.config)?;
             result.interfaces.extend(segment.interface);
@@ -382,9 +382,9 @@ impl<'a> Attachment<'a> {
         }
         if let Some(backend) = network.masquerade.filter(|_| !result.ips.is_empty()) {
             let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
-            let (mark, known) = (*mark, addresses.clone());
-            undo.push(move || drop(masquerade::remove(Some(backend), mark, &known)));
-            masquerade::add(backend, mark, &addresses).context("masquerade")?;
+            let (tag, known) = (*tag, addresses.clone());
+            undo.push(move || drop(masquerade::remove(Some(backend), tag, &known)));
+            masquerade::add(backend, tag, &addresses).context("masquerade")?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
 use linux::{Kind, Netns};
 use plugin_support::failure::{OrRefused, refused};
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface;
 use crate::interface::inspection::expect_kind;
@@ -43,8 +43,8 @@ impl Plugin for Dummy {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || Ok(()))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || Ok(()))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -69,7 +69,7 @@ fn create(request: &Attach, netns: &Netns) -> Result<Link, Error> {
     let ifname = request.who.ifname.as_str();
     let mut net = netns.rtnl().or_refused()?;
     interface::expect_no_link(&mut net, ifname)?;
-    let alias = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
+    let alias = OwnerTag::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
     let link = NewLink { alias: Some(&alias), ..NewLink::new(ifname, NewKind::Dummy) };
     net.add_link(&link).and_then(|()| net.link(ifname)).map_err(|error| {
         if error.kind() != Kind::Exists {

@@ -32,7 +32,7 @@ use cni::result::{Interface, Success};
 use linux::link::Link;
 use linux::{Rtnl, Undo};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use self::device::{Device, Found};
@@ -121,7 +121,7 @@ impl Plugin for HostDevice {
             Found::InUserSpace => return userspace(request, ipam),
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let mark = OwnerTag::of(NAME, &request.call.config, &request.who);
         let departure = journey::Departure::of(&mut host, &link, &mark, (&request.netns, &netns))?;
         let mut undo = Undo::new();
         undo.push(|| departure.undo(&netns));
@@ -130,7 +130,7 @@ impl Plugin for HostDevice {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let mark = OwnerTag::of(NAME, &request.call.config, &request.who);
         interface::release_after(request, delegates, || journey::back(request.netns.as_deref(), &mark))
     }
 
@@ -183,7 +183,7 @@ pub fn returned(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
-    let keep: Vec<Mark> = valid.iter().map(|one| Mark::of_valid(NAME, network, one)).collect();
+    let keep: Vec<OwnerTag> = valid.iter().map(|one| OwnerTag::of_valid(NAME, network, one)).collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut errors = Vec::new();
     let links = host.links().or_refused()?;

@@ -14,7 +14,7 @@ use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{IpvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use crate::interface;
@@ -107,8 +107,8 @@ impl Plugin for Ipvlan {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || remove_unnamed(request.netns.as_deref(), &tag))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -139,10 +139,10 @@ impl Plugin for Ipvlan {
 
 /// Makes the interface in the container under its final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
-    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;
     let mtu = parent.check_mtu(network.mtu)?;
     let kind = NewKind::Ipvlan { parent: parent.link.index, mode: network.mode };
     let link = NewLink { mtu, ..NewLink::new(request.who.ifname.as_str(), kind) };
-    parent.create_child(&link, netns, &mark)
+    parent.create_child(&link, netns, &tag)
 }

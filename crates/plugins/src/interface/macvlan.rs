@@ -13,7 +13,7 @@ use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{MacvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use crate::interface;
@@ -109,8 +109,8 @@ impl Plugin for Macvlan {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || remove_unnamed(request.netns.as_deref(), &tag))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -138,7 +138,7 @@ impl Plugin for Macvlan {
 
 /// Makes the interface in the container under its final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
-    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;
     let mtu = parent.check_mtu(network.mtu)?;
     let kind = NewKind::Macvlan {
@@ -149,5 +149,5 @@ fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Er
     let mut link = NewLink::new(request.who.ifname.as_str(), kind);
     link.mtu = mtu;
     link.mac = network.mac.as_deref();
-    parent.create_child(&link, netns, &mark)
+    parent.create_child(&link, netns, &tag)
 }

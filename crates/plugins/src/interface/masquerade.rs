@@ -1,7 +1,7 @@
 //! `ipMasq`: what containers send to the outside leaves with the host's address.
 //!
 //! Two backends. nftables, natively, is ours; iptables is for hosts whose rules are all there, and
-//! speaks through one `iptables-restore` per family. Both mark what they make with the attachment, so a
+//! speaks through one `iptables-restore` per family. Both tag what they make with the attachment, so a
 //! DEL needs neither the addresses nor the interface.
 //!
 //! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5).
@@ -17,7 +17,7 @@ use cni::config::Config;
 use cni::invocation::Sweep;
 use ipnet::IpNet;
 use linux::nft::Family;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
 
@@ -44,10 +44,10 @@ impl Backend {
 /// Hides `addresses` when they send to anywhere but their own subnet and multicast groups.
 ///
 /// Repeating it changes nothing. On failure the caller calls [`remove`].
-pub fn add(backend: Backend, mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     match backend {
-        Backend::Nftables => nftables::add(mark, addresses),
-        Backend::Iptables => iptables::add(mark, addresses),
+        Backend::Nftables => nftables::add(tag, addresses),
+        Backend::Iptables => iptables::add(tag, addresses),
     }
 }
 
@@ -64,7 +64,7 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 /// Of either backend, whatever is configured: that may have changed since, or the ADD have been the reference plugin's,
 /// which takes iptables or a table of its own; and what stays hides the next container that has the address. No program
 /// is run where there is nothing for it to remove.
-pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
+pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let mut errors = Vec::new();
     // Where the kernel has no nf_tables, it holds nothing of them.
     let tables = entries::tables().unwrap_or_else(|error| {
@@ -75,30 +75,30 @@ pub fn remove(backend: Option<Backend>, mark: &Mark, known: &[IpNet]) -> Result<
     // Who was never hidden by iptables neither waits for its turn there nor runs a program.
     let by_iptables = match backend {
         Some(Backend::Iptables) => Ok(true),
-        Some(Backend::Nftables) => iptables::is_there(mark),
-        None => iptables::is_seen(mark, has),
+        Some(Backend::Nftables) => iptables::is_there(tag),
+        None => iptables::is_seen(tag, has),
     };
     if has(Family::Inet, reference::NAME) {
-        errors.extend(reference::remove(mark).err());
+        errors.extend(reference::remove(tag).err());
     }
     if let Some(mut tables) = tables.filter(|tables| tables.has(Family::Inet, nftables::NAME)) {
-        errors.extend(nftables::remove(&mut tables.nft, mark, known).err());
+        errors.extend(nftables::remove(&mut tables.nft, tag, known).err());
     }
-    let removed = by_iptables.and_then(|is| if is { iptables::remove(mark, known) } else { Ok(()) });
+    let removed = by_iptables.and_then(|is| if is { iptables::remove(tag, known) } else { Ok(()) });
     errors.extend(removed.err());
     cni::error::collected(errors)
 }
 
 /// CHECK: are these addresses of the attachment hidden, by whomever?
-pub fn inspect(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let bare = match entries::open()? {
-        Some(mut nft) => nftables::bare(&mut nft, mark, addresses)?,
+        Some(mut nft) => nftables::bare(&mut nft, tag, addresses)?,
         None => addresses.to_vec(),
     };
-    if bare.is_empty() || reference::is_there(mark)? {
+    if bare.is_empty() || reference::is_there(tag)? {
         return Ok(());
     }
-    match iptables::bare(mark, &bare)? {
+    match iptables::bare(tag, &bare)? {
         Some(address) => {
             Err(Error::internal(format!("address {} is not masqueraded any more", address.addr())))
         }

@@ -29,7 +29,7 @@ use linux::link::Link;
 use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer, Queues};
 use linux::{Kind, Netns, Rtnl, Undo, ethtool};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -205,18 +205,18 @@ impl Plugin for Neutron {
         let network = Network::read(&request.call)?;
         let vif = network.vif()?;
         let netns = plugin_support::netns::open_netns(&request.netns)?;
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let name = request.who.ifname.as_str();
         let mut undo = Undo::new();
         let link = match &vif.how {
             How::Switch { bridge, hybrid } => {
                 let mut switch = Ovsdb::connect(&network.ovsdb)?;
                 expect_no_link(&mut netns.rtnl().or_refused()?, name)?;
-                let text = mark.text(ALIAS_MAX);
-                let (mark, ovsdb) = (&mark, &network.ovsdb);
-                undo.push(move || drop(take_out(ovsdb, mark)));
+                let text = tag.text(ALIAS_MAX);
+                let (tag, ovsdb) = (&tag, &network.ovsdb);
+                undo.push(move || drop(take_out(ovsdb, tag)));
                 let device = make_links(vif, &netns, name, &text, *hybrid)?;
-                let plug = Plug { bridge, device: &device, port: &vif.id, mac: &vif.mac_text, mark: &text };
+                let plug = Plug { bridge, device: &device, port: &vif.id, mac: &vif.mac_text, tag: &text };
                 let found = switch.plug(&plug)?;
                 if !network.tx_checksum.unwrap_or(!found.in_user_space) {
                     netns.run(|| ethtool::disable_tx_checksum(name)).or_refused()?.or_refused()?;
@@ -226,7 +226,7 @@ impl Plugin for Neutron {
             }
             nested => {
                 let inside = &netns;
-                let link = nest(&network, vif, nested, &netns, &mark, name)?;
+                let link = nest(&network, vif, nested, &netns, &tag, name)?;
                 undo.push(move || interface::remove_inside(inside, name));
                 link
             }
@@ -237,10 +237,10 @@ impl Plugin for Neutron {
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         // A configuration that is wrong, or has become so, must not keep a container from ending.
         let ovsdb = Network::read(&request.call).map_or_else(|_| SOCKET.to_owned(), |network| network.ovsdb);
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || {
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || {
             cni::error::collected(
-                [take_out(&ovsdb, &mark), remove_unnamed(request.netns.as_deref(), &mark)]
+                [take_out(&ovsdb, &tag), remove_unnamed(request.netns.as_deref(), &tag)]
                     .into_iter()
                     .filter_map(Result::err)
                     .collect(),
@@ -263,9 +263,9 @@ impl Plugin for Neutron {
         if kind != "veth" {
             return Ok(());
         }
-        let mark = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
         let own = Ovsdb::connect(&network.ovsdb)?.own()?;
-        match own.iter().find(|found| found.mark == mark) {
+        match own.iter().find(|found| found.tag == tag) {
             Some(found) if found.error.is_empty() => Ok(()),
             Some(found) => Err(Error::internal(format!("Open vSwitch: {}: {}", found.device, found.error))),
             None => Err(Error::internal(format!(
@@ -281,10 +281,10 @@ impl Plugin for Neutron {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let name = request.call.config.name.as_str();
         let keep: Vec<String> =
-            valid.iter().map(|one| Mark::of_valid(NAME, name, one).text(ALIAS_MAX)).collect();
+            valid.iter().map(|one| OwnerTag::of_valid(NAME, name, one).text(ALIAS_MAX)).collect();
         let (_, unplugged) = unplug(&network.ovsdb, &mut Rtnl::open().or_refused()?, |text| {
-            let of_network = |mark: Mark| mark.is_of(NAME, name);
-            !keep.iter().any(|kept| kept == text) && Mark::read(text).is_some_and(of_network)
+            let of_network = |tag: OwnerTag| tag.is_of(NAME, name);
+            !keep.iter().any(|kept| kept == text) && OwnerTag::read(text).is_some_and(of_network)
         })?;
         unplugged
     }
@@ -347,7 +347,7 @@ fn nest(
     vif: &Vif,
     how: &How,
     netns: &Netns,
-    mark: &Mark,
+    tag: &OwnerTag,
     name: &str,
 ) -> Result<Link, Error> {
     let mut parent = Parent::find(network.master.as_deref(), LinkNamespace::Host, netns)?;
@@ -358,14 +358,14 @@ fn nest(
     };
     let mtu = parent.check_mtu(vif.mtu)?;
     let link = NewLink { mtu, mac: Some(&vif.mac), ..NewLink::new(name, kind) };
-    parent.create_child(&link, netns, mark)
+    parent.create_child(&link, netns, tag)
 }
 
 /// Takes the attachment's port out of the switch, and removes its links on the host.
-fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
-    let text = mark.text(ALIAS_MAX);
+fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
+    let text = tag.text(ALIAS_MAX);
     let mut host = Rtnl::open().or_refused()?;
-    let (links, unplugged) = unplug(ovsdb, &mut host, |mark| mark == text)?;
+    let (links, unplugged) = unplug(ovsdb, &mut host, |tag| tag == text)?;
     let mut errors: Vec<Error> = unplugged.err().into_iter().collect();
     for link in links.iter().filter(|link| link.alias == text) {
         let gone = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
@@ -374,7 +374,7 @@ fn take_out(ovsdb: &str, mark: &Mark) -> Result<(), Error> {
     cni::error::collected(errors)
 }
 
-/// Takes those of our ports out of the switch that are meant by their mark, and those whose link is gone; the host's
+/// Takes those of our ports out of the switch that are meant by their tag, and those whose link is gone; the host's
 /// links, and how it went. With the switch away the next call does it.
 ///
 /// A port is put in after its link was made: so the links are looked at after the ports, or the port of an ADD that is
@@ -389,7 +389,7 @@ fn unplug(
     let unplugged = match ports.transpose() {
         Ok(None) => Ok(()),
         Ok(Some((mut switch, mut own))) => {
-            own.retain(|port| is_meant(&port.mark) || !links.iter().any(|link| link.name == port.device));
+            own.retain(|port| is_meant(&port.tag) || !links.iter().any(|link| link.name == port.device));
             switch.unplug(&own.into_iter().map(|port| port.device).collect::<Vec<_>>())
         }
         Err(error) => Err(error),

@@ -17,7 +17,7 @@ use linux::route::{Family, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::hash::hashed;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
 use crate::interface::inspection::differs;
@@ -84,11 +84,11 @@ impl Parent {
         &mut self,
         child: &NewLink<'_>,
         container: &Netns,
-        mark: &Mark,
+        tag: &OwnerTag,
     ) -> Result<Link, Error> {
         let mut inside = container.rtnl().or_refused()?;
         expect_no_link(&mut inside, child.name)?;
-        let passing = passing_name(mark);
+        let passing = passing_name(tag);
         let mut made = NewLink { name: &passing, ..child.clone() };
         if self.namespace == LinkNamespace::Host {
             made.netns = Some(container);
@@ -100,7 +100,7 @@ impl Parent {
             inside.delete_link(leftover.index, &passing).or_refused()?;
             tried = self.net.add_link(&made);
         }
-        let alias = mark.text(ALIAS_MAX);
+        let alias = tag.text(ALIAS_MAX);
         let named = tried.map_err(|error| self.blame(&error)).and_then(|()| {
             let link = inside.link(&passing).or_refused()?;
             let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
@@ -146,12 +146,12 @@ pub fn inspect_parent(
     }
 }
 
-/// The name of a link until it has its own, and with it its mark.
-pub fn passing_name(mark: &Mark) -> String {
-    hashed("weft", 15, &[&mark.network, &mark.container, &mark.ifname])
+/// The name of a link until it has its own, and with it its tag.
+pub fn passing_name(tag: &OwnerTag) -> String {
+    hashed("weft", 15, &[&tag.network, &tag.container, &tag.ifname])
 }
 
-/// Removes a child under its passing name, or under its own if it has our mark by now: best effort.
+/// Removes a child under its passing name, or under its own if it has our tag by now: best effort.
 fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
     let Ok(mut inside) = container.rtnl() else { return };
     for name in [passing, name] {
@@ -164,10 +164,10 @@ fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
 }
 
 /// Removes a link that an ADD which was killed has left under its passing name; nothing there is success.
-pub fn remove_unnamed(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
+pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;
-    match inside.find_link(&passing_name(mark)).or_refused()? {
+    match inside.find_link(&passing_name(tag)).or_refused()? {
         None => Ok(()),
         Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }

@@ -19,7 +19,7 @@ use linux::link::create::Queues;
 use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
 use plugin_support::failure::{OrRefused, refused};
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use crate::interface::inspection::{
@@ -87,7 +87,7 @@ impl Plugin for Ptp {
         let Attach { who, netns: path, call } = request;
         let network = Network::read(call)?;
         let netns = plugin_support::netns::open_netns(path)?;
-        let mark = Mark::of(NAME, &call.config, who);
+        let tag = OwnerTag::of(NAME, &call.config, who);
         let mut host = Rtnl::open().or_refused()?;
         let mut undo = Undo::new();
         // Not `configured`: without an address there is nothing that a point-to-point link could do.
@@ -105,10 +105,10 @@ impl Plugin for Ptp {
             mac: None,
             queues: network.queues,
             master: None,
-            mark: &mark,
+            tag: &tag,
         };
         let host_end = pair.create(&mut host)?;
-        undo.push(|| veth::forget_host_end(&mark));
+        undo.push(|| veth::forget_host_end(&tag));
         // Best effort, as inside. Without an own address that counts the host does not ask for the container's.
         let _ = sysctl::write_interface(sysctl::Family::V6, &host_end, "accept_dad", "0");
         let host_end = host.link(&host_end).or_refused()?;
@@ -121,9 +121,9 @@ impl Plugin for Ptp {
         let addresses: Vec<IpNet> = result.ips.iter().map(|ip| ip.address).collect();
         forwarding::enable(&addresses)?;
         if let Some(backend) = network.masquerade {
-            let (mark, known) = (&mark, addresses.clone());
-            undo.push(move || drop(masquerade::remove(Some(backend), mark, &known)));
-            masquerade::add(backend, mark, &addresses)?;
+            let (tag, known) = (&tag, addresses.clone());
+            undo.push(move || drop(masquerade::remove(Some(backend), tag, &known)));
+            masquerade::add(backend, tag, &addresses)?;
         }
         interface::prefer_dns(call, &mut result)?;
         undo.commit();
@@ -133,9 +133,9 @@ impl Plugin for Ptp {
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         // A configuration that is wrong, or has become so, must not keep a container from ending.
         let backend = Network::read(&request.call).ok().and_then(|network| network.masquerade);
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || {
-            masquerade::remove(backend, &mark, &masquerade::known(&request.call.config))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || {
+            masquerade::remove(backend, &tag, &masquerade::known(&request.call.config))
         })
     }
 
@@ -149,7 +149,7 @@ impl Plugin for Ptp {
         inspect_host(&result, &inside.link)?;
         if network.masquerade.is_some() {
             let addresses: Vec<IpNet> = own_ips(&result, &inside.link.name).map(|ip| ip.address).collect();
-            masquerade::inspect(&Mark::of(NAME, &request.call.config, &request.who), &addresses)?;
+            masquerade::inspect(&OwnerTag::of(NAME, &request.call.config, &request.who), &addresses)?;
         }
         compare_addressing(&mut inside, &result)
     }

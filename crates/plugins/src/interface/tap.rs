@@ -15,7 +15,7 @@ use linux::link::tap::{self, NewTap};
 use linux::link::{Change, Link};
 use linux::{Netns, Rtnl};
 use plugin_support::failure::{OrRefused, refused};
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 
 use crate::interface::inspection::{differs, expect_kind};
@@ -133,8 +133,8 @@ impl Plugin for Tap {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || Ok(()))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || Ok(()))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -167,7 +167,7 @@ fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Er
         context: context.as_deref(),
     };
     netns.run(|| tap::create(&new)).or_refused()?.or_refused()?;
-    let alias = Mark::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
+    let alias = OwnerTag::of(NAME, &request.call.config, &request.who).text(ALIAS_MAX);
     let change = Change { mtu: *mtu, mac: mac.as_deref(), master, alias: Some(&alias), ..Change::default() };
     let finish = |net: &mut Rtnl| {
         let link = net.link(ifname)?;

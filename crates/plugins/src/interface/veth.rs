@@ -16,7 +16,7 @@ use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::hash::hashed;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
 
@@ -38,7 +38,7 @@ pub struct Veth<'a> {
     /// Index of the bridge that the host end becomes a port of.
     pub master: Option<u32>,
     /// For whom.
-    pub mark: &'a Mark,
+    pub tag: &'a OwnerTag,
 }
 
 /// Returns the name that the host end of an attachment may have, at the `attempt`th try; `None` behind the last one.
@@ -47,8 +47,8 @@ pub fn candidate(network: &str, who: &Attachment, attempt: u32) -> Option<String
 }
 
 /// The name the host end of an attachment has, at the `attempt`th try (0 first).
-pub fn host_name(mark: &Mark, attempt: u32) -> String {
-    let Mark { plugin: _, network, container, ifname } = mark;
+pub fn host_name(tag: &OwnerTag, attempt: u32) -> String {
+    let OwnerTag { plugin: _, network, container, ifname } = tag;
     name_of([network, container, ifname], attempt)
 }
 
@@ -65,10 +65,10 @@ impl Veth<'_> {
     /// # Errors
     /// Code 4 if the container has an interface of that name already (S25); nothing is left of a pair that failed.
     pub fn create(&self, host: &mut Rtnl) -> Result<String, Error> {
-        let alias = self.mark.text(ALIAS_MAX);
+        let alias = self.tag.text(ALIAS_MAX);
         let mut attempt = 0;
         while attempt < TRIES {
-            let name = host_name(self.mark, attempt);
+            let name = host_name(self.tag, attempt);
             let peer = Peer {
                 name: self.container_name,
                 mtu: self.mtu,
@@ -90,7 +90,7 @@ impl Veth<'_> {
                 }
                 Err(error) => {
                     // It may have been made, and the kernel's answer been lost.
-                    forget_host_end(self.mark);
+                    forget_host_end(self.tag);
                     return Err(plugin_support::failure::refused(&error));
                 }
             }
@@ -124,17 +124,17 @@ impl Veth<'_> {
     }
 }
 
-/// Is the link of an attachment's name the attachment's? One without a mark is: whoever made it was killed
+/// Is the link of an attachment's name the attachment's? One without a tag is: whoever made it was killed
 /// before it could say so.
 fn is_own(link: &Link, alias: &str) -> bool {
     link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }
 
 /// The host end of an attachment, if it is there.
-pub fn find_host_end(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error> {
-    let alias = mark.text(ALIAS_MAX);
+pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Error> {
+    let alias = tag.text(ALIAS_MAX);
     for attempt in 0..TRIES {
-        match host.find_link(&host_name(mark, attempt)).or_refused()? {
+        match host.find_link(&host_name(tag, attempt)).or_refused()? {
             Some(link) if is_own(&link, &alias) => return Ok(Some(link)),
             Some(_) => {}
             None => break,
@@ -144,16 +144,16 @@ pub fn find_host_end(host: &mut Rtnl, mark: &Mark) -> Result<Option<Link>, Error
 }
 
 /// Removes the host end of an attachment, and with it the container's, wherever that is; whether it was still there.
-pub fn remove_host_end(host: &mut Rtnl, mark: &Mark) -> Result<bool, Error> {
-    let Some(link) = find_host_end(host, mark)? else { return Ok(false) };
+pub fn remove_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<bool, Error> {
+    let Some(link) = find_host_end(host, tag)? else { return Ok(false) };
     linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused()?;
     Ok(true)
 }
 
 /// [`remove_host_end`] while undoing: the error that matters is another one.
-pub fn forget_host_end(mark: &Mark) {
+pub fn forget_host_end(tag: &OwnerTag) {
     if let Ok(mut host) = Rtnl::open() {
-        let _ = remove_host_end(&mut host, mark);
+        let _ = remove_host_end(&mut host, tag);
     }
 }
 

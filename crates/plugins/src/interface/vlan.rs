@@ -14,7 +14,7 @@ use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{NewKind, NewLink};
 use linux::link::{Detail, Link};
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
 use crate::interface;
@@ -89,8 +89,8 @@ impl Plugin for Vlan {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = Mark::of(NAME, &request.call.config, &request.who);
-        interface::detach(&mark, request, delegates, || remove_unnamed(request.netns.as_deref(), &mark))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::detach(&tag, request, delegates, || remove_unnamed(request.netns.as_deref(), &tag))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -114,12 +114,12 @@ impl Plugin for Vlan {
 /// The kernel has an id once for a parent, whatever namespace the interface is in.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let Network { master, parent_in, id, mtu } = network;
-    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(Some(master), *parent_in, netns)?;
     let mtu = parent.check_mtu(*mtu)?;
     let kind = NewKind::Vlan { parent: parent.link.index, id: *id };
     let link = NewLink { mtu, ..NewLink::new(request.who.ifname.as_str(), kind) };
-    parent.create_child(&link, netns, &mark).map_err(|error| error.context(format_args!("vlanId: {id}")))
+    parent.create_child(&link, netns, &tag).map_err(|error| error.context(format_args!("vlanId: {id}")))
 }
 
 fn inspect(network: &Network, netns: &Netns, link: &Link) -> Result<(), Error> {

@@ -105,7 +105,7 @@ fn a_capability_that_is_declared_later_changes_no_running_pod() {
     world.define("home/plain", declares);
     world.held = entry.held();
     assert!(between(&entry, &world.plan()).unwrap().is_none());
-    // An older release, or Multus, did not write down what was asked, nor did Multus what was verified.
+    // An entry imported from Multus has neither the requests nor what was verified.
     entry.plan.delegates[1].asked = None;
     entry.plan.delegates[1].verify = npwg::plan::Verify::default();
     assert!(between(&entry, &world.plan()).unwrap().is_none());

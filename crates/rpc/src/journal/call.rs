@@ -1,4 +1,4 @@
-//! What the plugins of a recorded attachment are called with: whoever calls them later calls them as ADD was called.
+//! Parameters of the plugins of a recorded attachment: a later call uses those of the ADD.
 
 use cni::args::Args;
 use cni::error::{Context, Error};

@@ -1,7 +1,6 @@
-//! `weft-cni adopt`: takes over a sandbox that another meta-plugin attached, as an entry of the journal on stdin.
+//! `weft-cni import-entry`: writes the journal entry of a sandbox that another meta-plugin attached.
 //!
-//! Rules: only the hands write the journal, and under the sandbox's lock; an entry that is there is never replaced,
-//! whatever it holds; who makes the entry has read its configurations as DEL will.
+//! The entry comes on stdin. An existing entry is never replaced, whatever it holds (`docs/design/journal.md`).
 
 use std::io::Read;
 use std::path::Path;
@@ -13,7 +12,7 @@ use super::journal::Journal;
 use super::lock::Lock;
 
 /// The word on the command line for it.
-pub const COMMAND: &str = "adopt";
+pub const COMMAND: &str = "import-entry";
 
 /// Reads an entry from stdin and puts it into the journal below `directory`.
 ///

@@ -1,8 +1,10 @@
-//! Asking for a plan: the agent on its socket, else `weft plan --once`; and telling the agent how it went.
+//! Requests of the meta-plugin: a plan from the agent, else from `weft plan --once`; reports to the agent.
 //!
-//! Rules: a deadline holds for the whole question; an agent that is there and refuses is believed, one
-//! that is not there is replaced by a short-lived process that does the same; what the agent is told afterwards
-//! is for its figures, and never fails or delays an ADD noticeably.
+//! - One deadline holds for a request and its response.
+//! - A refusal of the agent is final. An agent that does not listen is replaced by a short-lived process that plans alike.
+//! - The report of an executed plan is for metrics: it never fails an ADD, nor delays it by more than [`REPORT_MAX`].
+//!
+//! Source: `docs/design/rpc.md`.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -15,123 +17,132 @@ use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
 use npwg::configuration::NodeConfiguration;
 use npwg::plan::Plan;
-use rpc::exchange::{self, Answer, Order, Question, Reply, Report};
+use rpc::frame;
+use rpc::message::{Request, Response};
+use rpc::plan::{PlanReport, PlanRequest, PlanResponse};
+use rpc::task::{Task, TaskResult};
 
-/// How long the agent may think: shorter than the kubelet waits for a sandbox.
+/// Deadline of a request: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How long it may let a caller wait at its door.
+/// Timeout for the agent to accept the connection.
 const CALL_MAX: Duration = Duration::from_secs(10);
-/// How long it may take to tell the agent how it went.
-const COURTESY: Duration = Duration::from_millis(100);
+/// Timeout for the report of an executed plan, and for a look whether an agent listens.
+const REPORT_MAX: Duration = Duration::from_millis(100);
 /// Name of the other binary.
 const BRAIN: &str = "weft";
 /// The same where its name is taken: in a plugin directory that is a link to ourselves.
 const APART: &str = "weft.d/weft";
 
-/// A plan, and whom it is from.
+/// Plan, and the connection that it came on.
 #[derive(Debug)]
 pub(super) struct Advice {
-    /// What to do.
+    /// The plan.
     pub(super) plan: Plan,
-    /// What else is to be done on this node, later.
-    pub(super) orders: Vec<Order>,
-    /// The agent, if it was one.
+    /// Tasks of this node, for once the runtime has its answer.
+    pub(super) tasks: Vec<Task>,
+    /// The connection, if an agent planned.
     agent: Option<UnixStream>,
 }
 
 impl Advice {
-    /// A plan that nobody waits to hear of.
+    /// Returns a plan that is not reported on.
     pub(super) fn of(plan: Plan) -> Advice {
-        Advice { plan, orders: Vec::new(), agent: None }
+        Advice { plan, tasks: Vec::new(), agent: None }
     }
 
-    /// What hears of the outcome.
+    /// Takes the receiver of the report.
     pub(super) fn listener(&mut self) -> Listener {
         Listener(self.agent.take())
     }
 }
 
-/// Who hears how it went.
+/// Receiver of the report of an executed plan.
 #[derive(Debug)]
 pub(super) struct Listener(Option<UnixStream>);
 
 impl Listener {
-    /// Is anybody there?
+    /// Whether an agent receives the report.
     pub(super) fn is_there(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Tells it; whether it listens changes nothing.
-    pub(super) fn tell(self, report: &Report) {
+    /// Sends the report; a failure changes nothing.
+    pub(super) fn report(self, report: PlanReport) {
         let Some(mut stream) = self.0 else { return };
-        if stream.set_write_timeout(Some(COURTESY)).is_ok() {
-            let _ = exchange::send(&mut stream, report);
+        if stream.set_write_timeout(Some(REPORT_MAX)).is_ok() {
+            let _ = frame::send(&mut stream, &Request::PlanReport(report));
         }
     }
 }
 
-/// Asks for a plan.
-pub(super) fn plan(node: &NodeConfiguration, question: &Question) -> Result<Advice, Error> {
-    let socket = Path::new(&node.agent_socket);
-    let (reply, agent) = match connect_within(socket, CALL_MAX) {
+/// Requests a plan.
+pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<Advice, Error> {
+    let (socket, request) = (Path::new(&node.agent_socket), Request::Plan(Box::new(request)));
+    let (response, agent) = match connect_within(socket, CALL_MAX) {
         Ok(mut stream) => {
-            let reply = ask(&mut stream, question, DEADLINE);
-            (reply.context(format_args!("agent {}", socket.display()))?, Some(stream))
+            let response = ask(&mut stream, &request, DEADLINE);
+            (response.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            (ask_once(question)?, None)
+            (ask_once(&request)?, None)
         }
-        Err(cause) => return Err(unheard(socket, &cause)),
+        Err(cause) => return Err(unreachable(socket, &cause)),
     };
-    let Reply { answer, orders } = reply;
-    match answer {
-        Answer::Plan(plan) => Ok(Advice { plan: *plan, orders, agent }),
-        Answer::Refused(error) => Err(error),
-        Answer::Noted => Err(Error::internal("the answer to a question for a plan is none")),
+    match response {
+        Response::Plan(response) => {
+            let PlanResponse { plan, tasks } = *response;
+            Ok(Advice { plan, tasks, agent })
+        }
+        other => Err(other.into_error()),
     }
 }
 
-/// Does anybody listen for questions?
+/// Whether an agent listens.
 pub(super) fn is_there(node: &NodeConfiguration) -> bool {
-    connect_within(Path::new(&node.agent_socket), COURTESY).is_ok()
+    connect_within(Path::new(&node.agent_socket), REPORT_MAX).is_ok()
 }
 
-/// Tells the agent what a question without an answer says.
+/// Reports the result of a task.
 ///
 /// # Errors
-/// There is none, or it does not listen.
-pub(super) fn tell(node: &NodeConfiguration, question: &Question) -> Result<(), Error> {
+/// No agent listens, or it refuses the result.
+pub(super) fn report(node: &NodeConfiguration, result: TaskResult) -> Result<(), Error> {
     let socket = Path::new(&node.agent_socket);
-    let mut stream = connect_within(socket, CALL_MAX).map_err(|cause| unheard(socket, &cause))?;
-    ask(&mut stream, question, DEADLINE).map(|_| ()).context(format_args!("agent {}", socket.display()))
+    let mut stream = connect_within(socket, CALL_MAX).map_err(|cause| unreachable(socket, &cause))?;
+    let response = ask(&mut stream, &Request::TaskResult(result), DEADLINE);
+    let accepted = response.and_then(|response| match response {
+        Response::Accepted => Ok(()),
+        other => Err(other.into_error()),
+    });
+    accepted.context(format_args!("agent {}", socket.display()))
 }
 
-/// It is there and does not hear: the same call may succeed later.
-fn unheard(socket: &Path, cause: &io::Error) -> Error {
+/// Returns the error of an agent that is there and does not accept: the same call may succeed later.
+fn unreachable(socket: &Path, cause: &io::Error) -> Error {
     let code = if cause.kind() == ErrorKind::TimedOut { code::TRY_AGAIN_LATER } else { code::IO_FAILURE };
     Error::new(code, format!("agent {}: {cause}", socket.display()))
 }
 
-/// Puts a question to whoever is at the other end; it and the answer may take `patience`.
-fn ask(stream: &mut UnixStream, question: &Question, patience: Duration) -> Result<Reply, Error> {
-    let mut stream = Bounded::within(stream, patience);
+/// Sends a request and receives its response, both within `timeout`.
+fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<Response, Error> {
+    let mut stream = Bounded::within(stream, timeout);
     // The agent is there but slow, or ends just now: the same call may succeed later.
-    let again = |error: Error| match error.code {
-        code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
-        _ => error,
+    let again = |error: frame::FrameError| match Error::from(error) {
+        error if error.code == code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
+        error => error,
     };
-    exchange::send(&mut stream, question).map_err(again)?;
-    exchange::receive(&mut stream).map_err(again)
+    frame::send(&mut stream, request).map_err(again)?;
+    frame::receive(&mut stream).map_err(again)
 }
 
-/// Runs `weft plan --once`, which reads a question and writes an answer.
-fn ask_once(question: &Question) -> Result<Reply, Error> {
-    let program = find_brain();
-    run_once(&program, question, DEADLINE).context(format_args!("{} plan --once", program.display()))
+/// Runs `weft plan --once`, which reads one request and writes its response.
+fn ask_once(request: &Request) -> Result<Response, Error> {
+    let program = find_weft();
+    run_once(&program, request, DEADLINE).context(format_args!("{} plan --once", program.display()))
 }
 
-/// The same of a program; one that says nothing for `patience` is ended.
-fn run_once(program: &Path, question: &Question, patience: Duration) -> Result<Reply, Error> {
+/// Runs `program` as a planner; it is killed if it has not answered within `timeout`.
+fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Response, Error> {
     let failed = |cause| Error::io("start", cause);
     let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
     let theirs = OwnedFd::from(theirs);
@@ -141,21 +152,21 @@ fn run_once(program: &Path, question: &Question, patience: Duration) -> Result<R
         .stdout(theirs)
         .spawn()
         .map_err(|cause| absent(&cause))?;
-    let reply = ask(&mut ours, question, patience);
-    if reply.is_err() {
+    let response = ask(&mut ours, request, timeout);
+    if response.is_err() {
         // One that has ended by itself still says how.
         let _ = child.kill();
     }
     let status = child.wait().map_err(failed)?;
     match status.code() {
         Some(code) if code != 0 => Err(Error::new(code::IO_FAILURE, status.to_string())),
-        _ => reply,
+        _ => response,
     }
 }
 
 /// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
 /// ourselves, the plugin `weft`; `weft install --thin` puts the program into a directory of its own there.
-pub(super) fn find_brain() -> PathBuf {
+pub(super) fn find_weft() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
     let beside = [BRAIN, APART].map(|name| own.with_file_name(name));
     let is_another = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real != own);
@@ -179,14 +190,13 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("weft-planner-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let program = directory.join("weft");
-        let question = serde_json::from_str(
-            r#"{"version":1,"pod":{"namespace":"n","name":"p","uid":""},"container":"c","ifname":"eth0","configuration":{}}"#,
-        );
-        let question: Question = question.unwrap();
+        let request = br#"{"version":1,"request":{"plan":{"pod":{"namespace":"n","name":"p","uid":""},"container":"c",
+            "ifname":"eth0","node":{"configuration":{},"flavour":"weft","files":[],"unreadable":[]},"began":0}}}"#;
+        let request: Request = frame::decode(request).unwrap();
         let run = |script: &str| {
             std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
-            run_once(&program, &question, Duration::from_millis(300)).unwrap_err()
+            run_once(&program, &request, Duration::from_millis(300)).unwrap_err()
         };
         let began = Instant::now();
         let late = run("exec sleep 60");
@@ -197,7 +207,7 @@ mod tests {
         let failed = run("exit 3");
         assert!(failed.msg.contains("exit status: 3"), "{failed}");
         std::fs::remove_dir_all(&directory).unwrap();
-        let absent = run_once(&program, &question, DEADLINE).unwrap_err();
+        let absent = run_once(&program, &request, DEADLINE).unwrap_err();
         assert!(absent.code == code::TRY_AGAIN_LATER && absent.details.contains("manifestDir"), "{absent}");
     }
 }

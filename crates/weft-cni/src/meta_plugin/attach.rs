@@ -1,12 +1,11 @@
-//! Carrying out a plan: one network after the other, each result recorded as it comes.
+//! ADD of a planned sandbox: one network after the other, each result recorded as it comes.
 //!
-//! Rules:
-//! - the entry is on the disk before the first effect;
-//! - the first failure ends it: nothing later is attempted, what was attempted is taken down, last first,
-//!   and only what could not be taken down stays in the journal for the next DEL;
-//! - what a pod asked for is looked for in the result; a result is never invented.
+//! - The entry is on the disk before the first effect (`docs/design/journal.md`).
+//! - The first failure ends the ADD: what was attempted is taken down, last first, and what cannot be taken down stays in
+//!   the journal for the next DEL.
+//! - What a pod requests is verified in the result.
 //!
-//! Source: the standard 6.2, 7.1–7.3 (NPWG1-7.2-1…3); SPEC 1.1.0 §3 "Add".
+//! Source: the multi-network specification 6.2, 7.1–7.3; CNI 1.1.0 §3 "Add".
 
 use std::path::Path;
 use std::time::Instant;
@@ -30,13 +29,17 @@ use crate::plugin_invoker::PluginInvoker;
 ///
 /// # Errors
 /// The first failure, after everything was undone; what could not be undone is in its details.
-pub(super) fn attach(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
-    plugins_are_there(hands, entry, &entry.plan.delegates)?;
+pub(super) fn attach(
+    journal: &Journal,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+) -> Result<Success, Error> {
+    plugins_are_there(invoker, entry, &entry.plan.delegates)?;
     names_are_free(entry, &entry.plan.delegates)?;
     let mut record = journal.begin(entry)?;
-    let carried = carry_out(&mut record, hands, entry);
+    let carried = carry_out(&mut record, invoker, entry);
     let Err(error) = carried else { return carried };
-    let undone = detach::take_down(journal, hands, entry);
+    let undone = detach::take_down(journal, invoker, entry);
     Err(match undone {
         Ok(()) => error,
         Err(left) => {
@@ -50,13 +53,13 @@ pub(super) fn attach(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry
 /// Refuses delegates whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
 /// the plugin of that name could remove.
 pub(super) fn plugins_are_there<'a>(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
 ) -> Result<(), Error> {
     for delegate in delegates {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        readiness::plugins_are_there(hands, &network, &entry.path)
+        readiness::plugins_are_there(invoker, &network, &entry.path)
             .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
             .context(&delegate.network)?;
     }
@@ -81,7 +84,7 @@ pub(super) fn names_are_free<'a>(
     Ok(())
 }
 
-fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
+fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
     let mut results = Vec::with_capacity(delegates.len());
     for (index, delegate) in delegates.iter().enumerate() {
@@ -90,7 +93,7 @@ fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> R
             "" => format!("attach {}", delegate.ifname),
             name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
         };
-        let (network, attached) = match attach_one(hands, entry, delegate) {
+        let (network, attached) = match attach_one(invoker, entry, delegate) {
             Ok(attached) => attached,
             Err(error) => {
                 // These were not attempted (NPWG1-7.2-2): nothing of them is to be torn down.
@@ -120,7 +123,7 @@ fn carry_out(record: &mut Record, hands: &PluginInvoker, entry: &mut Entry) -> R
 
 /// One network: its device, its plugins, and whether they did as asked.
 pub(super) fn attach_one(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     delegate: &Delegate,
 ) -> Result<(Network, Attached), Error> {
@@ -128,7 +131,7 @@ pub(super) fn attach_one(
         devices::publish(file)?;
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let attached = chain::add(hands, &network, &entry.parameters(delegate))?;
+    let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

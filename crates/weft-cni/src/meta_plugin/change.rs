@@ -1,15 +1,9 @@
-//! Changing the networks of a sandbox that runs: what goes is detached, what comes is attached.
+//! Hot-plug: changes the networks of a running sandbox to those of a new plan.
 //!
-//! Rules:
-//! - what is to be done stands in the journal before it is done, so a DEL at any moment finds everything, and the
-//!   same order given again goes on where this one was killed;
-//! - what stays is not touched;
-//! - each network is on its own: one that cannot be attached is taken back and holds up none of the others, one that
-//!   cannot be detached stays in the journal for the next order, or the DEL;
-//! - an order begins nothing more once it has taken as long as one delegate may: a pod with many slow networks does not keep
-//!   the others of the node from theirs. What is left is for the next order.
-//!
-//! Source: what is to be done is decided by [`rpc::change`].
+//! - [`rpc::change`] decides what is done. The change is in the journal before it begins, so that a DEL finds everything and
+//!   the same change can continue after a crash (`docs/design/journal.md`).
+//! - What stays is not touched, and a failure of one network does not hold up the others.
+//! - A change begins nothing more after the time that one delegate may take; the rest is put off.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +12,8 @@ use cni::result::Success;
 use cni::{Context, Error, code};
 use npwg::plan::{Delegate, Plan};
 use rpc::change::{self, Change};
-use rpc::exchange::Done;
 use rpc::journal::{Attachment, Entry, State};
+use rpc::task::NetworkChange;
 
 use super::journal::Journal;
 use super::{attach, detach};
@@ -29,7 +23,7 @@ use crate::plugin_invoker::PluginInvoker;
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     /// What was done.
-    pub(super) done: Vec<Done>,
+    pub(super) done: Vec<NetworkChange>,
     /// What failed.
     pub(super) errors: Vec<Error>,
 }
@@ -40,7 +34,7 @@ pub(super) struct Changed {
 /// A change that is not made at all. What fails of one that is, is in the answer.
 pub(super) fn change(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     plan: &Plan,
     patience: Duration,
@@ -50,23 +44,23 @@ pub(super) fn change(
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
-    attach::plugins_are_there(hands, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    attach::plugins_are_there(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
     journal.begin(&entry)?;
     for place in removed {
         let delegate = entry.plan.delegates[place].clone();
         let in_time = within(began, patience);
-        match in_time.and_then(|()| detach::detach_one(hands, &entry, place, &delegate)) {
+        match in_time.and_then(|()| detach::detach_one(invoker, &entry, place, &delegate)) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
-                changed.done.push(Done { network, ifname, added: None });
+                changed.done.push(NetworkChange { network, ifname, added: None });
             }
             Err(error) => changed.errors.push(note(&mut entry, place, error, "detach")),
         }
         journal.update(&entry)?;
     }
     for place in added {
-        add(hands, &mut entry, place, &mut changed, within(began, patience));
+        add(invoker, &mut entry, place, &mut changed, within(began, patience));
         journal.update(&entry)?;
     }
     changed.errors.extend(settle(&mut entry, wanted).err());
@@ -87,7 +81,7 @@ fn within(began: Instant, patience: Duration) -> Result<(), Error> {
 
 /// Attaches one network, if there is time; what an attempt leaves is taken back.
 fn add(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &mut Entry,
     place: usize,
     changed: &mut Changed,
@@ -98,12 +92,12 @@ fn add(
     let attached = in_time
         .and_then(|()| attach::names_are_free(entry, [&delegate]))
         .map_err(|error| (error, false))
-        .and_then(|()| attach::attach_one(hands, entry, &delegate).map_err(|error| (error, true)));
+        .and_then(|()| attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true)));
     match attached {
         Ok((_, attached)) => {
             let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
             let Delegate { network, ifname, .. } = delegate;
-            changed.done.push(Done { network, ifname, added: Some(ips) });
+            changed.done.push(NetworkChange { network, ifname, added: Some(ips) });
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),
@@ -113,7 +107,7 @@ fn add(
         }
         Err((error, begun)) => {
             changed.errors.push(note(entry, place, error, "attach"));
-            let left = if begun { detach::detach_one(hands, entry, place, &delegate) } else { Ok(()) };
+            let left = if begun { detach::detach_one(invoker, entry, place, &delegate) } else { Ok(()) };
             match left {
                 Ok(()) => entry.attachments[place].state = State::Detached,
                 Err(error) => changed.errors.push(note(entry, place, error, "undo")),

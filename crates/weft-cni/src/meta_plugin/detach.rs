@@ -1,13 +1,11 @@
-//! Taking a sandbox down: from the journal alone, last network first.
+//! DEL of a sandbox: from the journal alone, last network first.
 //!
-//! Rules:
-//! - a namespace that is another one by now than the sandbox's is not entered: [`namespace`];
-//! - every attachment that may have been begun is taken down, also the one whose ADD failed;
-//! - a failure stops none of the others; it is kept, and what is left is tried again by the next DEL;
-//! - the kernel's grace period for removing interfaces is paid once for the sandbox: links that our
-//!   own plugins made are removed together first, and their DEL finds nothing left to remove.
+//! - Every attachment that may have been begun is taken down. A failure does not stop the others; what is left stays in
+//!   the entry for the next DEL (`docs/design/journal.md`).
+//! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
+//! - Links of built-in plugins are removed with one request first, so that the grace period of the kernel passes once.
 //!
-//! Source: the standard 7.2 (NPWG1-7.2-3…5); SPEC 1.1.0 §3 "Delete".
+//! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
 
 use std::path::Path;
 
@@ -21,7 +19,7 @@ use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use plugins::interface::{REMOVAL_GROUP, is_anothers};
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
@@ -35,17 +33,17 @@ use crate::plugin_invoker::PluginInvoker;
 ///
 /// # Errors
 /// All failures in one; the entry then holds what is left.
-pub(super) fn take_down(journal: &Journal, hands: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
+pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
     let mut errors = Vec::new();
     let recorded = entry.netns.clone();
     namespace::forget_another(entry)?;
     let delegates = entry.plan.delegates.clone();
-    errors.extend(unregister(hands, entry, &delegates).err());
+    errors.extend(unregister(invoker, entry, &delegates).err());
     for (index, delegate) in delegates.iter().enumerate().rev() {
         if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
             continue;
         }
-        let outcome = detach_one(hands, entry, index, delegate);
+        let outcome = detach_one(invoker, entry, index, delegate);
         let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
         let attachment = &mut entry.attachments[index];
         match outcome {
@@ -67,7 +65,7 @@ pub(super) fn take_down(journal: &Journal, hands: &PluginInvoker, entry: &mut En
 }
 
 pub(super) fn detach_one(
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     entry: &Entry,
     index: usize,
     delegate: &Delegate,
@@ -78,7 +76,7 @@ pub(super) fn detach_one(
         log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
         None
     });
-    let mut errors = chain::del_all(hands, &network, &entry.parameters(delegate), last.as_ref());
+    let mut errors = chain::del_all(invoker, &network, &entry.parameters(delegate), last.as_ref());
     if entry.attachments[index].state == State::Planned {
         // A plugin that refuses the version of a configuration has never done anything for it.
         errors.retain(|error| error.code != code::INCOMPATIBLE_VERSION);
@@ -93,10 +91,10 @@ pub(super) fn detach_one(
 ///
 /// A request removes links of one namespace. Where there are links on the host to be removed anyhow (an ifb), the
 /// pairs go by their ends there, too.
-fn unregister(hands: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
+fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
-    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(hands, entry, delegate)).collect();
+    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(invoker, entry, delegate)).collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
     for one in &own {
@@ -149,16 +147,16 @@ struct IpamType {
 impl Own {
     /// None where a foreign plugin in the chain may need the interface before it is removed, or where addresses are released
     /// through it.
-    fn of(hands: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<Own> {
+    fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<Own> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
         let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
         let ipam: IpamType = network.plugins.first()?.read("ipam").ok()?.unwrap_or_default();
-        if hands.releases_through_interface(&ipam.r#type) {
+        if invoker.releases_through_interface(&ipam.r#type) {
             return None;
         }
         let mut plugins = types.iter().filter_map(|name| builtins::find(name.as_str()));
         let creator = plugins.next().filter(|first| first.creates_interface())?;
-        if !types.iter().all(|plugin| hands.in_process(plugin, &entry.path)) {
+        if !types.iter().all(|plugin| invoker.in_process(plugin, &entry.path)) {
             return None;
         }
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
@@ -184,8 +182,8 @@ impl Own {
         Ok(None)
     }
 
-    fn tag(&self, plugin: &dyn Plugin) -> Mark {
-        Mark {
+    fn tag(&self, plugin: &dyn Plugin) -> OwnerTag {
+        OwnerTag {
             plugin: plugin.name().to_owned(),
             network: self.network.clone(),
             container: self.who.container.to_string(),

@@ -1,15 +1,11 @@
-//! GC: what no runtime knows any more is taken down, from the journal; then the delegates are told what is left.
+//! GC: takes down sandboxes that the runtime no longer knows, then calls GC of every network.
 //!
-//! Rules:
-//! - only sandboxes that this very network (the meta-plugin's configuration by name) attached are looked at;
-//! - without a list nothing is dropped; an empty list means that nothing is valid;
-//! - a delegate's list is what the journal still holds for its network, and what the runtime says is valid:
-//!   a network that others use beside us loses nothing of theirs that the runtime knows;
-//! - failures stop nothing and are returned together; but with an entry that cannot be read no delegate is told
-//!   anything: what is not in its list it would take from a pod that may well run;
-//! - no running pod changes its networks between the reading of the journal and the last delegate's end.
+//! - Only sandboxes of this network (by the name of its configuration) are taken down; without a list, none.
+//! - A network receives the attachments that the journal holds and those that the runtime lists.
+//! - With an entry that cannot be read no network is called: it would remove what is not listed.
+//! - Hot-plug waits until the last network has answered (`docs/design/journal.md`, locks).
 //!
-//! Source: SPEC 1.1.0 §2 GC, §3 (S32); Multus defect M12.
+//! Source: CNI 1.1.0 §2 "GC", §3.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +80,7 @@ fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
         return Ok(());
     };
     entry.path = join_path(&entry.path, &node.path);
-    detach::take_down(&node.journal, &node.hands, &mut entry)?;
+    detach::take_down(&node.journal, &node.invoker, &mut entry)?;
     lock.retire();
     Ok(())
 }
@@ -116,7 +112,7 @@ fn forward(
         }
     }
     for (network, list) in networks.into_values() {
-        errors.extend(chain::gc(&node.hands, &network, Keep::Only(&list), &node.path).err());
+        errors.extend(chain::gc(&node.invoker, &network, Keep::Only(&list), &node.path).err());
     }
     errors
 }

@@ -1,15 +1,7 @@
-//! The journal of this node's sandboxes on disk; what an entry holds is in [`rpc::journal`].
+//! Files of the journal: one entry for each sandbox, written durably before the first effect.
 //!
-//! One file a sandbox, `<directory>/sandboxes/<container id>.json`. It is written durably before the first
-//! effect; results are added to it as they come; it goes when everything it names is gone.
-//!
-//! Rules:
-//! - DEL, CHECK and GC read nothing else of a sandbox that is in it: no API server, no pod, no definition, no configuration
-//!   of today;
-//! - an entry that cannot be read, or is of a newer release, is never overwritten and never removed; none is written that is
-//!   longer than what is read, whatever plugins say: an ADD fails instead;
-//! - who crashes leaves either the old file or the new one, and at worst a temporary file that the next writer
-//!   replaces or the next DEL removes, or a last value without its end, which readers pass over.
+//! The format is [`rpc::journal`]; order of writes, fsync, and the states after a crash are in `docs/design/journal.md`.
+//! An entry that cannot be read or is of a newer release is never overwritten and never removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

@@ -1,10 +1,8 @@
-//! One operation at a time on one sandbox.
+//! Lock of a sandbox: one operation at a time, `flock` on a file beside the journal entry.
 //!
-//! Rules: the lock is a file beside the sandbox's journal entry; whoever removes the entry removes the
-//! lock file too, while holding it, so a lock just obtained is only good if the file is still the one
-//! of that name. Waiting is bounded: a runtime that is told «try again» does.
+//! Rules and waiting times are in `docs/design/journal.md`, "Locks".
 //!
-//! Source: SPEC 1.1.0 §2 (S18); the standard 7.3 (NPWG1-7.3-1).
+//! Source: CNI 1.1.0 §2; the multi-network specification 7.3; flock(2).
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

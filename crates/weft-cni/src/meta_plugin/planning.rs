@@ -22,7 +22,7 @@ use npwg::definition::Disk;
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
 use plugin_support::log;
-use rpc::exchange::{self, NetworkFile, Purpose, Question};
+use rpc::plan::{NodeInput, PlanRequest};
 
 use super::agent::{self, Advice};
 use crate::builtins;
@@ -39,7 +39,7 @@ pub(super) fn plan(
     sandbox: &Sandbox,
     flavour: Flavour,
 ) -> Result<Advice, Error> {
-    plan_for(node, call, sandbox, flavour, named(call.args()))
+    plan_for(node, call, sandbox, flavour, &named(call.args()))
 }
 
 /// The networks that every pod gets, as one that selects nothing would get them: the default network, then the others.
@@ -49,7 +49,7 @@ pub(super) fn networks_of_every_pod(
     flavour: Flavour,
 ) -> Result<Vec<Network>, Error> {
     let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
-    let advice = plan_for(node, call, &sandbox, flavour, PodIdentity::default())?;
+    let advice = plan_for(node, call, &sandbox, flavour, &PodIdentity::default())?;
     let delegates = advice.plan.delegates.iter();
     delegates.map(|delegate| Network::parse(delegate.config.as_bytes(), &delegate.network)).collect()
 }
@@ -59,29 +59,24 @@ fn plan_for(
     call: &Call,
     sandbox: &Sandbox,
     flavour: Flavour,
-    pod: PodIdentity,
+    pod: &PodIdentity,
 ) -> Result<Advice, Error> {
     let disk = read_disk(node)?;
     if let Some(directory) = &node.manifest_dir {
-        return from_manifests(node, &disk, &pod, sandbox, Path::new(directory)).map(Advice::of);
+        return from_manifests(node, &disk, pod, sandbox, Path::new(directory)).map(Advice::of);
     }
     let configuration = serde_json::value::to_raw_value(call.config.value())
         .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
-    let question = Question {
-        version: exchange::VERSION,
-        pod,
+    let request = PlanRequest {
+        pod: pod.clone(),
         container: sandbox.container.clone(),
         ifname: sandbox.ifname.clone(),
-        configuration,
-        multus: flavour == Flavour::Multus,
-        files: NetworkFile::all(&disk),
-        unreadable: disk.unreadable.clone(),
-        purpose: Purpose::Plan,
+        node: NodeInput::new(configuration, flavour, &disk),
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
     };
-    match agent::plan(node, &question) {
+    match agent::plan(node, request) {
         Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
-            alone(node, &disk, &question.pod, sandbox).map(Advice::of).ok_or(error)
+            alone(node, &disk, pod, sandbox).map(Advice::of).ok_or(error)
         }
         asked => asked,
     }

@@ -58,7 +58,7 @@ fn detach(
     parameters: &chain::Parameters,
 ) -> Result<(), Error> {
     let Ok(types) = network.needs().inspect_err(say) else { return Ok(()) };
-    let is_ready = readiness::plugins_are_there(&node.hands, network, &parameters.path).inspect_err(say);
+    let is_ready = readiness::plugins_are_there(&node.invoker, network, &parameters.path).inspect_err(say);
     if is_ready.is_err() || types.iter().any(|name| META_PLUGINS.contains(&name.as_str())) {
         return Ok(());
     }
@@ -70,8 +70,8 @@ fn detach(
     };
     let own = PluginInvoker::new(Builtin::Never, node.configuration.delegate_timeout);
     let are_there = types.iter().all(|name| exec::find(name, &parameters.path).is_ok());
-    let hands = if are_there { &own } else { &node.hands };
-    let errors = chain::del_all(hands, network, parameters, last.unwrap_or_default().as_ref());
+    let invoker = if are_there { &own } else { &node.invoker };
+    let errors = chain::del_all(invoker, network, parameters, last.unwrap_or_default().as_ref());
     cni::error::collected(errors).context(step())?;
     log!("weft: sandbox {container}: {}", step());
     cache.remove(&network.name, &parameters.who)

@@ -68,9 +68,9 @@ pub(super) fn unavailable(error: Error) -> Error {
 }
 
 /// STATUS: code 50 if a plugin of the network is not to be found.
-pub(super) fn plugins_are_there(hands: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
+pub(super) fn plugins_are_there(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
     for plugin in network.needs()? {
-        if !hands.in_process(&plugin, path)
+        if !invoker.in_process(&plugin, path)
             && let Err(error) = exec::find(&plugin, path)
         {
             let why = format!("network {}: {}", network.name, error.msg);

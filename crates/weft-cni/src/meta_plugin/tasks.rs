@@ -1,26 +1,32 @@
-//! Work that nobody calls for: what the agent found to be done on this node, done once the runtime has its answer.
+//! Execution of the tasks that the agent decides and no call of the container runtime triggers.
 //!
-//! The process that has answered starts another one of this program, hands it the orders, and ends; that one
-//! waits for its end, then does them as DEL would: by the journal, under the sandbox's lock, with everything that
-//! fails left for the next time.
+//! ```text
+//!   weft-cni, an ADD ── starts weft-cni, passes the batch on its standard input ── answers the runtime, exits
+//!                                 └──────── waits for that exit ──────────────────────► executes the tasks
+//! ```
 //!
-//! Rules: an order names a sandbox and its pod, and an entry of another pod is left alone; where only the pod is
-//! known to be gone, a sandbox whose namespace is still there is left alone, too: its runtime will call. What was
-//! found, or came of a change, is told to the agent.
+//! Tasks are executed as a DEL is: by the journal, under the sandbox's lock. A task that fails stays for the next time.
+//!
+//! - A batch that is not complete is none: its sender was killed.
+//! - A task names a sandbox and its pod, and the entry of another pod is left alone.
+//! - Where only the pod is known to be gone, a sandbox whose namespace still exists is left alone: its runtime will call.
+//! - The result of a check or a change is reported to the agent.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cni::Error;
 use cni::invocation::Call;
-use cni::name::{ContainerId, IfName};
-use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::plan::{Plan, PodIdentity};
+use cni::name::ContainerId;
+use linux::parent_death;
+use npwg::configuration::Flavour;
+use npwg::plan::Plan;
 use plugin_support::log;
-use rpc::exchange::{self, Certainty, Errand, Order, Outcome, Purpose, Question, Work};
+use rpc::frame;
 use rpc::journal::{DIRECTORY, Entry};
+use rpc::task::{Certainty, Task, TaskBatch, TaskKind, TaskResult};
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -30,25 +36,27 @@ use super::lock::Lock;
 use super::{agent, check_each, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
-/// The word on the command line for it.
-pub const COMMAND: &str = "obey";
+/// First argument of a process that executes a task batch.
+pub const COMMAND: &str = "run-tasks";
 
-/// The word after it in a container: plugins run programs of the host, iptables for one.
+/// Option for a process in a container: plugins find the programs of the host, for instance iptables.
 pub const ON_HOST: &str = "--on-host";
 
-/// Leaves orders to a process of their own; that it cannot be started is said and changes nothing.
-pub(super) fn carry_out_later(call: &Call, flavour: Flavour, orders: &[Order]) {
-    if let Err(error) = hand_over(call.config.value(), flavour, orders) {
-        log!("weft: orders: {error}");
+/// Option with the id of the parent process, whose exit is waited for.
+pub const AFTER: &str = "--after";
+
+/// Has a process of its own execute the tasks once this one has exited. A failure to start it is logged.
+pub(super) fn run_later(call: &Call, flavour: Flavour, tasks: Vec<Task>) {
+    if let Err(error) = start(call.config.value(), flavour, tasks) {
+        log!("weft: failed to hand over tasks: {error}");
     }
 }
 
-fn hand_over(configuration: &Value, flavour: Flavour, orders: &[Order]) -> Result<(), Error> {
+fn start(configuration: &Value, flavour: Flavour, tasks: Vec<Task>) -> Result<(), Error> {
     let configuration = serde_json::value::to_raw_value(configuration)
         .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
-    let errand = Errand { configuration, multus: flavour == Flavour::Multus, orders: orders.to_vec() };
     let mut child = Command::new("/proc/self/exe")
-        .arg(COMMAND)
+        .args([COMMAND, AFTER, &std::process::id().to_string()])
         .env_clear()
         // Where `weft` may be.
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
@@ -57,69 +65,54 @@ fn hand_over(configuration: &Value, flavour: Flavour, orders: &[Order]) -> Resul
         .stderr(Stdio::null())
         .spawn()
         .map_err(|cause| Error::io("start", cause))?;
-    if let Some(mut pipe) = child.stdin.take() {
-        exchange::send(&mut pipe, &errand)?;
-        // Its end is ours: the other process waits for it.
-        std::mem::forget(pipe);
+    match child.stdin.take() {
+        Some(mut pipe) => Ok(frame::send(&mut pipe, &TaskBatch { configuration, flavour, tasks })?),
+        None => Err(Error::internal("the process has no standard input")),
     }
-    Ok(())
 }
 
-/// Reads orders from stdin, waits until whoever gave them is gone, and carries them out.
+/// Reads a task batch from standard input, waits for the exit of the process `after`, and executes the tasks.
 ///
 /// # Errors
 /// All failures in one; what could not be done stays in the journal.
-pub fn obey() -> Result<(), Error> {
-    // The runtime may end the process group of what it called.
+pub fn run(after: Option<u32>) -> Result<(), Error> {
+    // The runtime may kill the process group of the plugin that it called.
     match rustix::process::setsid() {
-        // Who leads a group of its own already is in nobody else's.
+        // The leader of a process group is in no other one.
         Ok(_) | Err(Errno::PERM) => {}
         Err(cause) => return Err(Error::io("leave the session", cause)),
     }
-    let mut stdin = io::stdin().lock();
-    let Errand { configuration, multus, orders } = exchange::receive(&mut stdin)?;
-    io::copy(&mut stdin.by_ref().take(1), &mut io::sink()).map_err(|cause| Error::io("wait", cause))?;
-    let flavour = if multus { Flavour::Multus } else { Flavour::Weft };
-    let node = NodeConfiguration::read(configuration.get().as_bytes(), flavour)?;
+    let batch: TaskBatch = frame::receive(&mut io::stdin().lock())?;
+    if let Some(parent) = after {
+        parent_death::wait(parent)
+            .map_err(|cause| Error::io("wait for the exit of the parent process", cause))?;
+    }
+    let node = batch.configuration()?;
     let directory = node.cni_dir.as_deref().unwrap_or(DIRECTORY);
     let journal = Journal::open(Path::new(directory))?;
-    let hands = PluginInvoker::new(node.builtin, node.delegate_timeout);
+    let invoker = PluginInvoker::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
-    for order in &orders {
-        let mut told = None;
-        let done = match order {
-            Order::TakeDown { container, uid, certainty } => {
-                take_down(&journal, &hands, container, uid, *certainty)
+    for task in &batch.tasks {
+        let result = match task {
+            Task::TakeDown { container, uid, certainty } => {
+                take_down(&journal, &invoker, container, uid, *certainty).map(|()| None)
             }
-            Order::Publish { container, kubeconfig } => publish(directory, container, kubeconfig.as_deref()),
-            Order::Check { container, uid } => {
-                check(&journal, &hands, container, uid).map(|outcome| told = outcome)
+            Task::Publish { container, kubeconfig } => {
+                publish(directory, container, kubeconfig.as_deref()).map(|()| None)
             }
-            Order::Change { plan } => {
-                alter(&journal, &hands, (plan, node.delegate_timeout)).map(|outcome| told = outcome)
-            }
+            Task::Check { container, uid } => check(&journal, &invoker, container, uid),
+            Task::Change { plan } => alter(&journal, &invoker, (plan, node.delegate_timeout)),
         };
-        errors.extend(done.err());
-        if let Some(outcome) = told {
-            let question = Question {
-                version: exchange::VERSION,
-                pod: PodIdentity::default(),
-                container: outcome.container.clone(),
-                ifname: IfName::new("eth0")?,
-                configuration: configuration.clone(),
-                multus,
-                files: Vec::new(),
-                unreadable: Vec::new(),
-                purpose: Purpose::Outcome(outcome),
-                began: 0,
-            };
-            errors.extend(agent::tell(&node, &question).err());
+        match result {
+            Ok(Some(result)) => errors.extend(agent::report(&node, result).err()),
+            Ok(None) => {}
+            Err(error) => errors.push(error),
         }
     }
     cni::error::collected(errors)
 }
 
-/// The entry of a sandbox, locked; nothing where somebody is at it already, or it is gone or another pod's.
+/// Returns the entry of a sandbox, locked; `None` if another process works on it, or it is gone or another pod's.
 fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<(Lock, Entry)>, Error> {
     let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
     let Some(entry) = journal.read(container)? else {
@@ -129,57 +122,57 @@ fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<
     Ok((entry.plan.pod.uid == uid).then_some((lock, entry)))
 }
 
-/// Is a sandbox as it was attached? Nothing is said of one that is not whole.
+/// Checks that a sandbox is as it was attached; one that is not completely attached has no result.
 fn check(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<TaskResult>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !entry.complete || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let (uid, done) = (uid.to_owned(), Vec::new());
-    let (wrong, errors) = check_each(hands, &entry);
+    let (uid, changes) = (uid.to_owned(), Vec::new());
+    let (wrong, errors) = check_each(invoker, &entry);
     let error = Error::join(errors);
-    Ok(Some(Outcome { of: Work::Check, container: container.clone(), uid, done, error, wrong }))
+    Ok(Some(TaskResult { kind: TaskKind::Check, container: container.clone(), uid, changes, error, wrong }))
 }
 
-/// Makes a running sandbox the one of `plan`.
+/// Changes a running sandbox to the one of `plan`.
 fn alter(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     (plan, patience): (&Plan, Duration),
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<TaskResult>, Error> {
     let (container, uid) = (&plan.container, &plan.pod.uid);
-    // A GC would take what comes for what nobody holds.
+    // A GC would take new reservations for leftovers.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, hands, (plan, patience), (container, uid));
+    let altered = alter_alone(journal, invoker, (plan, patience), (container, uid));
     changes.retire();
     altered
 }
 
 fn alter_alone(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     (plan, patience): (&Plan, Duration),
     (container, uid): (&ContainerId, &String),
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<TaskResult>, Error> {
     let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let Changed { done, errors } = change::change(journal, hands, &entry, plan, patience)
+    let Changed { done, errors } = change::change(journal, invoker, &entry, plan, patience)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());
-    Ok(Some(Outcome { of: Work::Change, container, uid, done, error, wrong }))
+    Ok(Some(TaskResult { kind: TaskKind::Change, container, uid, changes: done, error, wrong }))
 }
 
 fn take_down(
     journal: &Journal,
-    hands: &PluginInvoker,
+    invoker: &PluginInvoker,
     container: &ContainerId,
     uid: &str,
     certainty: Certainty,
@@ -188,14 +181,14 @@ fn take_down(
     if certainty == Certainty::PodGone && namespace::is_there(&entry)? {
         return Ok(());
     }
-    detach::take_down(journal, hands, &mut entry)?;
+    detach::take_down(journal, invoker, &mut entry)?;
     lock.retire();
     Ok(())
 }
 
 /// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.
 fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
-    let program = agent::find_brain();
+    let program = agent::find_weft();
     let mut command = Command::new(&program);
     command.args(["publish", "--journal", directory, "--container-id", container.as_str()]);
     if let Some(kubeconfig) = kubeconfig {

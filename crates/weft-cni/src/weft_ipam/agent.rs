@@ -1,16 +1,18 @@
 //! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Error, code};
+use cni::{Context, Error, code};
 use ipam::pool_layout::BITS_MAX;
 use ipam::{AddressStore, AllocationKind, BlockLease, BlockState, LeaseResponse, PoolLayout};
 use ipnet::IpNet;
 use linux::unix::{Bounded, connect_within};
-use rpc::exchange::addresses::{AllocateRequest, AllocateResponse, Operation, PoolReference, STILL, VERSION};
-use rpc::exchange::{receive, send};
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference};
+use rpc::frame;
+use rpc::message::{Request, Response};
 
 use super::settings::{Pool, Settings};
 
@@ -28,7 +30,6 @@ pub(super) fn demand(
     owner: &str,
 ) -> AllocateRequest {
     AllocateRequest {
-        addresses: VERSION,
         pool: PoolReference {
             name: pool.name.clone(),
             must_exist: pool.given,
@@ -49,9 +50,8 @@ pub(super) fn demand(
 }
 
 /// Asks the agent and waits for its answer.
-pub(super) fn ask(socket: &Path, demand: &AllocateRequest) -> Result<AllocateResponse, Error> {
-    let waits = demand.operation.needs_address() || demand.operation == Operation::CheckCapacity;
-    let patience = if waits { ADD_MAX } else { COURTESY };
+pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateResponse, Error> {
+    let patience = if request.operation.is_best_effort() { COURTESY } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let why = format!(
@@ -66,21 +66,30 @@ pub(super) fn ask(socket: &Path, demand: &AllocateRequest) -> Result<AllocateRes
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
     let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
-    send(&mut stream, demand)?;
-    // The ledger is locked meanwhile.
-    let mut stream = Bounded::within(&mut stream, patience);
-    let mut delivery: AllocateResponse = receive(&mut stream)?;
-    while delivery.probe {
-        stream.write_all(&[STILL]).map_err(failed)?;
-        delivery = receive(&mut stream)?;
+    exchange(&mut stream, request, patience).context(format_args!("agent {}", socket.display()))
+}
+
+/// Sends a request and receives its response, which may take `timeout`: the address store is locked meanwhile.
+fn exchange(
+    stream: &mut UnixStream,
+    request: AllocateRequest,
+    timeout: Duration,
+) -> Result<AllocateResponse, Error> {
+    frame::send(stream, &Request::AllocateBlocks(Box::new(request)))?;
+    let mut stream = Bounded::within(stream, timeout);
+    loop {
+        match frame::receive(&mut stream)? {
+            Response::Blocks(response) => return Ok(*response),
+            Response::ProbeClient => frame::send(&mut stream, &Request::ClientAlive)?,
+            other => return Err(other.into_error()),
+        }
     }
-    Ok(delivery)
 }
 
 /// Tells the agent that more will be needed soon; whether it listens changes nothing.
-pub(super) fn hint(socket: &Path, demand: &AllocateRequest) {
+pub(super) fn hint(socket: &Path, request: AllocateRequest) {
     if let Ok(mut stream) = connect_within(socket, COURTESY) {
-        let _ = send(&mut stream, demand);
+        let _ = frame::send(&mut stream, &Request::AllocateBlocks(Box::new(request)));
     }
 }
 
@@ -102,7 +111,6 @@ pub(super) fn supply_alone(pool: &Pool, ledger: &AddressStore, kind: AllocationK
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
@@ -117,11 +125,10 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let agent = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let _: AllocateRequest = receive(&mut stream).unwrap();
+            let _: Request = frame::receive(&mut stream).unwrap();
             let began = Instant::now();
-            let still = AllocateResponse { probe: true, ..AllocateResponse::default() };
-            while began.elapsed() < 5 * COURTESY && send(&mut stream, &still).is_ok() {
-                if stream.read_exact(&mut [0]).is_err() {
+            while began.elapsed() < 5 * COURTESY && frame::send(&mut stream, &Response::ProbeClient).is_ok() {
+                if frame::receive::<Request>(&mut stream).is_err() {
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(50));
@@ -129,7 +136,6 @@ mod tests {
         });
         let range = "10.0.0.0/24".parse().unwrap();
         let demand = AllocateRequest {
-            addresses: VERSION,
             pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
             filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
             store: "p".into(),
@@ -143,7 +149,7 @@ mod tests {
             quarantine: 0,
         };
         let began = Instant::now();
-        assert!(ask(&path, &demand).is_err());
+        assert!(ask(&path, demand).is_err());
         assert!(began.elapsed() >= COURTESY && began.elapsed() < 2 * COURTESY, "{:?}", began.elapsed());
         agent.join().unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -5,7 +5,7 @@
 //!     ledger                0600  see [`ipam::address_store`]; locked with flock(2) by whoever has the turn
 //!     owners                0600  who holds an address, for people and GC: a record for each place
 //!     synced                0600  how far the disk is: see [`super::rounds`]
-//!     released              0600  who gave an address back while the ledger could not be read; see [`super::released`]
+//!     released              0600  who gave an address back while the ledger could not be read; see [`super::deferred_releases`]
 //! ```
 //!
 //! Rules:
@@ -30,14 +30,11 @@ use linux::boot_id;
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
-use super::{released, rounds};
+use super::owners::{OWNERS, RECORD};
+use super::{deferred_releases, rounds};
 
-/// Length of an owner's record.
-pub(super) const RECORD: usize = 1024;
 /// The ledger's file.
 const LEDGER: &str = "ledger";
-/// The file with these records.
-pub(super) const OWNERS: &str = "owners";
 /// Most addresses of one attachment that are looked for when its configuration is not at hand.
 pub(super) const SETS_MAX: usize = 16;
 
@@ -224,7 +221,7 @@ impl Store {
             self.write(&edits)?;
         }
         let failed = |cause: io::Error| failed(directory, "read what was released in", &cause);
-        let released = released::recall(directory).map_err(failed)?;
+        let released = deferred_releases::recall(directory).map_err(failed)?;
         if released.is_empty() {
             return Ok(());
         }
@@ -233,7 +230,7 @@ impl Store {
         });
         let edits = self.ledger.release_owners(now(), &marks.collect::<Vec<_>>());
         self.write(&edits)?;
-        self.file.sync_data().and_then(|()| released::forget(directory)).map_err(failed)
+        self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }
 
     /// Writes edits, in their order.

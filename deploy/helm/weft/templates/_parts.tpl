@@ -22,7 +22,7 @@ app.kubernetes.io/component: {{ . }}
 {{ toJson $words }}
 {{- end -}}
 
-{{/* What every container but the hands' is held to. */}}
+{{/* Security context of every container but the executor's. */}}
 {{- define "weft.bare" -}}
 readOnlyRootFilesystem: true
 allowPrivilegeEscalation: false

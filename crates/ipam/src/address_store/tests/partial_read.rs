@@ -65,8 +65,8 @@ fn large_store_is_scanned_once_then_read_on_demand() {
     assert!(store.has_free(CLOCK, |_| true, 4));
     let own: Vec<SlotId> = store.held_by(mixed(4711)).collect();
     assert_eq!((own.len(), &own), (1, &whole.held_by(mixed(4711)).collect()));
-    // Heads and hints of three groups, the last page's hints once more and its slots; the hints of another group, which are
-    // kept the second time, and a slot. Of 10,000 owners hardly one has the hint of one of the two.
+    // Heads and hints of three groups, the last page's hints once more and its slots; the hints of another group, which
+    // are kept the second time, and a slot. Of 10,000 owners hardly one has the hint of one of the two.
     assert!((10..13).contains(&file.reads()), "{}", file.reads());
     // Everything read and written since is in the image.
     let _ = store.free(own[0], 7);

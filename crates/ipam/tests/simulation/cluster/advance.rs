@@ -10,8 +10,7 @@ use ipam::{
 };
 
 use super::super::api_server::Api;
-use super::call::Verb;
-use super::node::Answer;
+use super::call::{Answer, Verb};
 use super::{Cluster, Owner};
 
 /// Number of checks whether an address was transferred.
@@ -21,7 +20,6 @@ impl Cluster {
     /// Lets the call that has the lock do one thing.
     pub(super) fn advance(&mut self, index: usize) {
         let clock = self.clock(index);
-        let filter = Arc::clone(&self.filter);
         let node = &mut self.nodes[index];
         let call = &mut node.calls[0];
         if !call.unwritten.is_empty() {
@@ -61,7 +59,15 @@ impl Cluster {
         if call.answer.is_some() {
             return call.receive(clock, node.agent.is_empty());
         }
-        let Some(kind) = call.work(clock, &filter) else { return };
+        if let Some(kind) = call.work(clock, &self.filter) {
+            self.send_request(index, clock, kind);
+        }
+    }
+
+    /// Sends the request of the call that has the lock to the agent.
+    fn send_request(&mut self, index: usize, clock: Clock, kind: AllocationKind) {
+        let node = &mut self.nodes[index];
+        let call = &mut node.calls[0];
         let Some(mut request) = call.request(kind) else { return };
         let owner = call.owner();
         if let (AllocationKind::ForClaim(_), Some(ip)) = (kind, owner.restored) {
@@ -79,7 +85,7 @@ impl Cluster {
         let agent = Agent {
             api: node.api.clone(),
             layout: self.layout,
-            filter,
+            filter: Arc::clone(&self.filter),
             holder,
             shares_claim: self.shape.shared,
             clock,

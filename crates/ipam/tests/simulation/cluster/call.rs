@@ -1,20 +1,23 @@
 //! Simulated call of `weft-cni`, which holds the lock of the store while it is the first one of its node.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ipam::address_store::Edit;
 use ipam::transfer::Reservation;
 use ipam::{
-    AddressFilter, AddressStore, Allocation, AllocationError, AllocationKind, BlockState, Clock, LeaseRequest,
+    AddressFilter, AddressStore, Allocation, AllocationError, AllocationKind, BlockState, Clock,
+    LeaseRequest, LeaseResponse,
 };
 
 use super::super::transfer::Reply;
-use super::node::Answer;
 use super::{IDLE, Owner};
 
 /// Number of times a call unlocks the store so that the agent can transfer an address.
 const UNLOCKS_MAX: usize = 6;
+
+/// Place where an agent leaves its response.
+pub(super) type Answer = Arc<Mutex<Option<LeaseResponse>>>;
 
 /// Work of a call.
 pub(super) enum Verb {

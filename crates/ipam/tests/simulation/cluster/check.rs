@@ -7,7 +7,7 @@ use ipam::AllocationKind;
 use super::{Cluster, Owner, QUARANTINE};
 
 impl Cluster {
-    /// Records that an owner was told an address, and checks that it may have it.
+    /// Records that an owner got an address, and checks that it may have it.
     pub(super) fn record_allocation(
         &mut self,
         index: usize,
@@ -52,8 +52,8 @@ impl Cluster {
 
     /// Records that an owner has no address from now on.
     pub(super) fn forget(&mut self, index: usize, owner: &Owner) {
-        if let Some(told) = self.nodes[index].pods.get_mut(owner)
-            && let Some(ip) = told.take()
+        if let Some(address) = self.nodes[index].pods.get_mut(owner)
+            && let Some(ip) = address.take()
         {
             self.remove_holder(ip, index, owner);
             let is_deleted = self.deleted.iter().any(|net| net.contains(&ip));

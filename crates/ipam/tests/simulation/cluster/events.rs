@@ -2,9 +2,10 @@
 
 use ipam::{AddressStore, AllocationKind, Registry};
 
+use super::super::api_server::Task;
 use super::call::{Call, Verb};
 use super::node::{Disk, Node};
-use super::{Cluster, Owner, Task};
+use super::{Cluster, Owner};
 
 impl Cluster {
     /// Lets an event happen, sometimes.
@@ -169,8 +170,8 @@ impl Cluster {
             server.objects.values().filter(|object| object.holder.node == name).cloned().collect();
     }
 
-    /// The controller reclaims the objects of dead nodes: it reads them, makes sure that the node is dead, then reclaims.
-    /// It ends one claim.
+    /// The controller reclaims the objects of dead nodes: it reads them, makes sure that the node is dead, then
+    /// reclaims. It ends one claim.
     pub(super) fn reclaim(&self) -> Task<()> {
         let (api, now, shared) = (self.api.clone(), self.now, self.shape.shared);
         let ended = format!("c{}", now % self.shape.claims.max(1));

@@ -1,5 +1,5 @@
-//! Lost leases: a node that the cluster takes for dead and that continues in the same boot, and an object that is deleted
-//! while pods hold addresses of it.
+//! Lost leases: a node that the cluster takes for dead and that continues in the same boot, and an object that is
+//! deleted while pods hold addresses of it.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::super::api_server::block_on;
 use super::{Cluster, Owner, QUARANTINE};
 
 impl Cluster {
-    /// The cluster loses sight of a node and takes it for dead. No call runs meanwhile. Its pods have ended by then; their
-    /// DELs come later or never.
+    /// The cluster loses sight of a node and takes it for dead. No call runs meanwhile. Its pods have ended by then;
+    /// their DELs come later or never.
     pub(super) fn isolate(&mut self, index: usize) {
         if !self.nodes[index].alive {
             return;
@@ -52,8 +52,8 @@ impl Cluster {
         self.api.server.lock().unwrap().dead.remove(&name);
     }
 
-    /// An object of a node is removed under its pods, which continue. The agent marks the lease as unconfirmed, and leases
-    /// it again if something in it is held. Only pods of the same node may come before, if the agent is late.
+    /// An object of a node is removed under its pods, which continue. The agent marks the lease as unconfirmed, and
+    /// leases it again if something in it is held. Only pods of the same node may come before, if the agent is late.
     pub(super) fn lose_object(&mut self, index: usize) {
         let node = &self.nodes[index];
         if !node.alive || !node.calls.is_empty() || *node.api.partitioned.lock().unwrap() {
@@ -112,7 +112,8 @@ impl Cluster {
         Some(std::mem::take(&mut server.trouble))
     }
 
-    /// Leases a block again, as the agent does. The owner of a single address and its claim are recorded beside the store.
+    /// Leases a block again, as the agent does. The owner of a single address and its claim are recorded beside the
+    /// store.
     fn lease_again(&mut self, index: usize, store: &AddressStore, unconfirmed: &Block) {
         let node = &self.nodes[index];
         let held = store.slots_of(unconfirmed).next().filter(|_| unconfirmed.single_owner);

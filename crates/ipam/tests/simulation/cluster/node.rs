@@ -9,13 +9,10 @@ use std::task::{Context, Poll, Waker};
 use ipam::address_store::StoreFile;
 use ipam::{AddressStore, AllocationKind, IpBlock, LeaseResponse};
 
-use super::super::api_server::Api;
+use super::super::api_server::{Api, Task};
 use super::super::transfer::TransferHandler;
-use super::call::Call;
-use super::{Owner, Task};
-
-/// Place where an agent leaves its response.
-pub(super) type Answer = Arc<Mutex<Option<LeaseResponse>>>;
+use super::Owner;
+use super::call::{Answer, Call};
 
 /// Disk with the file of the address store, which calls read on demand.
 #[derive(Clone, Debug)]
@@ -42,7 +39,7 @@ pub(super) struct Node {
     pub(super) transfers: TransferHandler,
     /// Objects that the agent believes its store to lease.
     pub(super) seen: Vec<IpBlock>,
-    /// Pods and the addresses they were told; no address if the call was killed.
+    /// Pods and the addresses they got; no address if the call was killed.
     pub(super) pods: BTreeMap<Owner, Option<IpAddr>>,
     /// Kind of address that each pod asked for.
     pub(super) kinds: BTreeMap<Owner, AllocationKind>,

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 
 use ipam::transfer::{self, Reservation, TransferReply};
 use ipam::{
-    AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Holder, IpBlock, LeaseRequest,
-    PoolLayout, Registry,
+    AddressFilter, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
+    IpBlock, LeaseRequest, PoolLayout, Registry, RequestContext,
 };
 use ipnet::IpNet;
 
@@ -34,6 +34,42 @@ pub(super) enum Action {
     RecreatesPool,
 }
 
+impl Action {
+    /// Runs the action of the node with this index.
+    pub(super) async fn run(
+        self,
+        index: usize,
+        gate: &Gate,
+        filter: &AddressFilter,
+        store: &Mutex<AddressStore>,
+    ) -> Result<BlockLease, AllocationError> {
+        let name = format!("n{index}");
+        let layout = layout_of(gate.pool);
+        let allocator = BlockAllocator {
+            registry: gate,
+            layout,
+            filter,
+            holder: Holder { node: name.clone(), store: "l".into(), owner: name, ..Holder::default() },
+            shares_claim: false,
+            clock: Clock { now: 1_000, quarantine: 10 },
+            seed: 0,
+            transfer_checks: 1,
+        };
+        match self {
+            Action::Block => allocator.lease_block(RequestContext::default()).await,
+            Action::Address(ip) => {
+                allocator.lease_address(ip.parse().unwrap(), RequestContext::default()).await
+            }
+            Action::Transfers(ip) => transfer_address(gate, layout, ip.parse().unwrap(), store).await,
+            Action::Requests => send_two_requests(&allocator).await,
+            Action::RequestsAddress(ip) => {
+                send_request(&allocator, gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
+            }
+            Action::RecreatesPool => recreate_pool(&allocator).await,
+        }
+    }
+}
+
 /// Block that a transferring node leases from the beginning.
 const OWN: &str = "10.0.0.0/30";
 
@@ -49,7 +85,7 @@ pub(super) fn own() -> (Server, AddressStore) {
 }
 
 /// Serves a transfer request once. In a cluster the agent repeats it after an error.
-pub(super) async fn transfer_address(
+async fn transfer_address(
     gate: &Gate,
     layout: PoolLayout,
     ip: IpAddr,
@@ -71,12 +107,12 @@ pub(super) async fn transfer_address(
     nothing()
 }
 
-pub(super) fn layout_of((_, bits): Pool) -> PoolLayout {
+fn layout_of((_, bits): Pool) -> PoolLayout {
     PoolLayout::new("10.0.0.0/29".parse().unwrap(), bits)
 }
 
 /// Sends one request of an empty store.
-pub(super) async fn send_request(
+async fn send_request(
     allocator: &BlockAllocator<'_, Gate>,
     gate: &Gate,
     seen: &[IpBlock],
@@ -91,9 +127,7 @@ pub(super) async fn send_request(
 }
 
 /// Sends two requests; the second one finds a lease whose response was lost.
-pub(super) async fn send_two_requests(
-    allocator: &BlockAllocator<'_, Gate>,
-) -> Result<BlockLease, AllocationError> {
+async fn send_two_requests(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLease, AllocationError> {
     let first = send_request(allocator, allocator.registry, &[], AllocationKind::Any).await;
     if first.is_ok() {
         return first;
@@ -105,9 +139,7 @@ pub(super) async fn send_two_requests(
 }
 
 /// Recreates the pool. It is split again only if no remaining object has another block size, as [`Registry`] requires.
-pub(super) async fn recreate_pool(
-    allocator: &BlockAllocator<'_, Gate>,
-) -> Result<BlockLease, AllocationError> {
+async fn recreate_pool(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLease, AllocationError> {
     let (gate, pool) = (allocator.registry, POOLS[1]);
     gate.request(|server| {
         (server.pool, server.recorded) = (None, BTreeSet::new());

@@ -7,7 +7,7 @@ fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
     let isolated = |networks: &str| World::new().networks(networks).node(r#""namespaceIsolation":true"#);
     assert!(isolated("plain,home/capable,default/plain").try_plan().is_ok());
     let fault = isolated("plain,other/plain").fails();
-    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("NPWG1-7.4-2", "[1]"));
+    assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::NetworkNotAllowed, "[1]"));
     assert_eq!(fault.value, "\"other/plain\"");
     assert!(isolated("other/plain").node(r#""globalNamespaces":"other""#).try_plan().is_ok());
     assert!(isolated("default/plain").node(r#""globalNamespaces":"other""#).try_plan().is_err());
@@ -17,7 +17,7 @@ fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
         .denied
         .insert(NetworkReference::new("home", "plain"), "service account web lacks use".into());
     let fault = world.fails();
-    assert_eq!(fault.requirement, "NPWG1-7.4-2");
+    assert_eq!(fault.rule, Rule::NetworkNotAllowed);
     assert!(fault.reason.contains("lacks use"), "{fault}");
 }
 
@@ -25,18 +25,18 @@ fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
 fn m14_isolation_holds_for_the_default_network_annotation_too() {
     for text in ["other/plain", "plain", r#"[{"name":"plain","namespace":"other"}]"#] {
         let fault = World::new().default_network(text).node(r#""namespaceIsolation":true"#).fails();
-        assert_eq!(fault.requirement, "NPWG1-7.4-2", "{text}");
+        assert_eq!(fault.rule, Rule::NetworkNotAllowed, "{text}");
         assert!(fault.subject.contains("v1.multus-cni.io/default-network"), "{fault}");
     }
     let own = World::new().default_network("home/plain").node(r#""namespaceIsolation":true"#);
     assert_eq!(own.plan().delegates[0].network, "home/plain");
     let mut denied = World::new().default_network("home/plain");
     denied.access.denied.insert(NetworkReference::new("home", "plain"), "no".into());
-    assert_eq!(denied.fails().requirement, "NPWG1-7.4-2");
+    assert_eq!(denied.fails().rule, Rule::NetworkNotAllowed);
     // A pod of a system namespace is held to it as well.
     let mut system = World::new().default_network("other/plain").node(r#""namespaceIsolation":true"#);
     system.pod.namespace = "kube-system".into();
-    assert_eq!(system.fails().requirement, "NPWG1-7.4-2");
+    assert_eq!(system.fails().rule, Rule::NetworkNotAllowed);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning
     let plan = world().plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
     assert_eq!(plan.warnings[0].event, Reason::AnnotationIgnored);
-    assert_eq!(plan.warnings[0].fault.requirement, "NPWG1-4.1.2.1.3-2");
+    assert_eq!(plan.warnings[0].fault.rule, Rule::InvalidIps);
     let refusal = world().node(r#""invalidAnnotation":"fail""#).try_plan().unwrap_err();
     assert!(matches!(refusal, Refusal::AnnotationInvalid(_)), "{refusal:?}");
     let mut multus = world();

@@ -68,7 +68,7 @@ fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
     let id = |i: usize| plan.delegates[i].runtime_config.text("deviceID").unwrap();
     assert_eq!((id(1).as_deref(), id(2).as_deref()), (Some("0000:01:00.2"), Some("0000:01:00.1")));
     let fault = sriov(r#"[{"name":"device","deviceID":"0000:09:00.9"}]"#).fails();
-    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C10", "[0].deviceID"));
+    assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::DeviceNotAllocated, "[0].deviceID"));
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn conflict_c10_a_device_that_nobody_gave_the_pod_is_not_taken_by_naming_it() {
         World::new().default_network(r#"[{"name":"device","namespace":"home","deviceID":"0000:00:1f.6"}]"#),
     ] {
         let fault = world.fails();
-        assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C10", "[0].deviceID"));
+        assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::DeviceNotAllocated, "[0].deviceID"));
         assert!(fault.reason.contains("home/device names no resource"), "{fault}");
     }
     // What is no id at all is none that is asked for.

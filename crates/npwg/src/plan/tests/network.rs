@@ -43,7 +43,7 @@ fn npwg1_6_1_a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path()
 
     world.keys = r#""clusterNetwork":"missing""#.into();
     let fault = world.fails();
-    assert_eq!((fault.requirement.as_str(), fault.subject.as_str()), ("NPWG1-6-1", "clusterNetwork"));
+    assert_eq!((fault.rule, fault.subject.as_str()), (Rule::UnknownNodeNetwork, "clusterNetwork"));
     assert!(fault.value.contains("missing") && !fault.reason.contains("could not be read"), "{fault}");
     world.disk.unreadable.push("/etc/cni/x.conf: not JSON".into());
     assert!(world.fails().reason.contains("could not be read: /etc/cni/x.conf"));
@@ -106,7 +106,7 @@ fn the_auxiliary_chain_comes_last_if_it_has_files() {
 #[test]
 fn npwg1_3_4_1_rule4_npwg1_7_2_1_a_missing_definition_fails_the_pod() {
     let fault = World::new().networks("plain,nowhere/none").fails();
-    assert_eq!(fault.requirement, "NPWG1-3.4.1-rule4");
+    assert_eq!(fault.rule, Rule::UnknownNetwork);
     assert_eq!((fault.path.to_string().as_str(), fault.value.as_str()), ("[1]", "\"nowhere/none\""));
     let mut world = World::new().networks("home/empty");
     world.define("home/empty", "");
@@ -142,14 +142,14 @@ fn npwg1_4_1_2_1_5_1_1_an_asked_for_interface_is_cni_ifname() {
 fn npwg1_4_1_2_1_5_3_a_name_in_use_fails_the_attachment() {
     let fault = World::new().networks("plain@a,other/plain@a").fails();
     assert_eq!(
-        (fault.requirement.as_str(), fault.path.to_string().as_str()),
-        ("NPWG1-4.1.2.1.5-3", "[1].interface")
+        (fault.rule, fault.path.to_string().as_str()),
+        (Rule::DuplicateInterfaceName, "[1].interface")
     );
-    assert_eq!(World::new().networks("plain@eth0").fails().requirement, "NPWG1-4.1.2.1.5-3");
-    assert_eq!(World::new().networks("plain@lo").fails().requirement, "NPWG1-4.1.2.1.5-3");
+    assert_eq!(World::new().networks("plain@eth0").fails().rule, Rule::DuplicateInterfaceName);
+    assert_eq!(World::new().networks("plain@lo").fails().rule, Rule::DuplicateInterfaceName);
     let mut world = World::new().networks("plain@ens3");
     world.ifname = "ens3".into();
-    assert_eq!(world.fails().requirement, "NPWG1-4.1.2.1.5-3");
+    assert_eq!(world.fails().rule, Rule::DuplicateInterfaceName);
 }
 
 #[test]

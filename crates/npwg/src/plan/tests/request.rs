@@ -35,13 +35,13 @@ fn npwg1_4_1_2_1_3_3_conflict_c1_by_default_the_result_must_show_what_was_asked_
     let verify = &plan.delegates[1].verify;
     assert_eq!(verify.ips.len(), 1);
     assert!(verify.mac.is_some());
-    let missing: Vec<&str> = plan
+    let missing: Vec<Rule> = plan
         .warnings
         .iter()
         .filter(|warning| warning.event == Reason::CapabilityMissing)
-        .map(|warning| warning.fault.requirement.as_str())
+        .map(|warning| warning.fault.rule)
         .collect();
-    assert_eq!(missing, ["V11-4.1.2.1.3.2-2", "V11-4.1.2.1.4.2-2"]);
+    assert_eq!(missing, [Rule::MissingCapability, Rule::MissingCapability]);
     assert_eq!(runtime_config(&plan.delegates[1]), json!({}));
     assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"]["ips"], json!(["10.0.0.1"]));
 }
@@ -51,13 +51,10 @@ fn v11_4_1_2_1_3_2_2_v11_4_1_2_1_4_2_2_the_policy_can_demand_the_capability() {
     for policy in ["capability", "both"] {
         let node = format!(r#""ipRequestPolicy":"{policy}""#);
         let fault = asked_plain(r#""ips":["10.0.0.1"]"#).node(&node).fails();
-        assert_eq!(
-            (fault.requirement.as_str(), fault.path.to_string().as_str()),
-            ("V11-4.1.2.1.3.2-2", "[0].ips")
-        );
+        assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::MissingCapability, "[0].ips"));
         assert!(fault.cure.contains("capabilities"), "{fault}");
         let fault = asked_plain(r#""mac":"02:00:00:00:00:01""#).node(&node).fails();
-        assert_eq!(fault.requirement, "V11-4.1.2.1.4.2-2");
+        assert_eq!(fault.rule, Rule::MissingCapability);
         assert!(asked(r#""ips":["10.0.0.1"],"mac":"02:00:00:00:00:01""#).node(&node).try_plan().is_ok());
     }
 }
@@ -97,7 +94,7 @@ fn v11_4_1_2_1_7_2_v11_4_1_2_1_7_2_1_v11_4_1_2_1_7_2_2_port_mappings_need_the_ca
         runtime_config(&plan.delegates[1]),
         json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]})
     );
-    assert_eq!(asked_plain(mapping).fails().requirement, "V11-4.1.2.1.7.2-2");
+    assert_eq!(asked_plain(mapping).fails().rule, Rule::MissingCapability);
 }
 
 #[test]
@@ -107,7 +104,7 @@ fn v11_4_1_2_1_8_2_1_v11_4_1_2_1_8_2_2_bandwidth_needs_the_capability() {
         runtime_config(&plan.delegates[1]),
         json!({"bandwidth": {"ingressRate": 0, "ingressBurst": 0, "egressRate": 8000, "egressBurst": 200}})
     );
-    assert_eq!(asked_plain(r#""bandwidth":{"egressRate":8000}"#).fails().requirement, "V11-4.1.2.1.8.2-2");
+    assert_eq!(asked_plain(r#""bandwidth":{"egressRate":8000}"#).fails().rule, Rule::MissingCapability);
 }
 
 #[test]
@@ -116,8 +113,8 @@ fn v12_4_1_2_1_10_2_1_v12_4_1_2_1_10_2_2_a_guid_needs_the_capability() {
     assert_eq!(runtime_config(&plan.delegates[1]), json!({"infinibandGUID": "24:8a:07:03:00:8d:ae:2f"}));
     let fault = asked_plain(r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#).fails();
     assert_eq!(
-        (fault.requirement.as_str(), fault.path.to_string().as_str()),
-        ("V12-4.1.2.1.10.2-2", "[0].infiniband-guid")
+        (fault.rule, fault.path.to_string().as_str()),
+        (Rule::MissingCapability, "[0].infiniband-guid")
     );
 }
 
@@ -169,8 +166,8 @@ fn m9_conflict_c7_args_of_the_wrong_form_are_refused_when_something_must_go_ther
         );
         let fault = world.fails();
         assert_eq!(
-            (fault.requirement.as_str(), fault.path.to_string().as_str()),
-            ("C7", "plugins[1].args"),
+            (fault.rule, fault.path.to_string().as_str()),
+            (Rule::MalformedArgs, "plugins[1].args"),
             "{bad}"
         );
         assert_eq!(fault.subject, "network-attachment-definition home/bad");
@@ -182,10 +179,10 @@ fn conflict_c8_cni_args_must_not_say_something_else_than_the_key() {
     let plan = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.1"]}"#).plan();
     assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"], json!({"ips": ["10.0.0.1"]}));
     let fault = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.2"]}"#).fails();
-    assert_eq!((fault.requirement.as_str(), fault.path.to_string().as_str()), ("C8", "[0].ips"));
+    assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::ConflictingCniArgs, "[0].ips"));
     assert_eq!(
-        asked(r#""mac":"02:00:00:00:00:01","cni-args":{"MAC":"02:00:00:00:00:02"}"#).fails().requirement,
-        "C8"
+        asked(r#""mac":"02:00:00:00:00:01","cni-args":{"MAC":"02:00:00:00:00:02"}"#).fails().rule,
+        Rule::ConflictingCniArgs
     );
 }
 
@@ -199,7 +196,7 @@ fn v13_4_1_2_1_11_2_v13_4_1_2_1_11_4_a_claim_is_passed_on_and_nobody_must_unders
     assert!(plan.warnings.is_empty() && plan.delegates[1].verify.is_empty());
     let twice = r#""ipam-claim-reference":"vm.net","cni-args":{"ipam-claim-reference":"CLAIM"}"#;
     assert!(asked_plain(&twice.replace("CLAIM", "vm.net")).try_plan().is_ok());
-    assert_eq!(asked_plain(twice).fails().requirement, "C8");
+    assert_eq!(asked_plain(twice).fails().rule, Rule::ConflictingCniArgs);
 }
 
 #[test]

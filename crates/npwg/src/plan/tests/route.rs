@@ -59,5 +59,5 @@ fn conflict_c15_on_the_default_network_nothing_is_taken_from_anybody() {
     let both = World::new()
         .default_network(r#"[{"name":"plain","default-route":["10.0.0.1"]}]"#)
         .networks(r#"[{"name":"plain","default-route":["10.0.0.2"]}]"#);
-    assert_eq!(both.fails().requirement, "C15");
+    assert_eq!(both.fails().rule, Rule::DuplicateDefaultRoute);
 }

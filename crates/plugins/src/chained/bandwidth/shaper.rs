@@ -12,7 +12,7 @@ use linux::tc::{Bucket, Root};
 use linux::{Kind, Rtnl, Undo};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::hash::{hashed, hex};
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use sha2::{Digest, Sha512};
 
 use super::limits::{Limit, Limits, Scope};
@@ -32,14 +32,14 @@ pub struct Shaper<'a> {
     /// The host's end of its interface.
     pub end: &'a Link,
     /// Whose it is.
-    pub mark: &'a Mark,
+    pub tag: &'a OwnerTag,
     /// What is asked for.
     pub limits: &'a Limits,
 }
 
 /// The names the ifb of an attachment may have, in the order they are tried.
-fn names(mark: &Mark) -> [String; 2] {
-    let Mark { plugin: _, network, container, ifname } = mark;
+fn names(tag: &OwnerTag) -> [String; 2] {
+    let OwnerTag { plugin: _, network, container, ifname } = tag;
     names_of([network, container, ifname])
 }
 
@@ -57,11 +57,11 @@ pub fn ifb_name(network: &str, who: &Attachment, attempt: u32) -> Option<String>
 /// The ifb of an attachment, if there is one; `end` is the host's end of its interface, by index, if that is known.
 pub fn find_ifb(
     host: &mut Rtnl,
-    mark: &Mark,
+    tag: &OwnerTag,
     end: &dyn Fn() -> Result<Option<u32>, Error>,
 ) -> Result<Option<Link>, Error> {
-    let alias = mark.text(ALIAS_MAX);
-    for name in names(mark) {
+    let alias = tag.text(ALIAS_MAX);
+    for name in names(tag) {
         if let Some(link) = host.find_link(&name).or_refused()?
             && is_own(host, &link, &alias, end)?
         {
@@ -71,7 +71,7 @@ pub fn find_ifb(
     Ok(None)
 }
 
-/// One without a mark was made by the reference plugin, or by a call that was killed before it could say so; for another
+/// One without a tag was made by the reference plugin, or by a call that was killed before it could say so; for another
 /// interface of the container, if something else than this one's end leads to it.
 fn is_own(
     host: &mut Rtnl,
@@ -96,7 +96,7 @@ fn is_own(
 impl Shaper<'_> {
     /// Limits what is to be limited; the ifb, if one was needed.
     pub fn apply(&self, host: &mut Rtnl, undo: &mut Undo<'_>) -> Result<Option<Link>, Error> {
-        let Shaper { end, mark: _, limits } = self;
+        let Shaper { end, tag: _, limits } = self;
         let ifb = match &limits.egress {
             None => None,
             Some(limit) => Some(self.apply_egress(host, limit, undo)?),
@@ -112,8 +112,8 @@ impl Shaper<'_> {
     }
 
     fn apply_egress(&self, host: &mut Rtnl, limit: &Limit, undo: &mut Undo<'_>) -> Result<Link, Error> {
-        let Shaper { end, mark, limits } = self;
-        let (owner, index) = ((*mark).clone(), end.index);
+        let Shaper { end, tag, limits } = self;
+        let (owner, index) = ((*tag).clone(), end.index);
         undo.push(move || {
             let Ok(mut host) = Rtnl::open() else { return };
             if let Ok(Some(ifb)) = find_ifb(&mut host, &owner, &|| Ok(Some(index))) {
@@ -133,8 +133,8 @@ impl Shaper<'_> {
     }
 
     fn create_ifb(&self, host: &mut Rtnl) -> Result<Link, Error> {
-        let alias = self.mark.text(ALIAS_MAX);
-        for name in names(self.mark) {
+        let alias = self.tag.text(ALIAS_MAX);
+        for name in names(self.tag) {
             let mut ifb = NewLink::new(&name, NewKind::Ifb);
             ifb.mtu = Some(self.end.mtu);
             ifb.tx_queue_length = Some(0);
@@ -153,7 +153,7 @@ impl Shaper<'_> {
                 return host.add_link(&ifb).and_then(|()| host.link(&name)).or_refused();
             }
         }
-        let names = names(self.mark).join(" and ");
+        let names = names(self.tag).join(" and ");
         Err(Error::internal(format!("both names for the ifb are taken: {names}")))
     }
 
@@ -179,13 +179,13 @@ impl Shaper<'_> {
 
     /// Fails unless everything is as [`Shaper::apply`] leaves it.
     pub fn inspect(&self, host: &mut Rtnl) -> Result<(), Error> {
-        let Shaper { end, mark, limits } = self;
+        let Shaper { end, tag, limits } = self;
         if let Some(limit) = &limits.ingress {
             compare(host, end, &limit.bucket(end.mtu), &limits.scope)?;
         }
         let Some(limit) = &limits.egress else { return Ok(()) };
-        let Some(ifb) = find_ifb(host, mark, &|| Ok(Some(end.index)))? else {
-            return Err(Error::internal(format!("link {} is missing", names(mark)[0])));
+        let Some(ifb) = find_ifb(host, tag, &|| Ok(Some(end.index)))? else {
+            return Err(Error::internal(format!("link {} is missing", names(tag)[0])));
         };
         if !ifb.up {
             return Err(differs(&ifb.name, "state", "down", "up"));

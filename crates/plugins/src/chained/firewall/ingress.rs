@@ -32,7 +32,7 @@ use linux::nft::{
     Set, Table, Type, Verdict, priority,
 };
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::nftables::{INGRESS, TABLE, furniture};
 use super::settings::{Place, Policy};
@@ -48,13 +48,13 @@ const PORTS: &str = "ports";
 const CHAIN: &str = "forward";
 
 /// Makes the policy hold for the container, and for the bridge it is behind.
-pub(super) fn add(policy: Policy, mark: &Mark, place: &Place) -> Result<(), Error> {
+pub(super) fn add(policy: Policy, tag: &OwnerTag, place: &Place) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
-    nft.commit(routed(policy, mark, place)).or_refused()?;
+    nft.commit(routed(policy, tag, place)).or_refused()?;
     if policy != Policy::Isolated {
         return Ok(());
     }
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     entries::put(&mut nft, SWITCHED, &[PORTS], &comment, &own_entries(&comment, place), || Ok(switched()))
 }
 
@@ -81,8 +81,8 @@ fn rules() -> [Rule; 3] {
 }
 
 /// Everything for what is routed; repeating it changes nothing.
-fn routed(policy: Policy, mark: &Mark, place: &Place) -> Batch {
-    let network = Mark { container: String::new(), ifname: String::new(), ..mark.clone() };
+fn routed(policy: Policy, tag: &OwnerTag, place: &Place) -> Batch {
+    let network = OwnerTag { container: String::new(), ifname: String::new(), ..tag.clone() };
     let comment = network.text(COMMENT_MAX);
     let name = Data::link(&place.bridge);
     let pair = Element::new(name.clone().and(name.clone())).comment(comment.as_str());
@@ -134,7 +134,7 @@ fn switched() -> Batch {
 // === CHECK, DEL, GC ===
 
 /// Fails unless the policy holds for the container.
-pub(super) fn check(policy: Policy, mark: &Mark, place: &Place) -> Result<(), Error> {
+pub(super) fn check(policy: Policy, tag: &OwnerTag, place: &Place) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     let name = Data::link(&place.bridge);
     let pair = name.clone().and(name.clone());
@@ -146,7 +146,7 @@ pub(super) fn check(policy: Policy, mark: &Mark, place: &Place) -> Result<(), Er
     }
     expect(&mut nft, TABLE, INGRESS, rules().len())?;
     if policy == Policy::Isolated {
-        let comment = mark.text(COMMENT_MAX);
+        let comment = tag.text(COMMENT_MAX);
         let own = own_entries(&comment, place);
         if entries::missing(&mut nft, SWITCHED, &comment, &own)?.is_some() {
             return Err(Error::internal(format!(
@@ -166,8 +166,8 @@ fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<
 }
 
 /// Removes what is about the container alone.
-pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
+    let comment = tag.text(COMMENT_MAX);
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, SWITCHED, &[PORTS], |found| found == comment).map(drop)
 }

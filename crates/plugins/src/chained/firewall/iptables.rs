@@ -8,7 +8,7 @@
 //! CNI-ISOLATION-STAGE-2: -o br0 -j DROP; -j RETURN
 //! ```
 //!
-//! A container's two rules have our mark as their comment, so that DEL and GC find them without its address; the
+//! A container's two rules have our tag as their comment, so that DEL and GC find them without its address; the
 //! reference plugin's have none, and are found by address.
 //!
 //! Source: plugins `plugins/meta/firewall/{iptables,ingresspolicy}.go`.
@@ -16,22 +16,19 @@
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::settings::{Place, Policy};
+use super::{PRIVATE, TABLE};
 use crate::entries;
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
-/// The table of all of it.
-pub const TABLE: &str = "filter";
-/// The chain of containers.
-pub const PRIVATE: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 
 /// How one container is let through.
 pub(super) struct Passage<'a> {
-    pub(super) mark: &'a Mark,
+    pub(super) tag: &'a OwnerTag,
     pub(super) admin_chain: &'a str,
     pub(super) addresses: &'a [IpNet],
     pub(super) policy: Policy,
@@ -52,8 +49,8 @@ impl Passage<'_> {
             family.change(&turn, TABLE, &mut |saved| {
                 let mut script = self.furniture(saved);
                 let own = self.rules(family);
-                let mark = self.mark.text(COMMENT_MAX);
-                let before = saved.lines().filter(|line| comment_of(line) == Some(&mark));
+                let tag = self.tag.text(COMMENT_MAX);
+                let before = saved.lines().filter(|line| comment_of(line) == Some(&tag));
                 script.extend(before.filter(|line| !own.iter().any(|rule| rule == line)).map(deletion));
                 script.extend(own.into_iter().filter(|rule| !saved.has_rule(rule)));
                 script
@@ -64,7 +61,7 @@ impl Passage<'_> {
 
     /// Fails unless all of it is there; a container's rules may be the reference plugin's, which have no comment.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let own = format!("{} ", comment(&self.mark.text(COMMENT_MAX)));
+        let own = format!("{} ", comment(&self.tag.text(COMMENT_MAX)));
         for family in self.families() {
             let saved = family.save(TABLE)?;
             let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
@@ -79,7 +76,7 @@ impl Passage<'_> {
 
     /// The container's rules.
     fn rules(&self, family: Family) -> Vec<String> {
-        let comment = comment(&self.mark.text(COMMENT_MAX));
+        let comment = comment(&self.tag.text(COMMENT_MAX));
         let own = self.addresses.iter().filter(|net| family.has(net.addr()));
         own.flat_map(|net| pair(net, &format!("{comment} "))).collect()
     }
@@ -140,9 +137,9 @@ pub fn comment_of(rule: &str) -> Option<&str> {
 
 // === DEL, GC ===
 
-/// Removes the container's rules: by its mark, and by the known addresses those that have none.
-pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
-    let text = mark.text(COMMENT_MAX);
+/// Removes the container's rules: by its tag, and by the known addresses those that have none.
+pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
+    let text = tag.text(COMMENT_MAX);
     remove_all(&|line| {
         comment_of(line) == Some(&text)
             || known.iter().any(|net| pair(net, "").iter().any(|rule| rule == line.trim_end()))

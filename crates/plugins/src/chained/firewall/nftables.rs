@@ -27,7 +27,7 @@ use linux::nft::{
     Rule, Selector, Set, State, Table, Type, Verdict,
 };
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use crate::entries::{self, Entry};
 use crate::iptables::Family;
@@ -54,11 +54,11 @@ const GATE: &str = "weft firewall";
 const FIRST: i32 = -400;
 
 /// Lets the container's traffic through, in one transaction; a second one if a chain that drops has no rule yet.
-pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
     }
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     open_gates(&mut nft, addresses)?;
     let own = own_entries(SETS, &comment, addresses);
@@ -66,8 +66,8 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 }
 
 /// Writes down whose these addresses in a zone of firewalld are.
-pub(super) fn note(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn note(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
+    let comment = tag.text(COMMENT_MAX);
     let own = own_entries(ZONED, &comment, addresses);
     let mut nft = Nft::open().or_refused()?;
     entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(furniture()))
@@ -166,11 +166,11 @@ fn open_gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<(), Error> {
 // === CHECK, DEL, GC ===
 
 /// Fails unless the container's traffic is let through.
-pub(super) fn check(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
+pub(super) fn check(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
     }
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     let own = own_entries(SETS, &comment, addresses);
     if let Some(Entry { set, .. }) = entries::missing(&mut nft, TABLE, &comment, &own)? {
@@ -195,8 +195,8 @@ pub(super) fn check(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 }
 
 /// Is one of the addresses the container's here?
-pub(super) fn has(mark: &Mark, addresses: &[IpNet]) -> Result<bool, Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn has(tag: &OwnerTag, addresses: &[IpNet]) -> Result<bool, Error> {
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     for Entry { set, key, value: _, element: _ } in own_entries(SETS, &comment, addresses) {
         if nft.element(TABLE, set, &key).or_refused()?.is_some_and(|there| there.comment == comment) {
@@ -220,8 +220,8 @@ pub(super) fn unnoted(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
 }
 
 /// Removes the container's addresses; those that were in a zone of firewalld.
-pub(super) fn remove(mark: &Mark) -> Result<Vec<IpNet>, Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<IpNet>, Error> {
+    let comment = tag.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }
 

@@ -115,8 +115,7 @@ impl Settings {
             None if firewalld::is_running() => Ok(Backend::Firewalld),
             None if self.names_chain => Ok(Backend::Iptables),
             None => {
-                let is_there =
-                    |family| iptables::has_chain(family, super::iptables::TABLE, super::iptables::PRIVATE);
+                let is_there = |family| iptables::has_chain(family, super::TABLE, super::PRIVATE);
                 Ok(if Family::any(is_there)? { Backend::Iptables } else { Backend::Nftables })
             }
         }

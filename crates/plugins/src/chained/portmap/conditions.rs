@@ -79,7 +79,7 @@ enum Field {
     Source(Vec<IpNet>),
     Destination(Vec<IpNet>),
     LinkIn(Vec<String>),
-    Mark(Vec<u32>),
+    OwnerTag(Vec<u32>),
 }
 
 // === impl Dialect ===
@@ -226,7 +226,7 @@ impl Field {
             "saddr" => Field::Source(values.iter().map(network).collect::<Result<_, _>>()?),
             "daddr" => Field::Destination(values.iter().map(network).collect::<Result<_, _>>()?),
             "iifname" => Field::LinkIn(values.iter().map(link).collect::<Result<_, _>>()?),
-            _ => Field::Mark(values.iter().map(mark).collect::<Result<_, _>>()?),
+            _ => Field::OwnerTag(values.iter().map(mark).collect::<Result<_, _>>()?),
         })
     }
 
@@ -234,7 +234,7 @@ impl Field {
         match self {
             Field::Source(networks) | Field::Destination(networks) => networks.len(),
             Field::LinkIn(names) => names.len(),
-            Field::Mark(marks) => marks.len(),
+            Field::OwnerTag(marks) => marks.len(),
         }
     }
 
@@ -243,7 +243,7 @@ impl Field {
             Field::Source(networks) => rule.source(is, *networks.get(at)?),
             Field::Destination(networks) => rule.destination(is, *networks.get(at)?),
             Field::LinkIn(names) => rule.link_in(is, names.get(at)?),
-            Field::Mark(marks) => rule.mark(is, *marks.get(at)?, u32::MAX),
+            Field::OwnerTag(marks) => rule.mark(is, *marks.get(at)?, u32::MAX),
         })
     }
 }

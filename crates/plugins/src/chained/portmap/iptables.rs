@@ -18,7 +18,7 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use linux::nft::Protocol;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use super::settings::{Mapping, Marking, Masquerade};
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
@@ -34,13 +34,13 @@ const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
 const MULTIPORT_MAX: usize = 15;
 
 /// The container's chain, and the one that versions before 0.8 made besides.
-fn chain_names(mark: &Mark) -> [String; 2] {
+fn chain_names(mark: &OwnerTag) -> [String; 2] {
     ["DN-", "SN-"].map(|prefix| iptables::chain_name(prefix, mark))
 }
 
 /// How one container's ports are forwarded.
 pub(super) struct Forwarding<'a> {
-    pub(super) mark: &'a Mark,
+    pub(super) mark: &'a OwnerTag,
     pub(super) mappings: &'a [Mapping],
     pub(super) masquerade: Masquerade,
     pub(super) marking: &'a Marking,
@@ -186,7 +186,7 @@ fn word(protocol: Protocol) -> &'static str {
 // === DEL, GC ===
 
 /// Has the container a chain?
-pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
+pub(super) fn is_there(mark: &OwnerTag) -> Result<bool, Error> {
     let [chain, _] = chain_names(mark);
     // Of the older kernel interface only its program knows.
     Family::any(|family| {
@@ -195,7 +195,7 @@ pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
 }
 
 /// Removes the container's chains and the jumps to them; the UDP ports that led there.
-pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
+pub(super) fn remove(mark: &OwnerTag) -> Result<Vec<u16>, Error> {
     let chains = chain_names(mark);
     let chains = chains.each_ref().map(String::as_str);
     let mut ports = Vec::new();

@@ -31,7 +31,7 @@ use linux::nft::{
 };
 use plugin_support::failure::OrRefused;
 use plugin_support::hash::hashed;
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::conditions::Conditions;
 use super::settings::{MARK_BIT, Mapping, Masquerade};
@@ -106,7 +106,7 @@ fn table(name: &str) -> Table<'_> {
 /// An entry that is there already, of whomever, is replaced; so are others of the same attachment.
 pub(super) fn add(
     variant: &Variant<'_>,
-    mark: &Mark,
+    mark: &OwnerTag,
     mappings: &[Mapping],
     masquerade: Masquerade,
     addresses: &[IpNet],
@@ -277,7 +277,7 @@ fn furniture(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Re
 /// Fails unless everything that [`add`] made for the attachment is as it made it.
 pub(super) fn check(
     variant: &Variant<'_>,
-    mark: &Mark,
+    mark: &OwnerTag,
     mappings: &[Mapping],
     masquerade: Masquerade,
     addresses: &[IpNet],
@@ -320,7 +320,7 @@ fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
 // === DEL, GC ===
 
 /// Removes the attachment's entries wherever they are; the UDP ports that were among them.
-pub(super) fn remove(mark: &Mark) -> Result<Vec<u16>, Error> {
+pub(super) fn remove(mark: &OwnerTag) -> Result<Vec<u16>, Error> {
     let comment = mark.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }

@@ -9,7 +9,7 @@
 use cni::Error;
 use linux::nft::{Batch, Family, Nft, Table};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
 
@@ -18,19 +18,19 @@ const TABLES: [Table<'static>; 2] =
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 
 /// Removes the container's rules.
-pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
+pub(super) fn remove(mark: &OwnerTag) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let batch = deletion(&mut nft, mark)?;
     nft.commit(batch).or_refused()
 }
 
 /// Has the container rules of the reference plugin, of whichever backend?
-pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
+pub(super) fn is_there(mark: &OwnerTag) -> Result<bool, Error> {
     let natively = entries::open()?.map(|mut nft| deletion(&mut nft, mark)).transpose()?;
     Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::is_there(mark)?)
 }
 
-fn deletion(nft: &mut Nft, mark: &Mark) -> Result<Batch, Error> {
+fn deletion(nft: &mut Nft, mark: &OwnerTag) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     for (table, chain) in TABLES.into_iter().flat_map(|table| CHAINS.map(|chain| (table, chain))) {
         let rules = nft.rules(table, chain).or_refused()?;

@@ -8,7 +8,7 @@ use linux::Rtnl;
 use linux::link::Link;
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use super::{ContainerInterface, Gateway, NAME, Network, Reflection, spoofing, switch};
 use crate::interface::inspection::{
@@ -27,13 +27,13 @@ pub(super) fn inspect(request: &Attach, network: &Network) -> Result<(), Error> 
     let port = inspect_port(&mut host, network, &result, &bridge, &inside.link)?;
     let ifname = request.who.ifname.as_str();
     inspect_gateways(&mut host, network, &bridge, &result, ifname)?;
-    let mark = Mark::of(NAME, &request.call.config, &request.who);
+    let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     if network.mac_spoof_check {
-        spoofing::inspect(&port.name, &mark)?;
+        spoofing::inspect(&port.name, &tag)?;
     }
     if network.masquerade.is_some() {
         let addresses: Vec<IpNet> = own_ips(&result, ifname).map(|ip| ip.address).collect();
-        masquerade::inspect(&mark, &addresses)?;
+        masquerade::inspect(&tag, &addresses)?;
     }
     match network.interface {
         ContainerInterface::Addressed => compare_addressing(&mut inside, &result),

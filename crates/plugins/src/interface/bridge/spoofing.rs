@@ -9,7 +9,7 @@
 //! }
 //! ```
 //!
-//! Two set elements a port, both with the attachment's mark: one transaction each way.
+//! Two set elements a port, both with the attachment's tag: one transaction each way.
 //!
 //! Source: nft(8); plugins `pkg/link/spoofcheck.go`.
 
@@ -20,7 +20,7 @@ use linux::nft::{
     Verdict, priority,
 };
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::NAME;
 use crate::entries;
@@ -37,12 +37,12 @@ const REFERENCE: Table<'static> = Table::new(Family::Bridge, "nat");
 const REFERENCE_BASE: &str = "PREROUTING";
 
 /// Lets `port` receive frames from `mac` only.
-pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
+pub(super) fn pin(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
     let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
     let Some(address) = address else {
         return Err(Error::internal(format!("macspoofchk: {mac:?} is not an Ethernet address")));
     };
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
     let base = BaseChain {
@@ -71,15 +71,15 @@ pub(super) fn pin(port: &str, mac: &str, mark: &Mark) -> Result<(), Error> {
 }
 
 /// Is the port checked that an attachment would have? In constant time.
-pub(super) fn is_checked(mark: &Mark) -> bool {
-    Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(mark, 0), mark).unwrap_or(false))
+pub(super) fn is_checked(tag: &OwnerTag) -> bool {
+    Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(tag, 0), tag).unwrap_or(false))
 }
 
 /// CHECK: is the port checked, by us or as the reference plugin does it?
-pub(super) fn inspect(port: &str, mark: &Mark) -> Result<(), Error> {
+pub(super) fn inspect(port: &str, tag: &OwnerTag) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
-    let known = format!("macspoofchk-{}-{}", mark.container, mark.ifname);
-    let is_there = has(&mut nft, port, mark).or_refused()?
+    let known = format!("macspoofchk-{}-{}", tag.container, tag.ifname);
+    let is_there = has(&mut nft, port, tag).or_refused()?
         || nft.rules(REFERENCE, REFERENCE_BASE).or_refused()?.iter().any(|rule| rule.comment == known);
     match is_there {
         true => Ok(()),
@@ -87,22 +87,22 @@ pub(super) fn inspect(port: &str, mark: &Mark) -> Result<(), Error> {
     }
 }
 
-fn has(nft: &mut Nft, port: &str, mark: &Mark) -> Result<bool, linux::Error> {
+fn has(nft: &mut Nft, port: &str, tag: &OwnerTag) -> Result<bool, linux::Error> {
     let entry = nft.element(TABLE, CHECKED, &Data::link(port))?;
-    Ok(entry.is_some_and(|entry| entry.comment == mark.text(COMMENT_MAX)))
+    Ok(entry.is_some_and(|entry| entry.comment == tag.text(COMMENT_MAX)))
 }
 
 /// Removes what [`pin`], or the reference plugin, made for the attachment; nothing there is success.
-pub(super) fn allow_any(mark: &Mark) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn allow_any(tag: &OwnerTag) -> Result<(), Error> {
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
-    remove_reference(&mut nft, mark)
+    remove_reference(&mut nft, tag)
 }
 
 /// The reference plugin has two chains for a port, and a rule that leads to the first.
-fn remove_reference(nft: &mut Nft, mark: &Mark) -> Result<(), Error> {
-    let id = format!("{}-{}", mark.container, mark.ifname);
+fn remove_reference(nft: &mut Nft, tag: &OwnerTag) -> Result<(), Error> {
+    let id = format!("{}-{}", tag.container, tag.ifname);
     let comment = format!("macspoofchk-{id}");
     let mut batch = Batch::new();
     for rule in nft.rules(REFERENCE, REFERENCE_BASE).or_refused()? {

@@ -15,7 +15,7 @@ use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use plugin_support::owner_tag::{ALIAS_MAX, Mark};
+use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use super::{NAME, Network, Reflection};
 use crate::interface;
@@ -85,7 +85,7 @@ pub(super) fn status(network: &Network) -> Result<(), Error> {
 
 /// Creates the bridge; false if another ADD was faster.
 fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<bool, Error> {
-    let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
+    let alias = OwnerTag::shared(NAME, config).text(ALIAS_MAX);
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
     link.mtu = network.mtu;
@@ -153,7 +153,7 @@ fn create_gateway_port(
     config: &Config,
 ) -> Result<Link, Error> {
     let port_name = plugin_support::hash::hashed("veth", 12, &[name, "gateway"]);
-    let alias = Mark::shared(NAME, config).text(ALIAS_MAX);
+    let alias = OwnerTag::shared(NAME, config).text(ALIAS_MAX);
     let peer = Peer { name, mtu: network.mtu, mac: None, queues: network.queues, netns: None };
     let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
     pair.mtu = network.mtu;

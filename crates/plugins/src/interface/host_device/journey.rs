@@ -20,7 +20,7 @@ use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use super::record::{Record, Was};
 use super::store::{self, Kept};
@@ -34,7 +34,7 @@ pub(super) fn there(host: &mut Rtnl, link: &Link, container: &Netns, ifname: &st
 
 /// Brings the device of an attachment back, from the container or from where the kernel left it; if it is in
 /// neither place, there is nothing to do.
-pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
+pub(super) fn back(netns: Option<&Path>, mark: &OwnerTag) -> Result<(), Error> {
     let records = store::of_attachment(mark)?;
     let mut host = Rtnl::open().or_refused()?;
     let (mut errors, mut found) = (Vec::new(), false);
@@ -66,7 +66,7 @@ pub(super) fn back(netns: Option<&Path>, mark: &Mark) -> Result<(), Error> {
 }
 
 /// What a device in the container was on the host, if it was there, and came for this attachment; and its record.
-fn what_it_was<'a>(link: &Link, mark: &Mark, records: &'a [Kept]) -> Option<(Was, Option<&'a Record>)> {
+fn what_it_was<'a>(link: &Link, mark: &OwnerTag, records: &'a [Kept]) -> Option<(Was, Option<&'a Record>)> {
     let named = link.name == mark.ifname;
     let is_of = |record: &Record| {
         record.is_away(link) || record.is_as_it_was(link) || named && record.is_renamed(link)
@@ -173,7 +173,7 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 
 /// A device as it is on the host, for the way back from an ADD that fails.
 pub(super) struct Departure {
-    mark: Mark,
+    mark: OwnerTag,
     record: Record,
     standing: Standing,
     _leaving: File,
@@ -184,7 +184,7 @@ impl Departure {
     pub(super) fn of(
         host: &mut Rtnl,
         link: &Link,
-        mark: &Mark,
+        mark: &OwnerTag,
         (path, netns): (&Path, &Netns),
     ) -> Result<Departure, Error> {
         let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;

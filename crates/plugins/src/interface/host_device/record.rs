@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use cni::name::ifname_fault;
 use linux::Netns;
 use linux::link::{Link, mac_text};
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use serde::{Deserialize, Serialize};
 
 /// No mark is as long as this, in bytes: three names of at most 200.
@@ -64,7 +64,7 @@ impl Was {
 
 impl Record {
     /// What `link` is now, to be moved for `mark` into the namespace at this path, which has this inode.
-    pub(super) fn of(link: &Link, mark: &Mark, (netns, inode): (&Path, u64)) -> Record {
+    pub(super) fn of(link: &Link, mark: &OwnerTag, (netns, inode): (&Path, u64)) -> Record {
         let (mark, was, netns) = (mark.text(MARK_MAX), Was::of(link), netns.to_owned());
         Record {
             mark,
@@ -79,8 +79,8 @@ impl Record {
     }
 
     /// For whom it was moved.
-    pub(super) fn mark(&self) -> Option<Mark> {
-        Mark::read(&self.mark)
+    pub(super) fn mark(&self) -> Option<OwnerTag> {
+        OwnerTag::read(&self.mark)
     }
 
     /// Reads a file's text; `None` for what cannot be understood.
@@ -156,7 +156,7 @@ mod tests {
 
     fn record() -> Record {
         let own = str::to_owned;
-        let mark = Mark {
+        let mark = OwnerTag {
             plugin: own("host-device"),
             network: own("n"),
             container: own("0123"),

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use cni::Error;
 use plugin_support::failure::refused;
 use plugin_support::file;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use super::record::Record;
 
@@ -47,7 +47,7 @@ pub(super) fn keep(record: &Record) -> Result<File, Error> {
 }
 
 /// The records of an attachment: one, unless an ADD was killed and another device followed.
-pub(super) fn of_attachment(mark: &Mark) -> Result<Vec<Kept>, Error> {
+pub(super) fn of_attachment(mark: &OwnerTag) -> Result<Vec<Kept>, Error> {
     let end = file_name("", mark);
     list(&|name| name.ends_with(&end))
 }
@@ -63,7 +63,7 @@ pub(super) fn all() -> Result<Vec<Kept>, Error> {
 }
 
 /// Removes what there is of an attachment, also what a writer that was killed left.
-pub(super) fn forget(mark: &Mark) -> Result<(), Error> {
+pub(super) fn forget(mark: &OwnerTag) -> Result<(), Error> {
     let end = file_name("", mark);
     for path in paths(&|name| name.strip_suffix(".new").unwrap_or(name).ends_with(&end))? {
         remove(&path)?;
@@ -126,8 +126,8 @@ fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     Ok(Record::read(&bytes).map(|record| (record, is_leaving)))
 }
 
-fn file_name(device: &str, mark: &Mark) -> String {
-    let Mark { plugin: _, network: _, container, ifname } = mark;
+fn file_name(device: &str, mark: &OwnerTag) -> String {
+    let OwnerTag { plugin: _, network: _, container, ifname } = mark;
     format!("{device}:{container}:{ifname}.json")
 }
 

@@ -9,7 +9,7 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use linux::nft;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 
 use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
 
@@ -26,14 +26,14 @@ fn multicast(family: Family) -> &'static str {
 }
 
 /// Is there, or could there be, a chain of the attachment? Found out without running a program.
-pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
-    let chain = chain_name(mark);
+pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
+    let chain = chain_name(tag);
     Family::any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
 /// The first of the addresses from which no jump leads to the attachment's chain.
-pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
-    let chain = chain_name(mark);
+pub(super) fn bare(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+    let chain = chain_name(tag);
     for family in Family::ALL {
         let mut own = addresses.iter().filter(|net| family.has(net.addr())).peekable();
         if own.peek().is_none() {
@@ -56,8 +56,8 @@ pub(super) fn bare(mark: &Mark, addresses: &[IpNet]) -> Result<Option<IpNet>, Er
 }
 
 /// Is there one for sure, in one of the tables that nf_tables `has`?
-pub(super) fn is_seen(mark: &Mark, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
-    let chain = chain_name(mark);
+pub(super) fn is_seen(tag: &OwnerTag, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
+    let chain = chain_name(tag);
     Family::any(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
 }
 
@@ -66,15 +66,15 @@ pub(super) fn is_any_there() -> Result<bool, Error> {
     Family::any(|family| iptables::has_chains(family, TABLE, PREFIX))
 }
 
-fn chain_name(mark: &Mark) -> String {
-    iptables::chain_name("", mark)
+fn chain_name(tag: &OwnerTag) -> String {
+    iptables::chain_name("", tag)
 }
 
 /// `iptables -t nat -N CHAIN`, `-A CHAIN -d SUBNET -j ACCEPT`, `-A CHAIN ! -d 224.0.0.0/4 -j MASQUERADE`,
 /// `-A POSTROUTING -s IP -j CHAIN`, in one commit.
-pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
-    let chain = chain_name(mark);
-    let comment = comment(&format!("name: \"{}\" id: \"{}\"", mark.network, mark.container));
+pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
+    let chain = chain_name(tag);
+    let comment = comment(&format!("name: \"{}\" id: \"{}\"", tag.network, tag.container));
     let turn = Turn::take()?;
     for family in Family::ALL {
         let of_family: Vec<&IpNet> = addresses.iter().filter(|net| family.has(net.addr())).collect();
@@ -107,8 +107,8 @@ pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
 
 /// Removes the jumps of the `known` addresses, and the chain if no other jump leads to it; without known
 /// addresses the chain and every jump to it. Both families.
-pub(super) fn remove(mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
-    let chain = chain_name(mark);
+pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
+    let chain = chain_name(tag);
     iptables::clean(TABLE, &[&chain], &mut |saved| removal(saved, &chain, known))
 }
 

@@ -31,7 +31,7 @@ use linux::nft::{
     Verdict, priority,
 };
 use plugin_support::failure::{OrRefused, refused};
-use plugin_support::owner_tag::{COMMENT_MAX, Mark};
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use crate::entries;
 
@@ -46,8 +46,8 @@ const SOURCES: [&str; 2] = [SOURCES4, SOURCES6];
 const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
 
 /// One transaction that adds the entries; a second one if what they need is not there yet.
-pub(super) fn add(mark: &Mark, addresses: &[IpNet]) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
+    let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     match nft.commit(all(addresses, &comment)) {
         Ok(()) => return Ok(()),
@@ -123,8 +123,8 @@ fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
 
 /// Removes the attachment's entries: at the `known` addresses, in constant time, or wherever its comment is if none
 /// is known.
-pub(super) fn remove(nft: &mut Nft, mark: &Mark, known: &[IpNet]) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
+    let comment = tag.text(COMMENT_MAX);
     let mut batch = Batch::new();
     for net in known {
         if has(nft, net, &comment)? {
@@ -140,8 +140,8 @@ pub(super) fn remove(nft: &mut Nft, mark: &Mark, known: &[IpNet]) -> Result<(), 
 }
 
 /// Those of the addresses that have no entry of the attachment.
-pub(super) fn bare(nft: &mut Nft, mark: &Mark, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
-    let comment = mark.text(COMMENT_MAX);
+pub(super) fn bare(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+    let comment = tag.text(COMMENT_MAX);
     let mut bare = Vec::new();
     for net in addresses {
         if !has(nft, net, &comment)? {

@@ -10,7 +10,7 @@ use cni::invocation::ValidAttachment;
 use linux::nft::{Batch, Family, Table};
 use plugin_support::failure::OrRefused;
 use plugin_support::hash::hex;
-use plugin_support::owner_tag::Mark;
+use plugin_support::owner_tag::OwnerTag;
 use sha2::{Digest, Sha512};
 
 use crate::entries;
@@ -21,15 +21,15 @@ const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "masq_checks";
 
 /// Removes the rules of an attachment.
-pub(super) fn remove(mark: &Mark) -> Result<(), Error> {
-    let own = attachment(&mark.network, &mark.ifname, &mark.container);
+pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
+    let own = attachment(&tag.network, &tag.ifname, &tag.container);
     remove_rules(|comment| comment.starts_with(&own))
 }
 
 /// Has an attachment rules?
-pub(super) fn is_there(mark: &Mark) -> Result<bool, Error> {
+pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(false) };
-    let own = attachment(&mark.network, &mark.ifname, &mark.container);
+    let own = attachment(&tag.network, &tag.ifname, &tag.container);
     Ok(nft.rules(TABLE, CHAIN).or_refused()?.iter().any(|rule| rule.comment.starts_with(&own)))
 }
 

@@ -1,0 +1,104 @@
+//! The files that configure the controller of Neutron ports: our own YAML, or a `kuryr.conf`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use neutron::clouds;
+use serde::Deserialize;
+
+use super::kuryr_conf::KuryrConf;
+use crate::neutron::port_rules::{Rules, Settings};
+use cli_support::failure::{Exit, Failure};
+
+/// Largest file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// Our own file: the rules, and which cloud.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct File {
+    cloud: Option<Cloud>,
+    neutron: Rules,
+}
+
+/// A cloud of a `clouds.yaml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cloud {
+    name: String,
+    #[serde(default)]
+    file: Option<PathBuf>,
+}
+
+/// Reads both files that there may be; a `kuryr.conf` comes first, and ours is laid over nothing of it.
+pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settings, Failure> {
+    let environment = |name: &str| std::env::var(name).ok();
+    match (config, kuryr) {
+        (Some(_), Some(_)) => {
+            Err(Failure::new("--config and --kuryr-conf: only one of them can be").exit(Exit::Usage))
+        }
+        (None, Some(path)) => KuryrConf::parse(&text(path)?)
+            .and_then(|conf| conf.settings())
+            .map_err(|why| Failure::new(format!("{}: {why}", path.display()))),
+        (Some(path), None) => {
+            let failed = |why: String| Failure::new(format!("{}: {why}", path.display()));
+            let File { cloud, neutron: rules } =
+                serde_saphyr::from_str(&text(path)?).map_err(|cause| failed(cause.to_string()))?;
+            let cloud = match cloud {
+                None => clouds::from_environment(environment),
+                Some(Cloud { name, file }) => {
+                    let file = file.or_else(|| environment("OS_CLIENT_CONFIG_FILE").map(PathBuf::from));
+                    let file = file.unwrap_or_else(|| PathBuf::from(clouds::PLACES[1]));
+                    clouds::from_file(&file, &name)
+                }
+            };
+            Ok(Settings { cloud: cloud.map_err(cloud_failure)?, rules: rules.check().map_err(failed)? })
+        }
+        (None, None) => {
+            let cloud = clouds::from_environment(environment).map_err(cloud_failure)?;
+            Ok(Settings { cloud, rules: Rules::default() })
+        }
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "what map_err hands over")]
+fn cloud_failure(error: neutron::Error) -> Failure {
+    Failure::new(error.to_string())
+        .next("set OS_CLOUD or OS_AUTH_URL and its companions, or name a cloud in --config")
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    let failed = |cause: &dyn fmt::Display| Failure::new(format!("{}: {cause}", path.display()));
+    let length = std::fs::metadata(path).map_err(|cause| failed(&cause))?.len();
+    if length > FILE_MAX {
+        return Err(failed(&format!("larger than {FILE_MAX} bytes")));
+    }
+    std::fs::read_to_string(path).map_err(|cause| failed(&cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_file_says_the_same_as_kuryrs() {
+        let ours = "neutron:\n  enabledVifDrivers: [npwg_multiple_interfaces]\n  podSubnet: s1\n  defaultNetwork: true\n  \
+                    podSecurityGroups: [a, b]\n  project: p1\n  subnetMapping: {nested-vlan: s2}\n  \
+                    podVifDriver: nested-vlan\n  pool: {enabled: true, min: 3}\n";
+        let File { neutron: rules, .. } = serde_saphyr::from_str(ours).unwrap();
+        let theirs = "[kubernetes]\nmulti_vif_drivers = npwg_multiple_interfaces\npod_vif_driver = nested-vlan\n\
+                      vif_pool_driver = neutron\n[neutron_defaults]\npod_subnet = s1\nproject = p1\n\
+                      pod_security_groups = a,b\nsubnet_mapping = nested-vlan:s2\n[vif_pool]\nports_pool_min = 3\n\
+                      [neutron]\nauth_type = none\nendpoint_override = http://n:9696\n";
+        let conf = KuryrConf::parse(theirs).unwrap().settings().unwrap();
+        assert_eq!(rules.check().unwrap(), conf.rules);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        let refused = |text: &str| serde_saphyr::from_str::<File>(text).unwrap_err().to_string();
+        assert!(refused("neutron: {podSubnets: x}").contains("podSubnets"));
+        assert!(
+            refused("neutron: {podVifDriver: sriov}").contains("neutron-vif, nested-vlan, nested-macvlan")
+        );
+    }
+}

@@ -1,0 +1,222 @@
+//! `weft cri-proxy`: the CRI Network API, before a container runtime that does not know it.
+//!
+//! ```text
+//!   kubelet, weft network, … ──► door ──► calls ──┬─► backend ──► containerd, CRI-O ── CNI ──► weft-cni
+//!                                                 └─► networks (store, fallback)                  │
+//!                                     plan ◄── planner ◄────────────────── question ──────────────┘
+//! ```
+//!
+//! Rules: what is not ours is forwarded at the level of HTTP/2, bytes untouched, so that calls and fields of newer
+//! releases pass; the proxy may be up before the runtime, and outlives it; it keeps nothing in memory that matters.
+//!
+//! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
+
+#![forbid(unsafe_code)]
+
+mod authority_rewriting;
+mod backend;
+mod body_rewriting;
+mod calls;
+mod fallback;
+mod lock;
+mod network_condition;
+mod network_store;
+mod networks;
+mod parameters;
+mod plugin_answers;
+mod plugins;
+mod relay;
+mod reply_rewriting;
+mod request_handler;
+mod request_networks;
+pub mod runtime_network;
+mod sandbox;
+mod server;
+mod unary_message;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use rpc::journal as record;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::lock::Claim;
+use crate::network_condition::Conditions;
+use crate::network_store::Store;
+use crate::request_handler::Planner;
+use calls::{Calls, Owner};
+use cli_support::background::Lasting;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
+use cri::network_api::{Name, PROXY_SOCKET};
+use cri::runtime_sandboxes;
+use cri::runtime_sandboxes::RuntimeSandboxes;
+use fallback::Fallback;
+use networks::Networks;
+use node_support::agent_server::AgentServer;
+use node_support::journal_reader::Journal;
+use node_support::listener::Listener;
+use node_support::sandbox_gc::Overseer;
+use node_support::sandboxes::{RESCAN, Sandboxes};
+use plugins::Plugins;
+
+/// Path to the socket for plan requests of the meta-plugin.
+const PLAN_SOCKET: &str = "/run/weft/networks.sock";
+
+/// What `weft cri-proxy` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft cri-proxy --runtime /run/containerd/containerd.sock --runtime-networks /etc/cni/weft
+
+To use the proxy, set `containerRuntimeEndpoint: unix://{PROXY_SOCKET}` in the configuration of the kubelet.
+
+{EXIT_CODES}"))]
+pub struct Arguments {
+    /// Path to the socket for CRI clients
+    #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
+    listen: PathBuf,
+    /// Path to the socket of the container runtime
+    #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]
+    runtime: PathBuf,
+    /// CNI configuration directory of the container runtime, to which the proxy adds its own list (default: the runtime
+    /// attaches networks itself)
+    #[arg(long, value_name = "DIR")]
+    runtime_networks: Option<PathBuf>,
+    /// CNI configuration directory whose first network becomes the network _fallback
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
+    fallback: PathBuf,
+    /// Network of sandboxes that request none (default: _fallback)
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    default_network: Option<String>,
+    /// Directories of external plugins, separated by colons
+    #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR:DIR")]
+    plugins: String,
+    /// Directory of the stored networks
+    #[arg(long, default_value = "/var/lib/weft/networks", value_name = "DIR")]
+    store: PathBuf,
+    /// Directory of the journal (cniDir of the meta-plugin)
+    #[arg(long, default_value = record::DIRECTORY, value_name = "DIR")]
+    journal: PathBuf,
+    /// Path to the socket for plan requests of the meta-plugin
+    #[arg(long, default_value = PLAN_SOCKET, value_name = "PATH")]
+    plan_socket: PathBuf,
+    /// Path to the socket of the node agent, which plans for sandboxes that request no networks (default: no agent)
+    #[arg(long, value_name = "PATH")]
+    agent: Option<PathBuf>,
+    /// Grace period after the runtime removes a sandbox before it is taken down, in seconds (at least 15)
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    orphan_grace: u64,
+    #[command(flatten)]
+    log: Log,
+}
+
+/// Does it, until SIGTERM or SIGINT.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.log.start()?;
+    raise_descriptors();
+    cli_support::async_runtime::runtime()?.block_on(work(arguments))
+}
+
+/// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
+fn raise_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+async fn work(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
+        arguments;
+    let grace = Duration::from_secs(arguments.orphan_grace);
+    let _claim = Claim::of(&[("--journal", directory), ("--store", &arguments.store)])?;
+    refuse_living(&[("--listen", listen), ("--plan-socket", plan_socket)])?;
+    let entries = directory.join(record::ENTRIES);
+    let journal = Journal::at(&entries);
+    let networks = Arc::new(networks(arguments, &journal)?);
+    let sandboxes = Arc::new(Sandboxes::of(&entries));
+    let lasting = Lasting::default();
+    lasting.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
+    let questions = AgentServer::bind(plan_socket)?;
+    let listener = Listener::bind(listen)?;
+    let owner = owner(runtime_networks.as_deref(), arguments)?;
+    let known = Arc::new(RuntimeSandboxes::default());
+    if let Owner::Ours(directory) = &owner {
+        let followed = runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known));
+        lasting.begin("the runtime's sandboxes", followed);
+        lasting.begin("the runtime's list", runtime_network::follow(runtime.clone(), directory.clone()));
+    }
+    let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
+    let planner = Arc::new(Planner {
+        networks: Arc::clone(&networks),
+        runtime: runtime.clone(),
+        agent: agent.clone(),
+        overseer,
+    });
+    let conditions = Arc::new(Conditions::of(networks, sandboxes));
+    let calls = Arc::new(Calls { conditions, journal, owner, room: unary_message::room() });
+    info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
+    let (end, mut ended) = watch::channel(());
+    let asked = tokio::spawn(questions.serve(planner, async move {
+        // The sender goes when the door is shut.
+        let _ = ended.changed().await;
+    }));
+    server::serve(
+        listener,
+        runtime.clone(),
+        calls,
+        lasting.clone().until(cli_support::async_runtime::ended()?),
+    )
+    .await;
+    drop(end);
+    let _ = asked.await;
+    info!("ended");
+    lasting.outcome()
+}
+
+/// Refuses to take a socket from a process that answers there: its clients would be ours, and its sandboxes would not.
+fn refuse_living(sockets: &[(&str, &Path)]) -> Result<(), Failure> {
+    let living = sockets.iter().find(|(_, path)| std::os::unix::net::UnixStream::connect(path).is_ok());
+    let Some((option, path)) = living else { return Ok(()) };
+    let why = format!("{option} {}: another process listens there", path.display());
+    Err(Failure::new(why).next(format!("end that one, or name another socket with {option}")))
+}
+
+fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failure> {
+    let Arguments { fallback, default_network, plugins, store, .. } = arguments;
+    Networks::open(
+        Store::open(store)?,
+        Plugins::in_path(plugins),
+        Fallback::of(fallback),
+        default_network.as_deref().map(Name::read),
+        journal.clone(),
+    )
+}
+
+/// Puts the list into the runtime's directory, if that is ours to do.
+fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<Owner, Failure> {
+    let Some(directory) = directory else { return Ok(Owner::Runtime) };
+    runtime_network::write(directory, &arguments.plan_socket, &arguments.journal, &arguments.plugins)?;
+    Ok(Owner::Ours(directory.to_owned()))
+}
+
+/// Follows the journal, and lets networks go that have drained.
+async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
+    sandboxes.read_all();
+    let mut watch = sandboxes.watch();
+    loop {
+        networks.recover().await;
+        networks.finish_draining().await;
+        tokio::select! {
+            () = sandboxes.changed(&mut watch) => {}
+            () = tokio::time::sleep(RESCAN) => sandboxes.read_all(),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! How networks are: can sandboxes be attached, are those that are attached as they were?
+//!
+//! | | comes from |
+//! |---|---|
+//! | `sandbox_management` | every plugin is there and speaks the version; STATUS, from 1.1.0 on; not while it drains |
+//! | `connectivity` | CHECK of each live attachment, from 0.4.0 on unless `disable_check`; true if there is none |
+//!
+//! Rules: STATUS and CHECK run programs, a few at a time; who asks has an answer within a bound, however many of them hang.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cni::capability;
+use cni::name::PluginType;
+use cni::network::Network;
+use cni::runtime::chain;
+use cni::{Error, Verb};
+use rpc::journal::Entry;
+use sha2::{Digest, Sha512};
+use tonic::Status;
+
+use super::fallback::OnDisk;
+use super::networks::{Networks, blocking};
+use super::plugins;
+use crate::network_store::Stored;
+use crate::plugin_answers::{Answers, PARALLEL};
+use cri::network_api;
+use cri::network_api::validation::Checked;
+use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkStatus, conflist};
+use node_support::plan_metadata;
+use node_support::sandboxes::Sandboxes;
+
+/// Most networks that are told of where none is ready.
+const FAULTS_MAX: usize = 8;
+/// How long plugins are asked for one who wants to know: none is begun after that.
+const ASK_MAX: Duration = Duration::from_secs(12);
+
+/// The networks and their sandboxes, watched.
+#[derive(Debug)]
+pub(crate) struct Conditions {
+    pub(crate) networks: Arc<Networks>,
+    sandboxes: Arc<Sandboxes>,
+    answers: Answers,
+}
+
+/// What was found of a network: both hold until a plugin says otherwise.
+struct Found {
+    managed: AtomicBool,
+    connected: AtomicBool,
+}
+
+/// An attachment: its sandbox, and its place in the plan.
+type Place<'a> = (&'a Entry, usize);
+
+impl Conditions {
+    /// Of these networks, with what the journal knows.
+    pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> Conditions {
+        Conditions { networks, sandboxes, answers: Answers::default() }
+    }
+
+    /// All networks, as they are now; the one on disk is as if it had been set.
+    pub(crate) async fn list(self: &Arc<Conditions>) -> Result<Vec<network_api::Network>, Status> {
+        let conditions = Arc::clone(self);
+        let look = move || {
+            let all: Vec<Arc<Stored>> =
+                conditions.on_disk().into_iter().chain(conditions.networks.all()).collect();
+            conditions.examine(&all)
+        };
+        blocking(look).await
+    }
+
+    /// One network as it is now.
+    pub(crate) async fn one(
+        self: &Arc<Conditions>,
+        stored: Arc<Stored>,
+    ) -> Result<Option<network_api::Network>, Status> {
+        let conditions = Arc::clone(self);
+        blocking(move || conditions.examine(&[stored]).pop()).await
+    }
+
+    /// Whether sandboxes can be made: the default network is ready, or without one some network is.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) async fn readiness(self: &Arc<Conditions>) -> Result<(), String> {
+        let conditions = Arc::clone(self);
+        let looked = blocking(move || conditions.is_ready()).await;
+        looked.unwrap_or_else(|status| Err(status.message().to_owned()))
+    }
+
+    fn is_ready(&self) -> Result<(), String> {
+        let look = Look::at(&self.networks);
+        let managed = |label: &str, network: &Network| {
+            let needs = network.needs()?;
+            self.management(&look, label, network, &needs)
+        };
+        let absent = match self.networks.default_network() {
+            Ok(usable) => {
+                let managed = managed(&usable.label, &usable.network);
+                return managed.map_err(|error| format!("network {}: {error}", usable.label));
+            }
+            Err(error) => error.msg,
+        };
+        if let OnDisk::Broken(_) = self.networks.fallback.read() {
+            return Err(absent);
+        }
+        let usable: Vec<Arc<Stored>> =
+            self.networks.all().into_iter().filter(|stored| !stored.draining).collect();
+        let (some, faults) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+        each(&usable, |stored| {
+            // One that is ready is enough.
+            if some.load(Ordering::Relaxed) {
+                return;
+            }
+            let label = stored.checked.name.to_string();
+            match managed(&label, &stored.checked.network) {
+                Ok(()) => some.store(true, Ordering::Relaxed),
+                Err(error) => {
+                    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+                    faults.insert(label, error);
+                }
+            }
+        });
+        if some.into_inner() {
+            return Ok(());
+        }
+        let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let told = faults.iter().take(FAULTS_MAX).map(|(label, error)| format!("; network {label}: {error}"));
+        Err(format!("{absent}{}", told.collect::<String>()))
+    }
+
+    fn on_disk(&self) -> Option<Arc<Stored>> {
+        let OnDisk::Found(network) = self.networks.fallback.read() else { return None };
+        let view = conflist::view(&network).ok()?;
+        let metadata = NetworkMetadata { name: FALLBACK.to_owned(), ..NetworkMetadata::default() };
+        let checked = Checked {
+            name: Name::of(&metadata),
+            config: NetworkConfig { metadata: Some(metadata), ..view },
+            needs: network.needs().ok()?,
+            network: *network,
+            ranges: Vec::new(),
+        };
+        Some(Arc::new(Stored { checked, draining: false }))
+    }
+
+    /// Looks at each. Every plugin is asked once, however long all of them take together.
+    fn examine(&self, all: &[Arc<Stored>]) -> Vec<network_api::Network> {
+        let sandboxes = self.sandboxes.all();
+        let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), all);
+        let look = Look::at(&self.networks);
+        let unasked = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
+        let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, unasked())).collect();
+        // Each network for itself, then each attachment on it.
+        let questions: Vec<(usize, Option<Place<'_>>)> =
+            (0..all.len()).map(|index| (index, None)).chain(users).collect();
+        let ask = |(index, user): &(usize, Option<Place<'_>>)| {
+            let Some((Stored { checked, draining }, found)) = networks.get(*index) else { return };
+            match user {
+                None => {
+                    let label = checked.name.to_string();
+                    let ready = || self.management(&look, &label, &checked.network, &checked.needs).is_ok();
+                    found.managed.store(!draining && ready(), Ordering::Relaxed);
+                }
+                Some((entry, place)) if found.connected.load(Ordering::Relaxed) => {
+                    if self.connected(entry, *place, look.until).is_err() {
+                        found.connected.store(false, Ordering::Relaxed);
+                    }
+                }
+                // One that is not as it was is enough.
+                Some(_) => {}
+            }
+        };
+        each(&questions, ask);
+        let told = networks.into_iter().map(|(stored, Found { managed, connected })| network_api::Network {
+            config: Some(stored.checked.config.clone()),
+            status: Some(NetworkStatus {
+                sandbox_management: managed.into_inner(),
+                connectivity: connected.into_inner(),
+                draining: stored.draining,
+            }),
+        });
+        told.collect()
+    }
+
+    fn management(
+        &self,
+        look: &Look<'_>,
+        label: &str,
+        network: &Network,
+        needs: &[PluginType],
+    ) -> Result<(), Error> {
+        look.plugins.require(needs, network.version)?;
+        if network.version < Verb::Status.since() {
+            return Ok(());
+        }
+        // Another configuration is another question.
+        let key = format!("status {label} {}", fingerprint(network.bytes()));
+        let ask = || chain::status(&self.networks.plugins, network, self.networks.plugins.path());
+        self.answers.ask(key, look.until, ask).unwrap_or_else(|| Err(plugins::late()))
+    }
+
+    fn connected(&self, entry: &Entry, place: usize, until: Instant) -> Result<(), Error> {
+        let Some(delegate) = entry.plan.delegates.get(place) else { return Ok(()) };
+        let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+        if network.disable_check || network.version < Verb::Check.since() {
+            return Ok(());
+        }
+        let key = format!("check {} {}", entry.container_id, delegate.ifname);
+        let told = self.answers.ask(key, until, || {
+            let last = entry.last_result(place, &network)?;
+            chain::check(&self.networks.plugins, &network, &entry.parameters(delegate), last.as_ref())
+        });
+        // Of what nobody could ask nothing is known.
+        told.unwrap_or(Ok(()))
+    }
+}
+
+/// What stands for a configuration, which may be long and edited often.
+fn fingerprint(bytes: &[u8]) -> String {
+    Sha512::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// One look at networks: at their plugins, and how long those are asked.
+struct Look<'a> {
+    plugins: plugins::Look<'a>,
+    until: Instant,
+}
+
+impl Look<'_> {
+    fn at(networks: &Networks) -> Look<'_> {
+        let until = Instant::now() + ASK_MAX;
+        Look { plugins: networks.plugins.look_until(until), until }
+    }
+}
+
+/// Does it for each, a few at a time.
+fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(one);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..PARALLEL.min(all.len()) {
+            // Where the kernel gives no thread, those that there are do more.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, some);
+        }
+        some();
+    });
+}
+
+/// The live attachments on each of these networks, with the network's place among them.
+fn users<'a>(
+    entries: impl Iterator<Item = &'a Entry>,
+    all: &[Arc<Stored>],
+) -> Vec<(usize, Option<Place<'a>>)> {
+    let places: BTreeMap<String, usize> =
+        all.iter().enumerate().map(|(index, stored)| (stored.checked.name.to_string(), index)).collect();
+    let on_disk = places.get(FALLBACK).and_then(|index| all.get(*index));
+    let on_disk = on_disk.map(|stored| stored.checked.network.name.as_str());
+    let mut users = Vec::new();
+    for entry in entries.filter(|entry| entry.complete && Path::new(&entry.netns).exists()) {
+        for (place, label) in plan_metadata::attached(entry, on_disk) {
+            users.extend(places.get(&label).map(|index| (*index, Some((entry, place)))));
+        }
+    }
+    users
+}
+
+/// The value of the capability `ipRanges`.
+pub(crate) fn ip_ranges(ranges: &[Vec<ipnet::IpNet>]) -> Vec<Vec<capability::IpRange>> {
+    let range = |subnet: &ipnet::IpNet| capability::IpRange {
+        subnet: *subnet,
+        range_start: None,
+        range_end: None,
+        gateway: None,
+    };
+    ranges.iter().map(|set| set.iter().map(range).collect()).collect()
+}

@@ -1,0 +1,474 @@
+//! The networks of this node: those that were set, and the one on disk.
+//!
+//! Rules:
+//! - what is told to a writer is on disk by then; writers follow each other;
+//! - what a writer began is finished, whether or not the writer waits for it: memory is as the disk is;
+//! - a sandbox keeps the configuration it was attached with, so a network may be replaced at any time;
+//! - a network in use is not removed: the journal says who uses it, and what is being attached counts;
+//! - a generation orders writers of one object; another uid is another object.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cni::name::PluginType;
+use cni::network::Network;
+use cni::{Error, code};
+use ipnet::IpNet;
+use prost::Message;
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
+use tonic::Status;
+use tracing::{info, warn};
+
+use super::fallback::{Fallback, OnDisk};
+use super::plugins::Plugins;
+use crate::network_store::{Found, Store, Stored};
+use cli_support::background::aside;
+use cli_support::failure::Failure;
+use cri::network_api::validation;
+use cri::network_api::validation::{Checked, fault};
+use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
+use node_support::journal_reader::{Journal, Row};
+use node_support::plan_metadata;
+
+/// Most networks.
+const NETWORKS_MAX: usize = 10_000;
+/// Most bytes of all networks as messages: a list of them, with the one on disk, is one of 16 MiB at most.
+const BYTES_MAX: usize = 14 << 20;
+/// Most sandboxes named in a message.
+const NAMED_MAX: usize = 8;
+
+/// The networks.
+#[derive(Debug)]
+pub(crate) struct Networks {
+    store: Store,
+    pub(crate) plugins: Plugins,
+    pub(crate) fallback: Fallback,
+    /// What sandboxes get that ask for nothing; else the fallback.
+    default: Option<Name>,
+    journal: Journal,
+    known: Mutex<BTreeMap<Name, Arc<Stored>>>,
+    /// Could some not be read that another look may find?
+    lacks: AtomicBool,
+    /// Sandboxes that are being attached, by network.
+    running: Mutex<BTreeMap<Name, usize>>,
+    writing: Arc<Turn<()>>,
+}
+
+/// A network that a sandbox can be attached to.
+#[derive(Clone, Debug)]
+pub(crate) struct Usable {
+    /// As sandboxes call it.
+    pub(crate) label: String,
+    /// What is run.
+    pub(crate) network: Network,
+    /// Its addresses, for plugins that take them.
+    pub(crate) ranges: Vec<Vec<IpNet>>,
+}
+
+/// As long as it is there, a network is in use.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    networks: Arc<Networks>,
+    names: Vec<Name>,
+}
+
+impl Networks {
+    /// Reads what was set.
+    pub(crate) fn open(
+        store: Store,
+        plugins: Plugins,
+        fallback: Fallback,
+        default: Option<Name>,
+        journal: Journal,
+    ) -> Result<Networks, Failure> {
+        let Found { networks, lacks } = store.read_all()?;
+        let known =
+            networks.into_iter().map(|stored| (stored.checked.name.clone(), Arc::new(stored))).collect();
+        Ok(Networks {
+            store,
+            plugins,
+            fallback,
+            default,
+            journal,
+            known: Mutex::new(known),
+            lacks: AtomicBool::new(lacks),
+            running: Mutex::default(),
+            writing: Arc::default(),
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Name, Arc<Stored>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<Name, usize>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that were set, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<Stored>> {
+        self.known().values().cloned().collect()
+    }
+
+    /// Creates or replaces one; as it is stored then.
+    pub(crate) async fn set(
+        self: &Arc<Networks>,
+        config: Option<NetworkConfig>,
+    ) -> Result<Arc<Stored>, Status> {
+        let checked = validation::check(config)?;
+        let networks = Arc::clone(self);
+        let (needs, version) = (checked.needs.clone(), checked.network.version);
+        blocking(move || networks.plugins.look().require(&needs, version))
+            .await?
+            .map_err(|error| fault("config.cniv1_config", types(&checked.needs), error))?;
+        let turn = Arc::clone(&self.writing).lock_owned().await;
+        let networks = Arc::clone(self);
+        finished(turn, async move { networks.replace(checked).await }).await
+    }
+
+    /// Stores what was checked, where it is another than before.
+    async fn replace(self: &Arc<Networks>, mut checked: Checked) -> Result<Arc<Stored>, Status> {
+        if self.lacks.load(Ordering::Relaxed) {
+            self.look_again().await;
+        }
+        let before = self.known().get(&checked.name).cloned();
+        if before.is_none() && self.known().len() >= NETWORKS_MAX {
+            return Err(Status::resource_exhausted(format!("there are {NETWORKS_MAX} networks already")));
+        }
+        settle(&mut checked.config, before.as_deref().map(|stored| &stored.checked.config))?;
+        self.require_room(&checked)?;
+        if let Some(same) =
+            before.filter(|stored| stored.checked.config == checked.config && !stored.draining)
+        {
+            return Ok(same);
+        }
+        let generation = checked.config.metadata.as_ref().map(|metadata| metadata.generation);
+        let stored = Arc::new(Stored { checked, draining: false });
+        self.write(&stored).await?;
+        info!(network = %stored.checked.name, ?generation, "set");
+        Ok(stored)
+    }
+
+    /// Who lists the networks must be able to take them all.
+    fn require_room(&self, checked: &Checked) -> Result<(), Status> {
+        let known = self.known();
+        let others = known.values().filter(|stored| stored.checked.name != checked.name);
+        let others: usize = others.map(|stored| stored.checked.config.encoded_len()).sum();
+        let own = checked.config.encoded_len();
+        let before = known.get(&checked.name).map_or(0, |stored| stored.checked.config.encoded_len());
+        match others + own > BYTES_MAX && own > before {
+            false => Ok(()),
+            true => Err(Status::resource_exhausted(format!(
+                "network {} has {own} bytes beside {others} of the others, and all may have {BYTES_MAX}: remove some",
+                checked.name
+            ))),
+        }
+    }
+
+    async fn write(self: &Arc<Networks>, stored: &Arc<Stored>) -> Result<(), Status> {
+        let (store, writes) = (self.store.clone(), Arc::clone(stored));
+        let name = &stored.checked.name;
+        match blocking(move || store.write(&writes)).await? {
+            Ok(()) => drop(self.known().insert(name.clone(), Arc::clone(stored))),
+            Err(cause) => return Err(self.failed(name, "stored", &cause).await),
+        }
+        Ok(())
+    }
+
+    /// What failed may be done all the same, but for its durability: the disk says what is there.
+    async fn failed(self: &Arc<Networks>, name: &Name, what: &str, cause: &std::io::Error) -> Status {
+        let (store, wanted) = (self.store.clone(), name.clone());
+        match blocking(move || store.look(&wanted)).await {
+            Ok(Ok(Some(there))) => drop(self.known().insert(name.clone(), Arc::new(there))),
+            Ok(Ok(None)) => drop(self.known().remove(name)),
+            Ok(Err(why)) => warn!(network = %name, why, "what is stored cannot be read"),
+            Err(status) => warn!(network = %name, why = status.message(), "what is stored is not known"),
+        }
+        Status::internal(format!("network {name}: not {what}: {cause}: try again"))
+    }
+
+    /// Removes one, or lets it drain.
+    pub(crate) async fn remove(
+        self: &Arc<Networks>,
+        metadata: Option<NetworkMetadata>,
+        drain: bool,
+    ) -> Result<(), Status> {
+        let name = validation::name(metadata.as_ref(), "metadata")?;
+        let uid = metadata.map(|metadata| metadata.uid).unwrap_or_default();
+        let turn = Arc::clone(&self.writing).lock_owned().await;
+        let networks = Arc::clone(self);
+        finished(turn, async move { networks.take_away(&name, &uid, drain).await }).await
+    }
+
+    async fn take_away(self: &Arc<Networks>, name: &Name, uid: &str, drain: bool) -> Result<(), Status> {
+        let Some(stored) = self.known().get(name).cloned() else {
+            return self.take_away_unknown(name, uid).await;
+        };
+        let known = stored.checked.config.metadata.as_ref().map_or("", |metadata| metadata.uid.as_str());
+        if !uid.is_empty() && uid != known {
+            let why = format!("network {name} has uid {known:?}, not {uid:?}: it is another one");
+            return Err(Status::failed_precondition(why));
+        }
+        let users = self.users(name).await?;
+        match (users.is_empty(), drain) {
+            (true, _) => self.forget(name).await,
+            (false, true) => {
+                let draining = Stored { draining: true, ..Stored::clone(&stored) };
+                self.write(&Arc::new(draining)).await?;
+                info!(network = %name, sandboxes = users.len(), "draining");
+                Ok(())
+            }
+            (false, false) => Err(in_use(name, &users)),
+        }
+    }
+
+    /// A file that could not be read is not known, and would be there again once it can be.
+    async fn take_away_unknown(self: &Arc<Networks>, name: &Name, uid: &str) -> Result<(), Status> {
+        let (store, wanted) = (self.store.clone(), name.clone());
+        let unread = match blocking(move || store.look(&wanted)).await? {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => "it was not there, or not readable, when the proxy was started".to_owned(),
+            Err(why) => why,
+        };
+        if !uid.is_empty() {
+            let why = format!("network {name}: {unread}: whether its uid is {uid:?} is not known: name none");
+            return Err(Status::failed_precondition(why));
+        }
+        let users = self.users(name).await?;
+        if !users.is_empty() {
+            return Err(in_use(name, &users));
+        }
+        warn!(network = %name, why = unread, "a network that could not be read is removed");
+        self.forget(name).await
+    }
+
+    async fn forget(self: &Arc<Networks>, name: &Name) -> Result<(), Status> {
+        let (store, gone) = (self.store.clone(), name.clone());
+        if let Err(cause) = blocking(move || store.remove(&gone)).await? {
+            return Err(self.failed(name, "removed", &cause).await);
+        }
+        self.known().remove(name);
+        info!(network = %name, "removed");
+        Ok(())
+    }
+
+    /// Reads what could not be read before; nobody else may be writing.
+    async fn look_again(self: &Arc<Networks>) {
+        let store = self.store.clone();
+        match blocking(move || store.read_all()).await {
+            Ok(Ok(Found { networks, lacks })) => {
+                let mut known = self.known();
+                for stored in networks {
+                    known.entry(stored.checked.name.clone()).or_insert_with(|| Arc::new(stored));
+                }
+                self.lacks.store(lacks, Ordering::Relaxed);
+            }
+            Ok(Err(why)) => warn!(%why, "what is stored cannot be read"),
+            Err(status) => warn!(why = status.message(), "what is stored is not known"),
+        }
+    }
+
+    /// Finds those that could not be read before, if there are any.
+    pub(crate) async fn recover(self: &Arc<Networks>) {
+        if self.lacks.load(Ordering::Relaxed) {
+            let _turn = self.writing.lock().await;
+            self.look_again().await;
+        }
+    }
+
+    /// Removes what drains and has drained.
+    pub(crate) async fn finish_draining(self: &Arc<Networks>) {
+        let draining: Vec<Name> =
+            self.known().iter().filter(|(_, stored)| stored.draining).map(|(name, _)| name.clone()).collect();
+        for name in draining {
+            let _turn = self.writing.lock().await;
+            let still = self.known().get(&name).is_some_and(|stored| stored.draining);
+            let done = match self.users(&name).await {
+                Ok(users) if users.is_empty() && still => self.forget(&name).await,
+                Ok(_) => Ok(()),
+                Err(status) => Err(status),
+            };
+            if let Err(status) = done {
+                warn!(network = %name, why = status.message(), "still draining");
+            }
+        }
+    }
+
+    /// Who uses it, as a person calls them; also who may, where that cannot be known.
+    async fn users(self: &Arc<Networks>, name: &Name) -> Result<Vec<String>, Status> {
+        let journal = self.journal.clone();
+        let rows = blocking(move || journal.rows()).await?;
+        let rows = rows.map_err(|failure| Status::internal(failure.to_string()))?;
+        let label = name.to_string();
+        let mut users: Vec<String> = rows
+            .iter()
+            .filter_map(|row| match row {
+                Row::Entry(entry)
+                    if plan_metadata::attached(entry, None).iter().any(|(_, on)| *on == label) =>
+                {
+                    Some(format!(
+                        "sandbox {} ({}/{})",
+                        entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name
+                    ))
+                }
+                Row::Entry(_) => None,
+                Row::Broken { container, .. } => {
+                    Some(format!("sandbox {container}, whose entry in the journal cannot be read"))
+                }
+            })
+            .collect();
+        if let Some(count) = self.running().get(name) {
+            users.push(format!("{count} that are being made"));
+        }
+        Ok(users)
+    }
+
+    /// A network by the name a sandbox uses; `path` is where it stands.
+    pub(crate) fn find(&self, name: &Name, path: &str) -> Result<Usable, Status> {
+        if name.namespace.is_empty() && name.name == FALLBACK {
+            return match self.fallback.read() {
+                OnDisk::Found(network) => Ok(on_disk(*network)),
+                OnDisk::Broken(why) => Err(Status::failed_precondition(format!("{path}: {FALLBACK}: {why}"))),
+                OnDisk::Absent => {
+                    let directory = self.fallback.directory().display();
+                    Err(Status::not_found(format!("{path}: {FALLBACK}: {directory} holds no network")))
+                }
+            };
+        }
+        let label = name.to_string();
+        match self.known().get(name) {
+            None => Err(Status::not_found(format!("{path}: {label:?}: there is no such network"))),
+            Some(stored) if stored.draining => {
+                let why = format!("{path}: {label:?}: it is being removed, and takes no new sandbox");
+                Err(Status::failed_precondition(why))
+            }
+            Some(stored) => {
+                let network = stored.checked.network.clone();
+                Ok(Usable { label, network, ranges: stored.checked.ranges.clone() })
+            }
+        }
+    }
+
+    /// What sandboxes get that ask for nothing.
+    ///
+    /// # Errors
+    /// Code 11: there is none now.
+    pub(crate) fn default_network(&self) -> Result<Usable, Error> {
+        let absent = |why: String| Error::new(code::TRY_AGAIN_LATER, why);
+        match &self.default {
+            Some(name) => self
+                .find(name, "--default-network")
+                .map_err(|status| absent(format!("no default network: {}", status.message()))),
+            None => match self.fallback.read() {
+                OnDisk::Found(network) => Ok(on_disk(*network)),
+                OnDisk::Broken(why) => Err(absent(format!("no default network: {why}"))),
+                OnDisk::Absent => Err(absent(format!(
+                    "no default network: {} holds none",
+                    self.fallback.directory().display()
+                ))),
+            },
+        }
+    }
+
+    /// The network that was set and is what sandboxes get that ask for nothing, if one is.
+    pub(crate) fn default_name(&self) -> Option<&Name> {
+        self.default.as_ref()
+    }
+
+    /// Holds networks as being in use.
+    pub(crate) fn hold(self: &Arc<Networks>, names: Vec<Name>) -> InUse {
+        let mut running = self.running();
+        for name in &names {
+            *running.entry(name.clone()).or_default() += 1;
+        }
+        drop(running);
+        InUse { networks: Arc::clone(self), names }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut running = self.networks.running();
+        for name in &self.names {
+            if let Some(count) = running.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    running.remove(name);
+                }
+            }
+        }
+    }
+}
+
+fn on_disk(network: Network) -> Usable {
+    Usable { label: FALLBACK.to_owned(), network, ranges: Vec::new() }
+}
+
+/// Settles uid and generation beside what is stored.
+///
+/// Generation 0 keeps the generation where nothing changes, and is the next one where something does.
+fn settle(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<(), Status> {
+    let before = stored.and_then(|stored| stored.metadata.clone()).unwrap_or_default();
+    let metadata = config.metadata.get_or_insert_default();
+    let written = metadata.generation;
+    if metadata.uid.is_empty() {
+        metadata.uid.clone_from(&before.uid);
+    }
+    if stored.is_none() || metadata.uid != before.uid {
+        metadata.generation = written.max(1);
+        return Ok(());
+    }
+    metadata.generation = before.generation;
+    let same = Some(&*config) == stored;
+    let refused =
+        |why: &str| Err(Status::failed_precondition(format!("config.metadata.generation: {written}: {why}")));
+    let settled = match written {
+        0 if same => before.generation,
+        0 => before.generation.saturating_add(1),
+        older if older < before.generation => {
+            return refused(&format!("older than what is stored: {}", before.generation));
+        }
+        equal if equal == before.generation && !same => {
+            return refused("is stored already, with another content: a change has a higher one");
+        }
+        newer => newer,
+    };
+    config.metadata.get_or_insert_default().generation = settled;
+    Ok(())
+}
+
+fn types(needs: &[PluginType]) -> String {
+    needs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The refusal to remove what is used.
+fn in_use(name: &Name, users: &[String]) -> Status {
+    let shown = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = users.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Status::failed_precondition(format!("network {name} is in use by {shown}{more}"))
+}
+
+/// Goes on with a writer's work when the writer has gone: a call that is cancelled is dropped wherever it waits.
+async fn finished<T: Send + 'static>(
+    turn: OwnedMutexGuard<()>,
+    work: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::spawn(async move {
+        let done = work.await;
+        drop(turn);
+        done
+    });
+    done.await.map_err(|cause| Status::internal(cause.to_string()))?
+}
+
+/// Does what takes time away from the thread that answers.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    aside(work).await.map_err(Status::internal)
+}
+
+#[cfg(test)]
+mod tests;

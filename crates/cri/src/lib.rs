@@ -1,0 +1,11 @@
+//! Client and messages of the Container Runtime Interface, and the CRI Network API.
+
+#![forbid(unsafe_code)]
+
+pub mod messages;
+pub mod network_api;
+pub mod network_client;
+pub mod runtime_sandboxes;
+pub mod runtime_status;
+pub mod unix_service;
+pub mod wire;

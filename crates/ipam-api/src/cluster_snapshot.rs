@@ -1,0 +1,328 @@
+//! What the cluster says about addresses, all at once. What is wrong with it is in [`super::findings`].
+//!
+//! Rule: it changes nothing.
+
+pub(crate) mod address_use;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use ipam::IpBlock;
+use ipam::pool_layout::address_count;
+use ipnet::IpNet;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
+use npwg::status::NETWORK_STATUS;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use crate::cluster_snapshot::address_use::Sighting;
+use crate::ip_objects::{BlockObject, PoolObject};
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow};
+use kube_support::custom_resources::IPPoolStatus;
+use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
+
+/// Objects of a page.
+const PAGE: u32 = 500;
+/// How long the first list of what is followed may take.
+const LIST_MAX: Duration = Duration::from_secs(60);
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Census {
+    /// The pools.
+    pub pools: Vec<PoolObject>,
+    /// The blocks and single addresses.
+    pub blocks: Vec<BlockObject>,
+    /// The nodes; is it out of service?
+    pub nodes: BTreeMap<String, bool>,
+    /// The pods, by namespace and name.
+    pub pods: BTreeMap<Key, Holder>,
+    /// The addresses that they show, by pool; counted once.
+    pub(super) used: OnceLock<BTreeMap<String, BTreeSet<IpAddr>>>,
+}
+
+/// A pod, and the addresses its status shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// Its node.
+    pub node: String,
+    /// Address, interface and network of each.
+    pub addresses: Vec<(IpAddr, String, String)>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Shown {
+    name: String,
+    interface: String,
+    ips: Vec<String>,
+}
+
+/// Every object of a kind, page by page.
+async fn list<K>(api: Api<K>, what: &str) -> Result<Vec<K>, String>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let mut parameters = ListParams::default().limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = api
+            .list(&parameters)
+            .await
+            .map_err(|error| format!("list {what}: {}", api_error::said(&error)))?;
+        all.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(all),
+        }
+    }
+}
+
+impl Census {
+    /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
+    pub async fn take(client: &Client) -> Result<Census, String> {
+        let census = Census::of_objects(client).await?;
+        let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
+        let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
+        Ok(Census {
+            nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
+            pods: pods.into_iter().map(ShownPod::reduce).map(|pod| (pod.key(), pod)).collect(),
+            ..census
+        })
+    }
+
+    /// The same without asking for what is followed, which may be a little behind.
+    pub async fn beside(client: &Client, followed: &Followed) -> Result<Census, String> {
+        let census = Census::of_objects(client).await?;
+        let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
+        let pod = |pod: Arc<Holder>| (pod.key(), Holder::clone(&pod));
+        let nodes = followed.nodes.all().into_iter().map(node).collect();
+        Ok(Census { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..census })
+    }
+
+    /// The pods of a namespace, as they are at this moment.
+    pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, String> {
+        let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
+        Ok(pods.into_iter().map(ShownPod::reduce).collect())
+    }
+
+    async fn of_objects(client: &Client) -> Result<Census, String> {
+        let pools = list(Api::<PoolObject>::all(client.clone()), "ippools").await?;
+        let blocks = list(Api::<BlockObject>::all(client.clone()), "ipblocks").await?;
+        Ok(Census { pools, blocks, ..Census::default() })
+    }
+
+    /// The pool of this name.
+    pub fn pool(&self, name: &str) -> Option<&PoolObject> {
+        self.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))
+    }
+
+    /// The pool that an address is of, the smallest first.
+    pub fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
+        self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
+    }
+
+    /// The addresses of a pool that pods show.
+    pub fn used_of(&self, pool: &str) -> &BTreeSet<IpAddr> {
+        static NONE: BTreeSet<IpAddr> = BTreeSet::new();
+        let count = || {
+            let mut used: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+            for Sighting { ip, pools, .. } in Sighting::all(self) {
+                for pool in pools {
+                    used.entry(pool.to_owned()).or_default().insert(ip);
+                }
+            }
+            used
+        };
+        self.used.get_or_init(count).get(pool).unwrap_or(&NONE)
+    }
+
+    /// The pools whose range can be read, the smallest first.
+    pub(super) fn ranges(&self) -> Vec<(IpNet, &PoolObject)> {
+        let range = |pool: &PoolObject| pool.spec.range.parse::<IpNet>().ok();
+        let mut ranges: Vec<_> = self.pools.iter().filter_map(|pool| Some((range(pool)?, pool))).collect();
+        ranges.sort_by_key(|(range, _)| u8::MAX - range.prefix_len());
+        ranges
+    }
+
+    /// The objects of a pool that make sense.
+    pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
+        self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
+    }
+
+    /// How full a pool is.
+    pub fn status_of(&self, pool: &PoolObject) -> IPPoolStatus {
+        let name = pool.metadata.name.as_deref().unwrap_or_default();
+        let grid = pool.grid().ok().flatten();
+        // The layout and the record of single addresses are not counted: they stay as they are.
+        let IPPoolStatus { layout, single_address_blocks, .. } = pool.status.clone().unwrap_or_default();
+        let mut status = IPPoolStatus { layout, single_address_blocks, ..IPPoolStatus::default() };
+        let mut nodes = BTreeSet::new();
+        let mut leased = 0_u128;
+        for object in self.objects_of(name) {
+            let block = grid.is_some_and(|grid| grid.block_of(object.net.addr()) == Some(object.net));
+            let held = !object.holder.node.is_empty();
+            if block && held {
+                status.leased_blocks += 1;
+                leased = leased.saturating_add(address_count(object.net));
+            }
+            if object.is_single_address() && (held || !object.holder.claim.is_empty()) {
+                status.single_addresses += 1;
+            }
+            if held {
+                nodes.insert(object.holder.node);
+            }
+        }
+        status.nodes = nodes.len() as u64;
+        status.used_addresses = self.used_of(name).len() as u64;
+        if let Some(grid) = grid {
+            let all = address_count(grid.subnet());
+            status.addresses = all.to_string();
+            status.blocks = grid.block_count().to_string();
+            status.leased_percent = u8::try_from(leased.saturating_mul(100) / all.max(1)).unwrap_or(100);
+        }
+        status
+    }
+
+    /// Is a node of this name gone, or known to be off?
+    pub fn is_off(&self, node: &str) -> bool {
+        self.nodes.get(node).copied().unwrap_or(true)
+    }
+}
+
+// === pods and nodes, reduced ===
+
+/// Pods and nodes: one watch of each, because all of them, whole, are gigabytes in a large cluster.
+pub struct Followed {
+    pods: Arc<Cache<Holder>>,
+    nodes: Arc<Cache<NodeHealth>>,
+}
+
+impl Default for Followed {
+    fn default() -> Followed {
+        Followed { pods: Arc::new(Cache::new("pods")), nodes: Arc::new(Cache::new("nodes")) }
+    }
+}
+
+impl Followed {
+    /// Keeps both up to date, for ever.
+    pub fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
+        let (pods, nodes) = (Api::<ShownPod>::all(client.clone()), Api::<NodeObject>::all(client.clone()));
+        let pods = follow(pods, watcher::Config::default(), Arc::clone(&self.pods));
+        let nodes = follow(nodes, watcher::Config::default(), Arc::clone(&self.nodes));
+        async move {
+            tokio::join!(pods, nodes);
+        }
+    }
+
+    /// Waits until both were listed once.
+    ///
+    /// # Errors
+    /// Which was not, for so long.
+    pub async fn listed(&self) -> Result<(), String> {
+        let unlisted = |what: &str| format!("list {what}: not within {} s", LIST_MAX.as_secs());
+        timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
+        timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
+    }
+}
+
+/// A pod of which nothing is kept but who it is and the addresses it shows.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct ShownPod(PodObject);
+
+impl Resource for ShownPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        PodObject::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        PodObject::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        PodObject::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        PodObject::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.meta_mut()
+    }
+}
+
+impl Reduced for ShownPod {
+    type Form = Holder;
+
+    fn reduce(self) -> Holder {
+        Holder::of(self.0)
+    }
+}
+
+impl Holder {
+    fn key(&self) -> Key {
+        (self.namespace.clone(), self.name.clone())
+    }
+
+    /// Does it show this address?
+    pub fn shows(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|(shown, ..)| *shown == ip)
+    }
+
+    fn of(object: PodObject) -> Holder {
+        let is_over = object.is_over();
+        let pod = object.reduce();
+        let shown: Vec<Shown> = pod
+            .annotations
+            .get(NETWORK_STATUS)
+            .filter(|_| !is_over)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        let addresses = shown.into_iter().flat_map(|Shown { name, interface, ips }| {
+            let ips = ips.into_iter().filter_map(|ip| ip.split('/').next().and_then(|ip| ip.parse().ok()));
+            ips.map(move |ip| (ip, interface.clone(), name.clone())).collect::<Vec<_>>()
+        });
+        let addresses = addresses.collect();
+        Holder { namespace: pod.namespace, name: pod.name, uid: pod.uid, node: pod.node_name, addresses }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_has_run_to_its_end_has_no_addresses_and_is_known_still() {
+        for (phase, count) in [("Running", 1), ("Pending", 1), ("Succeeded", 0), ("Failed", 0)] {
+            let shown = serde_json::json!([{ "name": "a/net", "interface": "net1", "ips": ["10.0.0.2"] }]);
+            let pod = serde_json::json!({ "metadata": { "name": "p", "namespace": "a", "uid": "u",
+                "annotations": { NETWORK_STATUS: shown.to_string() } }, "status": { "phase": phase } });
+            let holder = Holder::of(serde_json::from_value(pod).unwrap());
+            assert_eq!((holder.addresses.len(), holder.uid.as_str()), (count, "u"), "{phase}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The pool that an address is of which a pod shows: pools of several address spaces may have it.
+//!
+//! Rule: the one in which it is the pod's own, else one whose block the pod's node has, else the smallest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::cluster_snapshot::{Census, Holder};
+
+/// An address in a pod's network-status.
+#[derive(Debug)]
+pub(crate) struct Sighting<'a> {
+    pub(crate) pod: &'a Holder,
+    pub(crate) ip: IpAddr,
+    /// The name of the network, as the status has it.
+    pub(crate) network: &'a str,
+    /// The pools it is of: several if nothing tells them apart, none if no pool has it.
+    pub(crate) pools: Vec<&'a str>,
+    /// The object around it in the first of them.
+    pub(crate) lessor: Option<Lessor<'a>>,
+}
+
+/// Who has the object around an address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lessor<'a> {
+    /// The node; empty: none has.
+    pub(crate) node: &'a str,
+    /// The uid of the pod, of a single address.
+    uid: &'a str,
+    /// Is it that address alone?
+    pub(crate) is_single: bool,
+}
+
+/// How surely an address is of a pool; the least is the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Match {
+    Pod,
+    Node,
+    Other,
+    Nobody,
+}
+
+/// Objects by pool and addresses.
+struct Lessors<'a> {
+    all: BTreeMap<(&'a str, IpNet), Lessor<'a>>,
+    lengths: BTreeMap<&'a str, BTreeSet<u8>>,
+}
+
+impl<'a> Sighting<'a> {
+    /// All that pods show.
+    pub(crate) fn all(census: &'a Census) -> Vec<Sighting<'a>> {
+        let lessors = Lessors::of(census);
+        let pools: Vec<(IpNet, &str)> = census
+            .ranges()
+            .into_iter()
+            .map(|(range, pool)| (range, pool.metadata.name.as_deref().unwrap_or_default()))
+            .collect();
+        let mut all = Vec::new();
+        for pod in census.pods.values() {
+            for (ip, _, network) in &pod.addresses {
+                let (pools, lessor) = lessors.pools_of(&pools, pod, *ip);
+                all.push(Sighting { pod, ip: *ip, network, pools, lessor });
+            }
+        }
+        all
+    }
+}
+
+impl<'a> Lessors<'a> {
+    fn of(census: &'a Census) -> Lessors<'a> {
+        let (mut all, mut lengths) = (BTreeMap::new(), BTreeMap::<&str, BTreeSet<u8>>::new());
+        for block in &census.blocks {
+            let Some(object) = block.object() else { continue };
+            let spec = &block.spec;
+            let uid = spec.owner.split('/').next().unwrap_or_default();
+            let lessor = Lessor { node: &spec.node, uid, is_single: object.is_single_address() };
+            lengths.entry(&spec.pool).or_default().insert(object.net.prefix_len());
+            all.insert((spec.pool.as_str(), object.net), lessor);
+        }
+        Lessors { all, lengths }
+    }
+
+    /// The object around an address, the smallest.
+    fn around(&self, pool: &'a str, ip: IpAddr) -> Option<Lessor<'a>> {
+        let lengths = self.lengths.get(pool)?.iter().rev();
+        let nets = lengths.filter_map(|length| IpNet::new(ip, *length).ok());
+        nets.filter_map(|net| self.all.get(&(pool, net.trunc())).copied()).next()
+    }
+
+    fn pools_of(
+        &self,
+        pools: &[(IpNet, &'a str)],
+        pod: &Holder,
+        ip: IpAddr,
+    ) -> (Vec<&'a str>, Option<Lessor<'a>>) {
+        let mut found: Vec<(Match, &str, Option<Lessor<'_>>)> = pools
+            .iter()
+            .filter(|(range, _)| range.contains(&ip))
+            .map(|(_, pool)| {
+                let lessor = self.around(pool, ip);
+                let how = match lessor {
+                    Some(Lessor { uid, is_single: true, .. }) if !uid.is_empty() && uid == pod.uid => {
+                        Match::Pod
+                    }
+                    Some(Lessor { node, .. }) if !node.is_empty() && node == pod.node => Match::Node,
+                    Some(_) => Match::Other,
+                    None => Match::Nobody,
+                };
+                (how, *pool, lessor)
+            })
+            .collect();
+        found.sort_by_key(|(how, ..)| *how);
+        let Some((best, _, lessor)) = found.first().copied() else { return (Vec::new(), None) };
+        let most = if best <= Match::Node { usize::MAX } else { 1 };
+        let same = found.iter().filter(|(how, ..)| *how == best).take(most);
+        (same.map(|(_, pool, _)| *pool).collect(), lessor)
+    }
+}

@@ -1,0 +1,542 @@
+//! Objects of [`ipam::registry`] as IPBlock and IPPool objects of the group `weft.dev`.
+//!
+//! - An object that was edited into nonsense is held by whoever it seems to be held by, and is never allocated.
+//! - A string that does not fit a label is hashed.
+//! - The layout of a pool is in its status ([`RecordedLayout`]), which is written by requests of its own: each carries the
+//!   resource version of the pool whose spec it records, so a spec that changes meanwhile makes the request fail.
+//! - A liveness probe is in the status of an IPBlock, which is written with the object: whatever changes the object
+//!   removes the probe ([`BlockObject::of`] writes none), in one compare-and-swap.
+//!
+//! Source: [`kube_support::custom_resources`]; Kubernetes API conventions, names and labels.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipam::{Holder, IpBlock, PoolLayout, pool_layout};
+use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use kube::Resource;
+use kube::core::TypeMeta;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha512};
+
+use kube_support::custom_resources::{
+    IPBlock, IPBlockSpec, IPBlockStatus, IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout,
+};
+use kube_support::resource;
+
+/// Label of an IPBlock: its pool.
+pub const POOL_LABEL: &str = "weft.dev/pool";
+/// Label of an IPBlock: the node that leases it.
+pub const NODE_LABEL: &str = "weft.dev/node";
+/// Label of a single address: the block that contains it.
+pub const WITHIN_LABEL: &str = "weft.dev/within";
+/// Label of a single address: the claim that keeps it.
+pub const CLAIM_LABEL: &str = "weft.dev/claim";
+/// Label of a single address: the node that is asked to transfer it.
+pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
+
+/// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
+const IN_USE: &str = "weft.dev/in-use";
+
+/// Key beside the sections of a pool that have single addresses: the uid of the pool for which the record is complete.
+const POOL_UID: &str = "poolUid";
+/// Value of such a section.
+const RECORDED: &str = "recorded";
+
+/// Longest value of a label, in bytes.
+const LABEL_MAX: usize = 63;
+
+/// Pool as it comes from the API.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct PoolObject {
+    /// API version and kind.
+    #[serde(flatten, default)]
+    pub types: Option<TypeMeta>,
+    /// Name and versions.
+    pub metadata: ObjectMeta,
+    /// Addresses and block size.
+    #[serde(default)]
+    pub spec: IPPoolSpec,
+    /// Layout and counts. A subresource: a request that writes the object leaves it as it is.
+    #[serde(default, skip_serializing)]
+    pub status: Option<IPPoolStatus>,
+}
+
+/// State of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Not used yet.
+    No,
+    /// An agent checks whether another pool has addresses of it.
+    Begun,
+    /// Its range, block size and address space are fixed.
+    Done,
+}
+
+/// Block or single address as it comes from the API.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct BlockObject {
+    /// API version and kind.
+    #[serde(flatten, default)]
+    pub types: Option<TypeMeta>,
+    /// Name and versions.
+    pub metadata: ObjectMeta,
+    /// Addresses and holder.
+    #[serde(default)]
+    pub spec: IPBlockSpec,
+    /// Liveness probe of its node, if there is one.
+    #[serde(default, deserialize_with = "status", skip_serializing_if = "Option::is_none")]
+    pub status: Option<IPBlockStatus>,
+}
+
+/// Reads the status of a block. One that cannot be read is none: the objects beside it must stay readable.
+fn status<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IPBlockStatus>, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(from)?).ok())
+}
+
+/// A number as the API has them.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+// === the API ===
+
+resource!(PoolObject as IPPool);
+resource!(BlockObject as IPBlock);
+
+/// Its kind, as the API wants it written.
+pub fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
+    Some(TypeMeta { api_version: T::api_version(&()).into_owned(), kind: T::kind(&()).into_owned() })
+}
+
+// === names ===
+
+/// A network as part of a name: `10.1.2.0-24`, of IPv6 all 32 digits.
+pub fn name_of(net: IpNet) -> String {
+    match net {
+        IpNet::V4(net) => format!("{}-{}", net.network(), net.prefix_len()),
+        IpNet::V6(net) => format!("{:032x}-{}", net.network().to_bits(), net.prefix_len()),
+    }
+}
+
+/// The name of a pool's block.
+pub fn block_name(pool: &str, net: IpNet) -> String {
+    format!("{pool}.{}", name_of(net))
+}
+
+/// A text as a label's value.
+pub fn label(text: &str) -> String {
+    let word = |byte: u8| byte.is_ascii_alphanumeric();
+    let bytes = text.as_bytes();
+    let plain = text.len() <= LABEL_MAX
+        && bytes.first().is_some_and(|byte| word(*byte))
+        && bytes.last().is_some_and(|byte| word(*byte))
+        && bytes.iter().all(|byte| word(*byte) || b"-_.".contains(byte));
+    if plain {
+        return text.to_owned();
+    }
+    let digest = Sha512::digest(text.as_bytes());
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+// === impl BlockObject ===
+
+impl BlockObject {
+    /// Returns the object as it is written: without a liveness probe.
+    pub fn of(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
+        let IpBlock { net, uid, version, holder, reserved } = object;
+        let Holder { node, store, owner, claim, transfer_requested_from, transfer_refused_by, .. } =
+            holder.clone();
+        let mut labels = BTreeMap::from([(POOL_LABEL.to_owned(), label(pool))]);
+        if !node.is_empty() {
+            labels.insert(NODE_LABEL.to_owned(), label(&node));
+        }
+        if !claim.is_empty() {
+            labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
+        }
+        if !transfer_requested_from.is_empty() {
+            labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));
+        }
+        if let Some(block) = grid.block_of(net.addr()).filter(|block| block != net) {
+            labels.insert(WITHIN_LABEL.to_owned(), name_of(block));
+        }
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        BlockObject {
+            types: kind_of::<BlockObject>(),
+            metadata: ObjectMeta {
+                name: Some(block_name(pool, *net)),
+                uid: given(uid),
+                resource_version: given(version),
+                labels: Some(labels),
+                finalizers: object.is_in_use().then(|| vec![IN_USE.to_owned()]),
+                ..ObjectMeta::default()
+            },
+            spec: IPBlockSpec {
+                pool: pool.to_owned(),
+                range: net.to_string(),
+                node,
+                address_store: store,
+                owner,
+                claim,
+                released_at: signed(holder.released_at),
+                generation: signed(holder.generation),
+                transfer_requested_from,
+                transfer_refused_by,
+                reserved_addresses: reserved.iter().map(IpAddr::to_string).collect(),
+            },
+            status: None,
+        }
+    }
+
+    /// The object as it is before it is removed.
+    pub fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
+        let mut written = BlockObject::of(pool, grid, object);
+        written.metadata.finalizers = None;
+        written
+    }
+
+    /// Has somebody deleted it, who waits until it is nobody's?
+    pub fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object
+    /// that is deleted, or probed: any change would answer the probe.
+    pub fn in_use(&self) -> Option<BlockObject> {
+        let is_in_use = self.object().is_some_and(|object| object.is_in_use());
+        let finalizers = &self.metadata.finalizers;
+        let is_written = finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE));
+        if !is_in_use || is_written || self.is_probed() || self.is_deleted() {
+            return None;
+        }
+        let mut in_use = self.clone();
+        in_use.metadata.finalizers.get_or_insert_default().push(IN_USE.to_owned());
+        Some(in_use)
+    }
+
+    /// Whether its node's agent is asked for a sign of life.
+    pub fn is_probed(&self) -> bool {
+        self.status.as_ref().is_some_and(IPBlockStatus::is_probed)
+    }
+
+    /// Adds a liveness probe.
+    pub fn set_probe(&mut self, now: Timestamp) {
+        let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        self.status.get_or_insert_default().node_liveness_probe = Value::String(now);
+    }
+
+    /// Removes the liveness probe.
+    pub fn remove_probe(&mut self) {
+        self.status = None;
+    }
+
+    /// The size of the blocks of its pool when it was made, as a power of two.
+    pub fn bits(&self) -> Option<u8> {
+        let net: IpNet = self.spec.range.parse().ok()?;
+        if net.prefix_len() < net.max_prefix_len() {
+            return Some(net.max_prefix_len() - net.prefix_len());
+        }
+        let within = self.metadata.labels.as_ref().and_then(|labels| labels.get(WITHIN_LABEL));
+        let Some(within) = within else { return Some(0) };
+        let length: u8 = within.rsplit_once('-')?.1.parse().ok()?;
+        net.max_prefix_len().checked_sub(length)
+    }
+
+    /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
+    pub fn object(&self) -> Option<IpBlock> {
+        let BlockObject { types: _, metadata, spec, status: _ } = self;
+        let net: IpNet = spec.range.parse().ok()?;
+        let name = metadata.name.as_deref()?;
+        if name != block_name(&spec.pool, net) || net != net.trunc() {
+            return None;
+        }
+        let IPBlockSpec { node, address_store, owner, claim, .. } = spec.clone();
+        // A reserved address that cannot be read could be any address: none of the block is safe.
+        let reserved = spec.reserved_addresses.iter().map(|ip| ip.parse().ok());
+        let reserved = reserved.collect::<Option<Vec<IpAddr>>>()?;
+        Some(IpBlock {
+            net,
+            uid: metadata.uid.clone()?,
+            version: metadata.resource_version.clone()?,
+            holder: Holder {
+                node,
+                store: address_store,
+                owner,
+                claim,
+                released_at: u64::try_from(spec.released_at).ok()?,
+                generation: u64::try_from(spec.generation).ok()?,
+                transfer_requested_from: spec.transfer_requested_from.clone(),
+                transfer_refused_by: spec.transfer_refused_by.clone(),
+            },
+            reserved,
+        })
+    }
+}
+
+/// Status that records single addresses in these sections of a pool, in addition to the recorded ones; `complete_for`:
+/// the uid of the pool for which the record is complete.
+pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&str>) -> Value {
+    let sections = sections.into_iter().map(|section| (section.to_string(), RECORDED));
+    let complete_for = complete_for.map(|uid| (POOL_UID.to_owned(), uid));
+    json!({ "singleAddressBlocks": sections.chain(complete_for).collect::<BTreeMap<_, _>>() })
+}
+
+// === impl PoolObject ===
+
+impl PoolObject {
+    /// State of the pool.
+    ///
+    /// # Errors
+    /// The spec differs from the layout that was recorded when the pool was first used: its leased addresses would be leased
+    /// again. Or the record cannot be read.
+    pub fn cut(&self) -> Result<Cut, String> {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let Some(recorded) = self.status.as_ref().and_then(|status| status.layout.as_ref()) else {
+            return Ok(Cut::No);
+        };
+        match recorded.phase {
+            LayoutPhase::Pending => Ok(Cut::Begun),
+            LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(Cut::Done),
+            LayoutPhase::Fixed => Err(format!(
+                "pool {name}: spec: range, blockBits and networkName are {:?} and were {:?} when it was first used: restore them, or, \
+                 when no pod has an address of it, delete its IPBlocks and the pool and create it again",
+                summary(&self.layout_now()),
+                summary(recorded)
+            )),
+            LayoutPhase::Unreadable => Err(format!(
+                "pool {name}: status.layout cannot be read: when no pod has an address of the pool, delete its IPBlocks and the \
+                 pool and create it again"
+            )),
+        }
+    }
+
+    /// Status that records a state of the pool with its present spec.
+    pub fn layout_status(&self, cut: Cut) -> Value {
+        match cut {
+            Cut::No => json!({ "layout": null }),
+            Cut::Begun => json!({ "layout": { "phase": LayoutPhase::Pending } }),
+            Cut::Done => json!({ "layout": self.layout_now() }),
+        }
+    }
+
+    /// Sections of the pool in which single addresses may have been created; `None` where the record is missing or of
+    /// another pool of the name.
+    pub fn told(&self) -> Option<BTreeSet<u16>> {
+        let singles = &self.status.as_ref()?.single_address_blocks;
+        let complete_for = singles.get(POOL_UID).filter(|uid| Some(*uid) == self.metadata.uid.as_ref());
+        complete_for.map(|_| singles.keys().filter_map(|section| section.parse().ok()).collect())
+    }
+
+    fn layout_now(&self) -> RecordedLayout {
+        let IPPoolSpec { range, block_bits, network_name, exclude: _ } = self.spec.clone();
+        RecordedLayout { phase: LayoutPhase::Fixed, range, block_bits, network_name }
+    }
+
+    /// How it is cut, if its spec can be read and the size is known.
+    ///
+    /// # Errors
+    /// Which key is wrong, or was changed since it was cut.
+    pub fn grid(&self) -> Result<Option<PoolLayout>, String> {
+        self.cut()?;
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let IPPoolSpec { range, block_bits, .. } = &self.spec;
+        let net: IpNet =
+            range.parse().map_err(|_| format!("pool {name}: spec.range: {range:?}: not a network"))?;
+        if net != net.trunc() {
+            return Err(format!(
+                "pool {name}: spec.range: {range}: has host bits set: the network is {}",
+                net.trunc()
+            ));
+        }
+        match block_bits {
+            Some(bits) if *bits > pool_layout::BITS_MAX => {
+                Err(format!("pool {name}: spec.blockBits: {bits}: at most {}", pool_layout::BITS_MAX))
+            }
+            bits => Ok(bits.map(|bits| PoolLayout::new(net, bits))),
+        }
+    }
+
+    /// What is never given of it.
+    ///
+    /// # Errors
+    /// Which entry is wrong.
+    pub fn exclude(&self) -> Result<Vec<IpNet>, String> {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let read = |text: &String| {
+            text.parse::<IpNet>()
+                .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+                .map_err(|_| format!("pool {name}: spec.exclude: {text:?}: not a network"))
+        };
+        self.spec.exclude.iter().map(read).collect()
+    }
+}
+
+fn summary(layout: &RecordedLayout) -> String {
+    let RecordedLayout { phase: _, range, block_bits, network_name } = layout;
+    let bits = block_bits.map_or_else(|| "-".to_owned(), |bits| bits.to_string());
+    format!("{range} {bits} {network_name}").trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(net: &str) -> IpBlock {
+        let holder =
+            Holder { node: "n1".into(), store: "l".into(), claim: "pod/a/b".into(), ..Holder::default() };
+        let (uid, version) = ("u".into(), "7".into());
+        IpBlock {
+            net: net.parse().unwrap(),
+            uid,
+            version,
+            holder,
+            reserved: vec!["10.0.0.9".parse().unwrap()],
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        for net in ["10.0.0.0/24", "10.0.3.7/32"] {
+            let written = BlockObject::of("p", &grid, &object(net));
+            let text = serde_json::to_string(&written).unwrap();
+            let read: BlockObject = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.object(), Some(object(net)), "{text}");
+            let within = read.metadata.labels.unwrap().get(WITHIN_LABEL).cloned();
+            assert_eq!(within.is_some(), net.ends_with("32"));
+        }
+        assert_eq!(name_of("fd00::100/120".parse().unwrap()), "fd000000000000000000000000000100-120");
+    }
+
+    #[test]
+    fn finalizer_is_on_an_object_that_is_in_use_and_restored_unless_it_is_probed() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        let finalizers = |object: &BlockObject| object.metadata.finalizers.clone().unwrap_or_default();
+        let own = object("10.0.3.7/32");
+        let now = BlockObject::of("p", &grid, &own);
+        assert_eq!(finalizers(&now), [IN_USE]);
+        assert!(now.in_use().is_none());
+        let mut removed = BlockObject::unused("p", &grid, &own);
+        assert_eq!(finalizers(&removed), [""; 0]);
+        assert_eq!(removed.in_use().map(|object| finalizers(&object)), Some(vec![IN_USE.to_owned()]));
+        removed.set_probe(Timestamp::UNIX_EPOCH);
+        assert!(removed.in_use().is_none(), "it would be an answer");
+        let free = BlockObject::of("p", &grid, &IpBlock { holder: Holder::default(), ..own });
+        assert!(finalizers(&free).is_empty() && free.in_use().is_none());
+    }
+
+    #[test]
+    fn liveness_probe_is_written_with_the_object_and_removed_by_every_other_change() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        let mut probed = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
+        assert!(!probed.is_probed());
+        probed.set_probe(Timestamp::UNIX_EPOCH);
+        let written = serde_json::to_value(&probed).unwrap();
+        assert_eq!(written["status"]["nodeLivenessProbe"], json!("1970-01-01T00:00:00Z"));
+        let mut read: BlockObject = serde_json::from_value(written).unwrap();
+        assert!(read.is_probed());
+        let changed = BlockObject::of("p", &grid, &read.object().unwrap());
+        assert_eq!(serde_json::to_value(&changed).unwrap().get("status"), None);
+        read.remove_probe();
+        assert_eq!(serde_json::to_value(&read).unwrap().get("status"), None);
+        // The objects beside one with a status that cannot be read stay readable.
+        let mut spoilt = serde_json::to_value(&changed).unwrap();
+        spoilt["status"] = json!("x");
+        let spoilt: BlockObject = serde_json::from_value(spoilt).unwrap();
+        assert!(!spoilt.is_probed() && spoilt.object().is_some());
+    }
+
+    #[test]
+    fn what_a_hand_has_spoilt_is_nothing() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
+        let spoilt: [fn(&mut BlockObject); 7] = [
+            |object| object.spec.generation = -1,
+            |object| object.spec.released_at = -1,
+            |object| object.spec.range = "10.0.0.0".into(),
+            |object| object.spec.range = "10.0.1.0/24".into(),
+            |object| object.spec.range = "10.0.0.1/24".into(),
+            |object| object.spec.reserved_addresses = vec!["x".into()],
+            |object| object.spec.pool = "q".into(),
+        ];
+        for spoil in spoilt {
+            let mut object = good.clone();
+            spoil(&mut object);
+            assert_eq!(object.object(), None, "{object:?}");
+        }
+    }
+
+    /// The pool after a request has written these fields of its status.
+    fn recorded(pool: &PoolObject, fields: &Value) -> PoolObject {
+        let status = serde_json::from_value(fields.clone()).unwrap();
+        PoolObject { status: Some(status), ..pool.clone() }
+    }
+
+    #[test]
+    fn pool_that_was_edited_after_its_first_use_has_no_layout_until_it_is_restored() {
+        let spec = r#"{ "range": "10.0.0.0/24", "blockBits": 4, "networkName": "red" }"#;
+        let text = format!(r#"{{ "metadata": {{ "name": "p" }}, "spec": {spec} }}"#);
+        let mut pool: PoolObject = serde_json::from_str(&text).unwrap();
+        for state in [Cut::No, Cut::Begun, Cut::Done] {
+            pool = recorded(&pool, &pool.layout_status(state));
+            assert_eq!(pool.cut(), Ok(state));
+        }
+        let edits: [fn(&mut IPPoolSpec); 4] = [
+            |spec| spec.block_bits = Some(3),
+            |spec| spec.block_bits = None,
+            |spec| spec.range = "10.0.0.0/23".into(),
+            |spec| spec.network_name = "blue".into(),
+        ];
+        for edit in edits {
+            let mut edited = pool.clone();
+            edit(&mut edited.spec);
+            let why = edited.grid().unwrap_err();
+            assert!(why.contains("were \"10.0.0.0/24 4 red\" when it was first used"), "{why}");
+        }
+        pool.spec.exclude.push("10.0.0.0/28".into());
+        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is excluded may change");
+        let unreadable = recorded(&pool, &json!({ "layout": { "phase": "Other" } }));
+        assert!(unreadable.grid().unwrap_err().contains("status.layout cannot be read"));
+        let written = serde_json::to_value(&pool).unwrap();
+        assert_eq!(written.get("status"), None, "a subresource");
+    }
+
+    #[test]
+    fn single_address_record_counts_if_it_is_complete_for_this_pool() {
+        let told = |uid: &str, status: &Value| {
+            let text = json!({ "metadata": { "name": "p", "uid": uid }, "spec": {}, "status": status });
+            serde_json::from_value::<PoolObject>(text).unwrap().told()
+        };
+        let complete = record_of([3, 500], Some("u"));
+        assert_eq!(told("u", &complete), Some(BTreeSet::from([3, 500])));
+        assert_eq!(told("v", &complete), None, "of another pool of the name");
+        assert_eq!(told("u", &record_of([3], None)), None, "what was recorded before is not known");
+        assert_eq!(told("u", &json!({})), None);
+    }
+
+    #[test]
+    fn an_object_says_of_which_blocks_its_pool_was() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        for (net, grid, bits) in [
+            ("10.0.0.0/24", grid, 8),
+            ("10.0.3.7/32", grid, 8),
+            ("10.0.3.7/32", PoolLayout::new("10.0.0.0/16".parse().unwrap(), 0), 0),
+            ("fd00::7/128", PoolLayout::new("fd00::/64".parse().unwrap(), 3), 3),
+        ] {
+            assert_eq!(BlockObject::of("p", &grid, &object(net)).bits(), Some(bits), "{net}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_legal_and_tells_long_texts_apart() {
+        let long = "x".repeat(64);
+        for text in ["n1", &long, "a/b", "", "-a", "10.0.0.0-24"] {
+            let label = label(text);
+            assert!(label.len() <= LABEL_MAX && !label.contains('/') && !label.starts_with('-'), "{label}");
+        }
+        assert_ne!(label(&long), label(&"x".repeat(65)));
+    }
+}

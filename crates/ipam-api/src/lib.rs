@@ -1,0 +1,13 @@
+//! IPAM in the Kubernetes API: IPPool and IPBlock objects, the registry on them, and a snapshot of the cluster.
+
+#![forbid(unsafe_code)]
+
+pub mod api_registry;
+pub mod clock;
+pub mod cluster_snapshot;
+pub mod findings;
+pub mod ip_claim;
+pub mod ip_objects;
+pub mod owned_block;
+pub mod pool_lookup;
+pub mod store_name;

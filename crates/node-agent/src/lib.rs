@@ -1,0 +1,223 @@
+//! `weft agent`: the brain of a node.
+//!
+//! ```text
+//!   API server ──watch──► cache ──┐
+//!                                 ├─► brain ◄── question ── socket ◄── weft-cni (hands)
+//!   kubelet, ResourceSlices ──────┘     └─────── plan, orders ───────────►
+//!   journal ──inotify──► sandboxes ──► publisher ──patch──► network-status, Events
+//! ```
+//!
+//! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. The
+//! address stores are written by `weft-cni`, which it runs. One thread does it all.
+
+#![forbid(unsafe_code)]
+
+mod agent_state;
+mod block_leases;
+mod block_provider;
+mod device_facts;
+mod drift;
+mod hot_plug;
+mod network_sync;
+mod neutron_ports;
+mod planner;
+mod pod_resources;
+mod resource_claims;
+mod resource_slices;
+pub mod single_plan;
+mod status_publisher;
+mod transfer_handler;
+mod unattached_pods;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use rpc::journal::{self, Entry};
+use tracing::info;
+
+use crate::agent_state::{Brain, Care};
+use crate::status_publisher::Publisher;
+use cli_support::async_runtime::{ended, runtime};
+use cli_support::background::{Lasting, aside};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::logging::Log;
+use cri::runtime_sandboxes;
+use cri::runtime_sandboxes::RuntimeSandboxes;
+use ipam_api::store_name::LEDGERS;
+use kube_support::kuryr::Place;
+use kube_support::{client, events, health};
+use node_support::agent_server::AgentServer;
+use node_support::metrics::Metrics;
+use node_support::sandboxes::Sandboxes;
+use node_support::traces::{Export, Traces};
+use pod_resources::POD_RESOURCES;
+
+/// The file, beside the socket, of what was right when it was first checked.
+const CHECKED: &str = "checked.json";
+/// What `weft agent` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/weft.conf
+
+In a cluster the agent runs as a DaemonSet (deploy/base).
+
+{EXIT_CODES}"))]
+pub struct Arguments {
+    /// Name of the Kubernetes node
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node_name: String,
+    /// Path to a kubeconfig (default: in-cluster configuration)
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
+    kubeconfig: Option<PathBuf>,
+    /// Path to the socket for the meta-plugin (its agentSocket)
+    #[arg(long, default_value = "/run/weft/agent.sock", value_name = "PATH")]
+    socket: PathBuf,
+    /// Directory of the journal, which the agent reads (cniDir of the meta-plugin)
+    #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
+    journal: PathBuf,
+    /// Directory of the address stores of weft-ipam (ipam.dataDir of the networks)
+    #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+    address_stores: PathBuf,
+    /// Path to the kubelet's pod resources socket
+    #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
+    pod_resources: PathBuf,
+    /// Address of the HTTP server for /metrics, /healthz and /readyz
+    #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Grace period after a pod is deleted before its orphaned sandbox is taken down, in seconds
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    orphan_grace: u64,
+    /// Path to the CRI socket of the container runtime; sandboxes that the runtime does not know are taken down (default: off)
+    #[arg(long, value_name = "PATH")]
+    runtime_endpoint: Option<String>,
+    /// Path to a CRI Network API socket that receives every NetworkAttachmentDefinition as a network (default: off; without PATH /run/weft/cri.sock)
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = cri::network_api::PROXY_SOCKET)]
+    sync_networks: Option<PathBuf>,
+    /// Interval between two CHECKs of a sandbox, in seconds; 0 disables them
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    check_interval: u64,
+    /// Apply changes of the networks annotation to running pods; requires `weft executor` on the node
+    #[arg(long)]
+    hot_plug: bool,
+    /// Object to which the Neutron controller writes the ports of a pod
+    #[arg(long, value_enum, value_name = "STORE", default_value_t = Place::Annotation)]
+    vif_store: Place,
+    #[command(flatten)]
+    export: Export,
+    #[command(flatten)]
+    log: Log,
+}
+
+/// Does it, until SIGTERM or SIGINT.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.log.start()?;
+    runtime()?.block_on(work(arguments))
+}
+
+async fn work(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments {
+        node_name,
+        kubeconfig,
+        socket,
+        journal: directory,
+        address_stores,
+        pod_resources,
+        listen,
+        orphan_grace,
+        runtime_endpoint,
+        sync_networks,
+        check_interval,
+        hot_plug,
+        vif_store,
+        export,
+        log: _,
+    } = arguments;
+    let metrics = Metrics::default();
+    let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
+    let client = client::client(kubeconfig.as_deref()).await?;
+    let page = health::bind(*listen).await?;
+    let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
+    let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
+    let lasting = Lasting::default();
+    let orphan_grace = Duration::from_secs(*orphan_grace);
+    let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &lasting);
+    let care = Care {
+        sandboxes: Arc::clone(&sandboxes),
+        checked,
+        runtime,
+        orphan_grace,
+        check_interval: Duration::from_secs(*check_interval),
+        hot_plug: *hot_plug,
+        vif_store: *vif_store,
+        ledgers: address_stores.clone(),
+        replaced: socket.replaced(),
+    };
+    let knowledge = (metrics, traces.clone());
+    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
+    lasting.begin("the pages", health::serve(page, Arc::clone(&brain)));
+    follow_addresses(&client, node_name, address_stores, &brain, &lasting);
+    lasting
+        .begin("pods without networks", unattached_pods::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
+    let publisher =
+        lasting.begin("network-status", Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+    if let Some(socket) = sync_networks {
+        lasting.begin("the runtime's networks", network_sync::follow(Arc::clone(&brain), socket.clone()));
+    }
+    info!(node = node_name, listen = %listen, "started");
+    let events = brain.planner.events.clone();
+    socket.serve(brain, lasting.clone().until(ended()?)).await;
+    // What it has not begun is the next agent's, with its Events.
+    publisher.abort();
+    events.end().await;
+    if let Some(traces) = traces {
+        // The runtime carries what is sent.
+        let _ = aside(move || traces.end()).await;
+    }
+    info!("ended");
+    lasting.outcome()
+}
+
+/// What the runtime knows, if it is asked.
+fn follow_runtime(endpoint: Option<&str>, grace: Duration, lasting: &Lasting) -> Arc<RuntimeSandboxes> {
+    let runtime = Arc::new(RuntimeSandboxes::default());
+    if let Some(endpoint) = endpoint {
+        // A kubelet is told it as an address.
+        let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+        let followed = runtime_sandboxes::follow(endpoint, grace, Arc::clone(&runtime));
+        lasting.begin("the runtime's sandboxes", followed);
+    }
+    runtime
+}
+
+/// Looks after what the node has of the cluster's addresses, if it has any.
+fn follow_addresses(
+    client: &kube::Client,
+    node: &str,
+    address_stores: &Path,
+    brain: &Arc<Brain>,
+    lasting: &Lasting,
+) {
+    let all = || (client.clone(), node.to_owned(), address_stores.to_owned(), Arc::clone(brain));
+    let (client, node, stores, own) = all();
+    lasting.begin("giving addresses up", transfer_handler::follow(client, node, stores, own));
+    let (client, node, stores, own) = all();
+    lasting.begin("leases of addresses", block_leases::follow(client, node, stores, own));
+    let brain = Arc::clone(brain);
+    lasting.begin("ledgers of addresses", async move { brain.supplier.remember().await });
+}
+
+/// Writes the status of one sandbox and tells its Events; for a node without an agent.
+pub fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
+    runtime()?.block_on(async {
+        let client = client::client_of_objects(kubeconfig).await?;
+        status_publisher::publish(&client, entry)
+            .await
+            .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;
+        events::tell(client, entry).await;
+        Ok(())
+    })
+}

@@ -1,0 +1,318 @@
+//! network-status: what the journal says of a pod is on the pod.
+//!
+//! Rules:
+//! - one PATCH for each sandbox that was attached, of that one annotation, with the uid as precondition: no other
+//!   annotation is ever touched, and no other pod of the name;
+//! - what cannot be written now is written later, for as long as the sandbox is there; a status that somebody lost or
+//!   changed is written again;
+//! - of several sandboxes of one pod the newest counts.
+//!
+//! Source: the standard, 5; Kubernetes API, merge patch (RFC 7386).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use cni::name::ContainerId;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use npwg::metadata::Pod;
+use npwg::plan::PodIdentity;
+use npwg::status::{self, NETWORK_STATUS};
+use rpc::journal::Entry;
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use super::planner::place;
+use crate::agent_state::Brain;
+use kube_support::api_error;
+use kube_support::api_error::is_about_uid;
+use kube_support::resources::{MIRROR, PodObject, Reduced};
+use node_support::sandboxes::{RESCAN, Sandbox, Sandboxes};
+
+/// Writes at a time.
+const PARALLEL: usize = 8;
+/// How soon a failed write is repeated first, and at most.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How soon a status that is not what we have written counts as lost.
+const LAG_MAX: Duration = Duration::from_secs(5);
+/// How often a pod is replaced that others change, too.
+const REPLACES: usize = 5;
+/// How long one waits for pods that are being attached.
+const DELAY_MAX: Duration = Duration::from_millis(200);
+/// How long one write may take.
+const WRITE_MAX: Duration = Duration::from_secs(10);
+
+/// Writes what is to be written.
+pub(crate) struct Publisher {
+    client: Client,
+    brain: Arc<Brain>,
+    sandboxes: Arc<Sandboxes>,
+    done: BTreeMap<ContainerId, Work>,
+    writes: JoinSet<(ContainerId, Written)>,
+}
+
+/// How far a sandbox's status is.
+#[derive(Clone, Debug)]
+enum Work {
+    /// It is on its way; so many times it could not be written.
+    Writing { times: u32 },
+    /// It could not be written.
+    Waiting { times: u32, until: Instant },
+    /// This text was written, or was there.
+    Written { text: String, at: Instant },
+    /// There is nobody to write it to.
+    Moot,
+}
+
+/// What came of a write.
+#[derive(Debug)]
+enum Written {
+    Yes(String),
+    /// The pod is gone, or is another one of its name.
+    Moot,
+    Failed(String),
+}
+
+/// What came of one request.
+#[derive(Debug)]
+enum Patched {
+    Yes,
+    Gone,
+    /// The pod of that name has another uid.
+    Another,
+    Forbidden,
+    Failed(String),
+}
+
+impl Publisher {
+    pub(crate) fn new(client: Client, brain: Arc<Brain>, sandboxes: Arc<Sandboxes>) -> Publisher {
+        Publisher { client, brain, sandboxes, done: BTreeMap::new(), writes: JoinSet::new() }
+    }
+
+    /// Works for ever.
+    pub(crate) async fn run(mut self) {
+        self.sandboxes.read_all();
+        let mut watch = self.sandboxes.watch();
+        let mut pods = self.brain.planner.pods.changes();
+        let mut rescan = tokio::time::interval(RESCAN);
+        let mut retry = tokio::time::interval(RETRY_MIN);
+        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.sandboxes.changed(&mut watch) => {}
+                changed = pods.changed() => if changed.is_err() { return },
+                _ = rescan.tick() => self.sandboxes.read_all(),
+                _ = retry.tick(), if self.waits() => {}
+                Some(ended) = self.writes.join_next() => if let Ok((container, written)) = ended {
+                    self.settle(container, written);
+                },
+            }
+            self.begin_all();
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.done.values().any(|work| matches!(work, Work::Waiting { .. }))
+    }
+
+    /// Begins every write that is due.
+    fn begin_all(&mut self) {
+        let all = self.sandboxes.all();
+        self.done.retain(|container, _| all.contains_key(container));
+        for (state, count) in self.sandboxes.counts() {
+            self.brain.metrics.sandboxes(state, count);
+        }
+        for (container, sandbox) in newest(&all) {
+            if self.writes.len() >= PARALLEL {
+                return;
+            }
+            let entry = &sandbox.entry;
+            let pod = self.brain.planner.pods.find(&place(&entry.plan.pod));
+            let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
+            let Ok(text) = status::render(&entry.network_status) else { continue };
+            if self.is_due(&container, &pod, &text) {
+                self.begin(container, Arc::clone(entry), text);
+            }
+        }
+    }
+
+    fn is_due(&mut self, container: &ContainerId, pod: &Pod, text: &str) -> bool {
+        let is_there = pod.annotations.get(NETWORK_STATUS).is_some_and(|there| there == text);
+        match self.done.get(container) {
+            Some(Work::Writing { .. } | Work::Moot) => false,
+            Some(Work::Waiting { until, .. }) => *until <= Instant::now(),
+            // What we have written comes back to us a little later.
+            Some(Work::Written { text: written, at }) if written == text && at.elapsed() < LAG_MAX => false,
+            Some(Work::Written { .. }) => !is_there,
+            None if is_there => {
+                self.done
+                    .insert(container.clone(), Work::Written { text: text.to_owned(), at: Instant::now() });
+                false
+            }
+            None => true,
+        }
+    }
+
+    fn begin(&mut self, container: ContainerId, entry: Arc<Entry>, text: String) {
+        let times = match self.done.get(&container) {
+            Some(Work::Waiting { times, .. }) => *times,
+            _ => 0,
+        };
+        let first = self.done.insert(container.clone(), Work::Writing { times }).is_none();
+        let (client, brain) = (self.client.clone(), Arc::clone(&self.brain));
+        if first {
+            brain.planner.events.attached(&entry);
+        }
+        self.writes.spawn(async move {
+            brain.busy.quiet(DELAY_MAX).await;
+            let (started, began) = (Instant::now(), SystemTime::now());
+            let written = write(client, &entry.plan.pod, text).await;
+            let outcome = match &written {
+                Written::Yes(_) => "written",
+                Written::Moot => "skipped",
+                Written::Failed(_) => "failed",
+            };
+            brain.metrics.published(outcome, started.elapsed());
+            if let Some(traces) = &brain.traces {
+                let failure = match &written {
+                    Written::Failed(why) => Some(why.as_str()),
+                    _ => None,
+                };
+                traces.status(&container, began, outcome, failure);
+            }
+            (container, written)
+        });
+    }
+
+    fn settle(&mut self, container: ContainerId, written: Written) {
+        let times = match self.done.get(&container) {
+            Some(Work::Writing { times }) => *times,
+            _ => 0,
+        };
+        let work = match written {
+            Written::Yes(text) => {
+                info!(%container, "network-status written");
+                Work::Written { text, at: Instant::now() }
+            }
+            Written::Moot => Work::Moot,
+            Written::Failed(why) => {
+                let pause = RETRY_MAX.min(RETRY_MIN * 2_u32.saturating_pow(times.min(10)));
+                warn!(%container, why, "network-status could not be written");
+                Work::Waiting { times: times + 1, until: Instant::now() + pause }
+            }
+        };
+        self.done.insert(container, work);
+    }
+}
+
+/// The newest whole sandbox of each pod.
+fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox> {
+    let mut of_pod: BTreeMap<&str, (&ContainerId, &Sandbox)> = BTreeMap::new();
+    for (container, sandbox) in all {
+        let Entry { complete, plan, network_status, .. } = &*sandbox.entry;
+        if !complete || plan.pod.uid.is_empty() || network_status.is_empty() {
+            continue;
+        }
+        let newer =
+            of_pod.get(plan.pod.uid.as_str()).is_none_or(|(_, known)| known.modified <= sandbox.modified);
+        if newer {
+            of_pod.insert(&plan.pod.uid, (container, sandbox));
+        }
+    }
+    of_pod.into_values().map(|(container, sandbox)| (container.clone(), sandbox.clone())).collect()
+}
+
+/// Writes it, to this very pod. What the API has of a static pod has another uid than the pod: that is asked for once
+/// the API refuses ours.
+async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
+    let PodIdentity { namespace, name, uid } = pod;
+    let pods: Api<PodObject> = Api::namespaced(client.clone(), namespace);
+    let written = async {
+        let moot = match patch(&pods, name, uid, &text).await {
+            Patched::Forbidden => replace(client, pod, &text).await,
+            Patched::Another => match pods.get(name).await {
+                Ok(there) => {
+                    let own = there.meta().uid.clone().unwrap_or_default();
+                    match there.reduce().uid == *uid && own != *uid {
+                        true => patch(&pods, name, &own, &text).await,
+                        false => Patched::Another,
+                    }
+                }
+                Err(error) => Patched::Failed(api_error::said(&error)),
+            },
+            patched => patched,
+        };
+        match moot {
+            Patched::Yes => Written::Yes(text),
+            Patched::Gone | Patched::Another => Written::Moot,
+            Patched::Forbidden => Written::Failed("it may neither be patched nor replaced".to_owned()),
+            Patched::Failed(why) => Written::Failed(why),
+        }
+    };
+    let late = || Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs()));
+    tokio::time::timeout(WRITE_MAX, written).await.unwrap_or_else(|_| late())
+}
+
+/// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
+async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patched {
+    let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
+    match pods.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Patched::Yes,
+        Err(kube::Error::Api(status)) if status.code == 404 => Patched::Gone,
+        Err(kube::Error::Api(status)) if status.code == 403 => Patched::Forbidden,
+        Err(kube::Error::Api(status)) if is_about_uid(&status) => {
+            debug!(name, message = status.message, "another pod of the name");
+            Patched::Another
+        }
+        Err(error) => Patched::Failed(api_error::said(&error)),
+    }
+}
+
+/// `kubectl -n NAMESPACE replace --subresource status`, by who has the rights that Multus's installation gives: those
+/// are to read and to replace. Everything else that is there is kept.
+async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
+    let PodIdentity { namespace, name, uid } = pod;
+    let kind = ApiResource::erase::<PodObject>(&());
+    let pods: Api<DynamicObject> = Api::namespaced_with(client, namespace, &kind);
+    let mut last = String::new();
+    for _ in 0..REPLACES {
+        let mut there = match pods.get(name).await {
+            Ok(there) => there,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Patched::Gone,
+            Err(error) => return Patched::Failed(api_error::said(&error)),
+        };
+        let mirrored = there.annotations().get(MIRROR);
+        if there.metadata.uid.as_ref() != Some(uid) && mirrored != Some(uid) {
+            return Patched::Another;
+        }
+        there.annotations_mut().insert(NETWORK_STATUS.to_owned(), text.to_owned());
+        match pods.replace_status(name, &PostParams::default(), &there).await {
+            Ok(_) => return Patched::Yes,
+            Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
+            // Somebody else was quicker.
+            Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
+            Err(error) => return Patched::Failed(api_error::said(&error)),
+        }
+    }
+    Patched::Failed(last)
+}
+
+/// Writes the status of one sandbox, trying for a while.
+///
+/// # Errors
+/// The last reason why it could not be written.
+pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), String> {
+    let text = status::render(&entry.network_status).map_err(|error| error.to_string())?;
+    let started = Instant::now();
+    let mut pause = RETRY_MIN;
+    loop {
+        match write(client.clone(), &entry.plan.pod, text.clone()).await {
+            Written::Yes(_) | Written::Moot => return Ok(()),
+            Written::Failed(why) if started.elapsed() >= RETRY_MAX => return Err(why),
+            Written::Failed(_) => tokio::time::sleep(pause).await,
+        }
+        pause *= 2;
+    }
+}

@@ -1,0 +1,127 @@
+//! What the agent does for other nodes: gives up addresses of this node's blocks that they ask for by name, if they are free.
+//!
+//! ```text
+//!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► leased ahead? ── yes ─► the block is given back
+//!                                                          └─► weft-cni release-address ─► a hole in the ledger ─► in the block
+//!                                                                             └─► held: its holder, in `transferRefusedBy`
+//! ```
+//!
+//! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is
+//! enough); one address at a time; what cannot be done now is tried again. Nothing is watched on a node that has no addresses of the cluster's.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam::transfer::{self, TransferOutcome, TransferReply};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::agent_state::Brain;
+use cli_support::background::aside;
+use ipam_api::api_registry::{Cluster, asked_of};
+use ipam_api::clock::now;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::owned_block::Owned;
+use ipam_api::store_name::elsewhere;
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow as fill};
+use node_support::weft_cni::Hands;
+
+/// How long until what could not be done is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How long where there is nothing to do.
+const LONG: Duration = Duration::from_secs(300);
+
+struct Giver {
+    client: Client,
+    node: String,
+    ledgers: PathBuf,
+    brain: Arc<Brain>,
+}
+
+/// Gives up what is asked for, for ever.
+pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
+    brain.supplier.was_asked().await;
+    let asked: Arc<Cache<Option<Owned>>> = Arc::new(Cache::new("ipblocks that are asked for"));
+    let selection = Config::default().labels(&asked_of(&node));
+    tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&asked)));
+    let giver = Giver { client, node, ledgers, brain };
+    let mut changes = asked.changes();
+    loop {
+        changes.mark_unchanged();
+        let mut again = false;
+        for owned in asked.all() {
+            let Some(owned) = owned.as_ref().as_ref() else { continue };
+            if owned.object.holder.transfer_requested_from == giver.node {
+                again |= giver.serve(owned).await;
+            }
+        }
+        let _ = timeout(if again { PAUSE } else { LONG }, changes.changed()).await;
+    }
+}
+
+impl Giver {
+    /// Does what is asked; must it be tried again?
+    async fn serve(&self, owned: &Owned) -> bool {
+        let address = owned.object.net.addr();
+        match self.give_up(owned).await {
+            Ok(TransferOutcome::Transferred) => {
+                info!(pool = owned.pool, %address, "given up for another node");
+            }
+            Ok(TransferOutcome::Refused) => {
+                info!(pool = owned.pool, %address, "asked for by another node, and held");
+            }
+            Ok(TransferOutcome::Obsolete) => {}
+            Ok(TransferOutcome::Pending) => return true,
+            Err(why) => {
+                warn!(pool = owned.pool, %address, why, "asked for by another node, and not given up yet");
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn give_up(&self, owned: &Owned) -> Result<TransferOutcome, String> {
+        let Owned { pool, object, .. } = owned;
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let found = timeout(PAUSE, pools.get_opt(pool))
+            .await
+            .map_err(|_| "the API server does not answer".to_owned())?;
+        let found = found.map_err(|error| api_error::said(&error))?;
+        let grid = found.as_ref().map(PoolObject::grid).transpose()?.flatten();
+        let cluster = found
+            .as_ref()
+            .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
+        let Some((grid, registry)) = grid.zip(cluster) else { return Ok(TransferOutcome::Obsolete) };
+        let wanted = transfer::requested_block(&registry, grid, &self.node, object, now()).await;
+        let Some(block) = wanted.map_err(|fault| fault.to_string())? else {
+            return Ok(TransferOutcome::Obsolete);
+        };
+        let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;
+        if ahead.map_err(|fault| fault.to_string())? {
+            // Its block is nobody's now: the notice goes with the next look.
+            return Ok(TransferOutcome::Pending);
+        }
+        let (ledgers, ledger) = (self.ledgers.clone(), block.holder.store.clone());
+        let (lease, ip) = (block.lease_id(), object.net.addr());
+        if let Some(directory) = elsewhere(&ledger) {
+            // Whether it is free there nobody can say.
+            let by =
+                format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --address-stores,");
+            let told =
+                transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
+            return told.map_err(|fault| fault.to_string());
+        }
+        let given = aside(move || {
+            let hands = Hands::find().map_err(|failure| failure.to_string())?;
+            hands.release_address(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
+        });
+        let given = given.await??;
+        transfer::complete_transfer(&registry, object, block, given, now())
+            .await
+            .map_err(|fault| fault.to_string())
+    }
+}

@@ -1,0 +1,54 @@
+//! Client liveness probe: asks the client of an allocation to confirm that it is still connected.
+//!
+//! A client that holds the lock of an address store may be killed, and the lock be released a moment before its socket
+//! closes. What the agent observes from then on may belong to the next holder of the lock. So the agent probes the client
+//! after it observed something: a client that confirms holds the lock, and no other process held it before.
+
+use std::time::Duration;
+
+use rpc::message::Response;
+use tokio::net::unix::WriteHalf;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::timeout;
+
+use super::frame_io;
+
+/// Timeout for the confirmation.
+const CONFIRM_MAX: Duration = Duration::from_secs(5);
+
+/// Probe of one client.
+pub struct ClientProbe<'a> {
+    writing: Mutex<WriteHalf<'a>>,
+    /// One permit for each confirmation that arrived.
+    confirmations: Semaphore,
+}
+
+/// The client did not confirm in time.
+#[derive(Debug, thiserror::Error)]
+#[error("agent: the client did not confirm that it is still connected")]
+pub struct Unconfirmed;
+
+impl<'a> ClientProbe<'a> {
+    /// Returns the probe of the client at the other end of a connection.
+    pub fn new(writing: WriteHalf<'a>) -> ClientProbe<'a> {
+        ClientProbe { writing: Mutex::new(writing), confirmations: Semaphore::new(0) }
+    }
+
+    /// Notes a confirmation.
+    pub fn confirmed(&self) {
+        self.confirmations.add_permits(1);
+    }
+
+    /// Waits until the client confirms that it is connected, and so holds the lock of its address store.
+    ///
+    /// # Errors
+    /// It does not within [`CONFIRM_MAX`].
+    pub async fn confirm(&self) -> Result<(), Unconfirmed> {
+        let confirmed = timeout(CONFIRM_MAX, async {
+            frame_io::write(&mut *self.writing.lock().await, &Response::ProbeClient).await.ok()?;
+            // The semaphore is never closed.
+            self.confirmations.acquire().await.ok().map(|permit| permit.forget())
+        });
+        confirmed.await.ok().flatten().ok_or(Unconfirmed)
+    }
+}

@@ -1,0 +1,114 @@
+//! Reader of the meta-plugin's journal: one file for each sandbox.
+//!
+//! Rules: nothing is changed; an entry that cannot be read is reported, and does not hide the others.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use cni::name::ContainerId;
+use cni::{Context, Error};
+use rpc::journal::{ENTRY_MAX, Entry};
+
+use cli_support::failure::Failure;
+use cli_support::privilege;
+
+/// One directory of entries.
+#[derive(Clone, Debug)]
+pub struct Journal(PathBuf);
+
+/// A file of the journal.
+#[derive(Debug)]
+pub enum Row {
+    /// An entry.
+    Entry(Box<Entry>),
+    /// One that cannot be read.
+    Broken {
+        /// The container id, by the file's name.
+        container: String,
+        /// Why.
+        error: Error,
+    },
+}
+
+// === impl Journal ===
+
+impl Journal {
+    /// The one in this directory, which need not be there.
+    pub fn at(directory: &Path) -> Journal {
+        Journal(directory.to_owned())
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &Path {
+        &self.0
+    }
+
+    /// The file of a sandbox.
+    pub fn file(&self, container: &ContainerId) -> PathBuf {
+        self.0.join(format!("{container}.json"))
+    }
+
+    /// The entry of a sandbox, if there is one.
+    pub fn entry(&self, container: &ContainerId) -> Result<Option<Entry>, Failure> {
+        let path = self.file(container);
+        match read(&path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(privilege::refused(&format!("journal: read {}", path.display()), &cause)),
+            Ok(bytes) => Ok(Some(
+                understand(&bytes, container.as_str())
+                    .context(format_args!("journal: {}", path.display()))?,
+            )),
+        }
+    }
+
+    /// Every sandbox, by container id.
+    pub fn rows(&self) -> Result<Vec<Row>, Failure> {
+        let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
+        let files = match fs::read_dir(&self.0) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            files => files.map_err(failed)?,
+        };
+        let mut containers = Vec::new();
+        for file in files {
+            let name = file.map_err(failed)?.file_name();
+            let name = name.to_string_lossy();
+            // A hidden one is still being written.
+            containers
+                .extend(name.strip_suffix(".json").filter(|id| !id.starts_with('.')).map(str::to_owned));
+        }
+        containers.sort();
+        Ok(containers.into_iter().filter_map(|container| self.row(container)).collect())
+    }
+
+    /// None if it went away meanwhile.
+    fn row(&self, container: String) -> Option<Row> {
+        let path = self.0.join(format!("{container}.json"));
+        let entry = match read(&path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return None,
+            Err(cause) => Err(Error::io("unreadable", cause)),
+            Ok(bytes) => understand(&bytes, &container),
+        };
+        Some(match entry {
+            Ok(entry) => Row::Entry(Box::new(entry)),
+            Err(error) => Row::Broken { container, error },
+        })
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(ENTRY_MAX + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > ENTRY_MAX {
+        true => Err(std::io::Error::other(format!("larger than {ENTRY_MAX} bytes"))),
+        false => Ok(bytes),
+    }
+}
+
+fn understand(bytes: &[u8], container: &str) -> Result<Entry, Error> {
+    let entry = Entry::read(bytes)?;
+    match entry.container_id.as_str() == container {
+        true => Ok(entry),
+        false => Err(Error::internal(format!("it is the entry of sandbox {}", entry.container_id))),
+    }
+}

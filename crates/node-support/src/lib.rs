@@ -1,0 +1,16 @@
+//! Support for the roles of a node: the server that weft-cni asks, the journal's reader, sandbox garbage collection, traces.
+
+#![forbid(unsafe_code)]
+
+pub mod address_store;
+pub mod agent_server;
+pub mod client_probe;
+pub mod frame_io;
+pub mod journal_reader;
+pub mod listener;
+pub mod metrics;
+pub mod plan_metadata;
+pub mod sandbox_gc;
+pub mod sandboxes;
+pub mod traces;
+pub mod weft_cni;

@@ -1,0 +1,337 @@
+//! The figures of an agent, as Prometheus reads them.
+//!
+//! Rules: labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use rpc::plan::{AttachmentReport, PlanReport};
+
+/// Upper ends of the classes of durations, in seconds.
+const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];
+/// Most different plugins that are counted by name; others are counted together.
+const PLUGINS_MAX: usize = 64;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfPlugin {
+    plugin: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Plugin {
+    plugin: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Stage {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Resource {
+    resource: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    state: &'static str,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seconds;
+
+impl MetricConstructor<Histogram> for Seconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(CLASSES)
+    }
+}
+
+/// Spans that left, or were to leave.
+#[derive(Clone, Debug, Default)]
+pub struct Spans(Family<Outcome, Counter>);
+
+impl Spans {
+    /// So many left, or could not.
+    pub fn left(&self, outcome: &'static str, count: u64) {
+        self.0.get_or_create(&Outcome { outcome }).inc_by(count);
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    answers: Family<Outcome, Counter>,
+    stages: Family<Stage, Histogram, Seconds>,
+    attachments: Family<OfPlugin, Counter>,
+    attaching: Family<Plugin, Histogram, Seconds>,
+    published: Family<Outcome, Counter>,
+    orders: Counter,
+    supplies: Family<Outcome, Counter>,
+    /// Requests to the API server about addresses.
+    pub address_requests: Counter,
+    changes: Family<Outcome, Counter>,
+    drifted: Gauge,
+    unattached: Gauge,
+    /// What became of spans.
+    pub spans: Spans,
+    plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
+    /// Questions that wait for their turn.
+    pub waiting: Gauge,
+    objects: Family<Resource, Gauge>,
+    ages: Family<Resource, Gauge<f64, AtomicU64>>,
+    sandboxes: Family<State, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let seconds = || Family::<Stage, Histogram, Seconds>::new_with_constructor(Seconds);
+        let metrics = Metrics {
+            answers: Family::default(),
+            stages: seconds(),
+            attachments: Family::default(),
+            attaching: Family::new_with_constructor(Seconds),
+            published: Family::default(),
+            orders: Counter::default(),
+            supplies: Family::default(),
+            address_requests: Counter::default(),
+            changes: Family::default(),
+            drifted: Gauge::default(),
+            unattached: Gauge::default(),
+            spans: Spans::default(),
+            plugins: std::sync::Mutex::default(),
+            waiting: Gauge::default(),
+            objects: Family::default(),
+            ages: Family::default(),
+            sandboxes: Family::default(),
+            registry: Registry::default(),
+        };
+        let mut registry = Registry::with_prefix("weft");
+        metrics.register_counts(&mut registry);
+        metrics.register_states(&mut registry);
+        Metrics { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// Registers the counters and the histograms.
+    fn register_counts(&self, registry: &mut Registry) {
+        registry.register(
+            "plan_requests",
+            "Number of plan requests from weft-cni, by outcome",
+            self.answers.clone(),
+        );
+        registry.register(
+            "add_stage_duration_seconds",
+            "Duration of each stage of a CNI ADD in seconds",
+            self.stages.clone(),
+        );
+        registry.register(
+            "attachments",
+            "Number of attempts to attach a network, by plugin and outcome",
+            self.attachments.clone(),
+        );
+        registry.register(
+            "attachment_duration_seconds",
+            "Duration of a successful attachment in seconds, by plugin",
+            self.attaching.clone(),
+        );
+        registry.register(
+            "status_updates",
+            "Number of updates of the network-status annotation, by outcome",
+            self.published.clone(),
+        );
+        registry.register(
+            "allocation_requests",
+            "Number of requests from weft-ipam for blocks and single addresses, by outcome",
+            self.supplies.clone(),
+        );
+        registry.register(
+            "ipam_api_requests",
+            "Number of requests to the API server for address management",
+            self.address_requests.clone(),
+        );
+        registry.register(
+            "tasks",
+            "Number of tasks sent to weft-cni: sandboxes to take down, check or change",
+            self.orders.clone(),
+        );
+        registry.register(
+            "hot_plug_changes",
+            "Number of changes to the networks of running pods, by outcome",
+            self.changes.clone(),
+        );
+        registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
+    }
+
+    /// Registers the gauges.
+    fn register_states(&self, registry: &mut Registry) {
+        registry.register(
+            "drifted_sandboxes",
+            "Number of sandboxes that differ from what was attached",
+            self.drifted.clone(),
+        );
+        registry.register(
+            "unattached_pods",
+            "Number of running pods without the networks that they select",
+            self.unattached.clone(),
+        );
+        registry.register(
+            "plan_requests_waiting",
+            "Number of plan requests that wait for a free worker",
+            self.waiting.clone(),
+        );
+        registry.register(
+            "cache_objects",
+            "Number of Kubernetes objects in the cache, by resource",
+            self.objects.clone(),
+        );
+        registry.register(
+            "cache_age_seconds",
+            "Time since the last response of the API server in seconds, by resource",
+            self.ages.clone(),
+        );
+        registry.register(
+            "sandboxes",
+            "Number of sandboxes in the journal, by state",
+            self.sandboxes.clone(),
+        );
+    }
+
+    /// A question was answered.
+    pub fn answered(&self, outcome: &'static str, took: Duration) {
+        self.answers.get_or_create(&Outcome { outcome }).inc();
+        self.stages.get_or_create(&Stage { stage: "plan" }).observe(took.as_secs_f64());
+    }
+
+    /// The hands said how it went.
+    pub fn reported(&self, report: &PlanReport) {
+        let PlanReport { microseconds, attachments, error } = report;
+        let stage = if error.is_some() { "failed_add" } else { "add" };
+        self.stages.get_or_create(&Stage { stage }).observe(seconds(*microseconds));
+        for AttachmentReport { network: _, plugin, ifname: _, microseconds, steps: _ } in attachments {
+            let plugin = self.label(plugin);
+            let outcome = if microseconds.is_some() { "attached" } else { "failed" };
+            self.attachments.get_or_create(&OfPlugin { plugin: plugin.clone(), outcome }).inc();
+            if let Some(microseconds) = microseconds {
+                self.attaching.get_or_create(&Plugin { plugin }).observe(seconds(*microseconds));
+            }
+        }
+    }
+
+    /// The plugin's name, unless there are too many of them.
+    fn label(&self, plugin: &str) -> String {
+        let mut known = self.plugins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match known.contains(plugin) || known.len() < PLUGINS_MAX {
+            true => {
+                known.insert(plugin.to_owned());
+                plugin.to_owned()
+            }
+            false => "other".to_owned(),
+        }
+    }
+
+    /// A status was written, or could not be.
+    pub fn published(&self, outcome: &'static str, took: Duration) {
+        self.published.get_or_create(&Outcome { outcome }).inc();
+        self.stages.get_or_create(&Stage { stage: "status" }).observe(took.as_secs_f64());
+    }
+
+    /// Orders were given.
+    pub fn ordered(&self, count: usize) {
+        self.orders.inc_by(count as u64);
+    }
+
+    /// A ledger's demand was answered.
+    pub fn supplied(&self, outcome: &'static str) {
+        self.supplies.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A running sandbox was changed, or could not be.
+    pub fn changed(&self, outcome: &'static str) {
+        self.changes.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// So many sandboxes are not as they were attached.
+    pub fn drifted(&self, count: usize) {
+        self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// So many pods run without the networks they select.
+    pub fn unattached(&self, count: usize) {
+        self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// What a cache holds.
+    pub fn cache(&self, resource: &'static str, count: usize, age: Duration) {
+        self.objects.get_or_create(&Resource { resource }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.ages.get_or_create(&Resource { resource }).set(age.as_secs_f64());
+    }
+
+    /// What the journal holds.
+    pub fn sandboxes(&self, state: &'static str, count: usize) {
+        self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The page.
+    pub fn page(&self) -> String {
+        let mut page = String::new();
+        // Writing to a text cannot fail.
+        let _ = text::encode(&mut page, &self.registry);
+        page
+    }
+}
+
+fn seconds(microseconds: u64) -> f64 {
+    Duration::from_micros(microseconds).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::name::IfName;
+
+    use super::*;
+
+    #[test]
+    fn the_page_has_what_was_counted_and_few_labels() {
+        let metrics = Metrics::default();
+        metrics.answered("planned", Duration::from_millis(3));
+        let tried = |plugin: &str, microseconds| AttachmentReport {
+            network: "n".into(),
+            plugin: plugin.into(),
+            ifname: IfName::new("net1").unwrap(),
+            microseconds,
+            steps: Vec::new(),
+        };
+        let mut report = PlanReport { microseconds: 5_000, ..PlanReport::default() };
+        report.attachments = vec![tried("bridge", Some(1_500)), tried("macvlan", None)];
+        metrics.reported(&report);
+        report.attachments = (0..200).map(|n| tried(&format!("x{n}"), None)).collect();
+        metrics.reported(&report);
+        metrics.cache("pods", 7, Duration::from_secs(2));
+        let page = metrics.page();
+        for line in [
+            r#"weft_plan_requests_total{outcome="planned"} 1"#,
+            r#"weft_attachments_total{plugin="bridge",outcome="attached"} 1"#,
+            r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,
+            r#"weft_attachment_duration_seconds_count{plugin="bridge"} 1"#,
+            r#"weft_cache_objects{resource="pods"} 7"#,
+            r#"weft_cache_age_seconds{resource="pods"} 2.0"#,
+        ] {
+            assert!(page.contains(line), "{line} is not in\n{page}");
+        }
+        assert!(page.contains(r#"plugin="other""#) && !page.contains(r#"plugin="x199""#));
+    }
+}

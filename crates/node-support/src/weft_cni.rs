@@ -1,0 +1,393 @@
+//! The hands: `weft-cni`. Whatever this command changes, that program changes for it.
+//!
+//! It is looked for beside the file this program really is, then in `PATH`, then in `/opt/cni/bin`. It is called as a
+//! container runtime calls a plugin, or for a namespace by hand (`weft-cni sandbox …`); with a *place* set it
+//! does its work inside that network namespace, which is then the host.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use cni::environment::Environment;
+use cni::name::{ContainerId, IfName};
+use cni::runtime::exec::Exec;
+use cni::{Error, Verb};
+use ipam::transfer::TransferReply;
+use rpc::frame;
+use rpc::task::TaskBatch;
+use serde::{Deserialize, Serialize};
+
+use cli_support::failure::{Exit, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
+
+/// Name of the program.
+const PROGRAM: &str = "weft-cni";
+/// Where container runtimes expect plugins.
+pub const PLUGINS: &str = "/opt/cni/bin";
+/// Where Debian has the reference plugins.
+pub const PACKAGED: &str = "/usr/lib/cni";
+/// Where hosts have their programs.
+pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Time for one call of the meta-plugin: its delegates have deadlines of their own.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// How much of two files is compared at a time, in bytes.
+const PIECE: usize = 64 * 1024;
+/// The exit code of `sandbox ping` for «no answer».
+const NO_ANSWER: i32 = 3;
+/// Exit codes of `release-address`: the address is in use, and the lease does not exist.
+const HELD: i32 = 3;
+const UNKNOWN: i32 = 4;
+/// Longest text about who holds an address.
+const HOLDER_MAX: usize = 300;
+
+/// The program, and where it works.
+#[derive(Clone, Debug)]
+pub struct Hands {
+    program: PathBuf,
+    place: Option<String>,
+    on_host: OnHost,
+}
+
+/// `--on-host`.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct OnHost {
+    /// Run plugins with the files and programs of the host, for example its iptables; requires a container in the host's
+    /// PID namespace
+    #[arg(long)]
+    on_host: bool,
+}
+
+impl OnHost {
+    /// Was it said?
+    pub fn is_wanted(self) -> bool {
+        self.on_host
+    }
+
+    /// Where a path of the host is for us.
+    pub fn path(self, path: &Path) -> PathBuf {
+        match (self.on_host, path.strip_prefix("/")) {
+            (true, Ok(below)) => Path::new("/proc/1/root").join(below),
+            _ => path.to_owned(),
+        }
+    }
+}
+
+/// A sandbox as the meta-plugin is told of it.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// `CNI_CONTAINERID`.
+    pub container: ContainerId,
+    /// `CNI_NETNS`.
+    pub netns: String,
+    /// `CNI_IFNAME`.
+    pub ifname: IfName,
+    /// `CNI_ARGS`.
+    pub args: String,
+    /// `CNI_PATH`.
+    pub path: String,
+}
+
+/// What becomes of somebody else's plugin that has the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// It is in the way.
+    Refused,
+    /// It stays.
+    Kept,
+}
+
+/// Something that bears a mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marked {
+    /// What it is.
+    pub on: String,
+    /// `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    pub mark: String,
+}
+
+/// What is in a network namespace: lists of lines by kind.
+pub type Contents = BTreeMap<String, Vec<String>>;
+
+/// `--path`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Plugins {
+    /// Directories of external plugins, separated by colons (default: the directory of weft-cni, /opt/cni/bin, /usr/lib/cni)
+    #[arg(long, env = "CNI_PATH", value_name = "DIR:DIR", hide_env_values = true)]
+    path: Option<String>,
+}
+
+impl Plugins {
+    /// What was said, if anything was.
+    pub fn said(&self) -> Option<&str> {
+        self.path.as_deref().filter(|path| !path.is_empty())
+    }
+}
+
+/// Does one file hold what the other does?
+pub fn is_copy(of: &Path, there: &Path) -> bool {
+    let same = || -> io::Result<bool> {
+        let (mut own, mut there) = (File::open(of)?, File::open(there)?);
+        if own.metadata()?.len() != there.metadata()?.len() {
+            return Ok(false);
+        }
+        let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
+        loop {
+            let read = own.read(&mut left)?;
+            if read == 0 {
+                return Ok(true);
+            }
+            there.read_exact(&mut right[..read])?;
+            if left[..read] != right[..read] {
+                return Ok(false);
+            }
+        }
+    };
+    same().unwrap_or(false)
+}
+
+impl Hands {
+    /// Finds the program.
+    pub fn find() -> Result<Hands, Failure> {
+        let own = std::fs::canonicalize("/proc/self/exe").ok();
+        let beside = own.and_then(|own| own.parent().map(Path::to_owned));
+        let listed = std::env::var_os("PATH").unwrap_or_default();
+        let directories = beside.into_iter().chain(std::env::split_paths(&listed)).chain([PLUGINS.into()]);
+        // An empty entry would mean the working directory, which nobody chose.
+        let absolute = directories.filter(|directory| directory.is_absolute());
+        match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
+            Some(program) => Ok(Hands { program, place: None, on_host: OnHost::default() }),
+            None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
+                .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
+        }
+    }
+
+    /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
+    pub fn is_in(path: &Path) -> bool {
+        let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
+        is_link || Hands::find().is_ok_and(|hands| is_copy(&hands.program, path))
+    }
+
+    /// The program itself.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The same, at work inside a network namespace.
+    pub fn inside(&self, place: &str) -> Hands {
+        Hands { place: Some(place.to_owned()), ..self.clone() }
+    }
+
+    /// The same, with the files of the host where that is wanted.
+    pub fn on_host(self, on_host: OnHost) -> Result<Hands, Failure> {
+        if on_host.on_host && std::process::id() == 1 {
+            let why = "--on-host: this is the first process here, so the host's cannot be seen";
+            return Err(Failure::new(why)
+                .next("set hostPID: true in the pod, or leave --on-host out")
+                .exit(Exit::Usage));
+        }
+        Ok(Hands { on_host, ..self })
+    }
+
+    /// The `CNI_PATH` where nobody says another.
+    pub fn plugin_path(&self) -> String {
+        Hands::plugin_path_of(Some(self))
+    }
+
+    /// The same where the program may be nowhere.
+    pub fn plugin_path_of(hands: Option<&Hands>) -> String {
+        let own = hands.and_then(|hands| hands.program.parent());
+        let own = own.map(|directory| directory.display().to_string());
+        let own = own.filter(|own| own != PLUGINS && !own.contains(':'));
+        own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
+    }
+
+    /// Calls the meta-plugin by a name, with its configuration on stdin; its stderr goes to ours.
+    pub fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
+        let Subject { container, netns, ifname, args, path } = subject;
+        let environment = Environment {
+            command: verb.as_str().to_owned(),
+            container_id: container.to_string(),
+            netns: netns.clone(),
+            ifname: ifname.to_string(),
+            args: args.clone(),
+            path: path.clone(),
+            netns_override: String::new(),
+        };
+        let mut command = self.command();
+        command.arg(name);
+        let (output, failure) = Exec::new(DEADLINE).complete(command, &environment, stdin.as_bytes())?;
+        for line in String::from_utf8_lossy(&output.stderr).lines() {
+            Progress::beside(Format::Json).line(plain(line));
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Has it put itself into a plugin directory under a name; what it did, a line each.
+    pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("install").arg(directory).args(["--names", name]);
+        if foreign == Foreign::Kept {
+            command.arg("--keep");
+        }
+        let output = self.output(command)?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(privilege::of_place(self.failure(&output), directory)),
+        }
+    }
+
+    /// Whether it is the plugin of this name.
+    pub fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg(plugin).env("CNI_COMMAND", "VERSION");
+        Ok(self.output(command)?.status.success())
+    }
+
+    /// Adds an entry to the journal in a directory: `weft-cni import-entry`.
+    pub fn import_entry(&self, journal: &Path, entry: &[u8]) -> Result<(), Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("import-entry").arg(journal);
+        self.feed(command, entry)
+    }
+
+    /// Executes a task batch, and waits until it is done: `weft-cni run-tasks`.
+    pub fn run_tasks(&self, batch: &TaskBatch) -> Result<(), Failure> {
+        let message = frame::encode(batch).map_err(Error::from)?;
+        let mut command = Command::new(&self.program);
+        command.arg("run-tasks");
+        if self.on_host.on_host {
+            // An image without a shell has no PATH.
+            command.arg("--on-host").env("PATH", PROGRAMS);
+        }
+        self.feed(command, &message)
+    }
+
+    /// Releases an address of a lease to another node: `weft-cni release-address`. Returns the reply of the address store.
+    pub fn release_address(
+        &self,
+        ledgers: &Path,
+        ledger: &str,
+        lease: &str,
+        ip: IpAddr,
+    ) -> Result<TransferReply, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("release-address").arg(ledgers).args([ledger, lease, &ip.to_string()]);
+        let output = self.output(command)?;
+        match output.status.code() {
+            Some(0) => Ok(TransferReply::Reserved),
+            Some(HELD) => {
+                let by = String::from_utf8_lossy(&output.stdout);
+                Ok(TransferReply::InUse(plain(by.trim()).chars().take(HOLDER_MAX).collect()))
+            }
+            Some(UNKNOWN) => Ok(TransferReply::UnknownLease),
+            _ => Err(self.failure(&output)),
+        }
+    }
+
+    /// Marks a lease as unconfirmed, so that nothing is allocated from it. Returns whether the address store has it.
+    pub fn mark_unconfirmed(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("release-address").arg(ledgers).args([ledger, lease]);
+        let output = self.output(command)?;
+        match output.status.code() {
+            Some(0) => Ok(true),
+            Some(UNKNOWN) => Ok(false),
+            _ => Err(self.failure(&output)),
+        }
+    }
+
+    /// Runs a command that reads `stdin`.
+    fn feed(&self, mut command: Command, stdin: &[u8]) -> Result<(), Failure> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = command.process_group(0).spawn().and_then(|mut child| {
+            // It may refuse before it has read all; its own words say why.
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(stdin));
+            child.wait_with_output()
+        });
+        let output =
+            ended.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(self.failure(&output)),
+        }
+    }
+
+    fn output(&self, mut command: Command) -> Result<Output, Failure> {
+        let output = command.stdin(Stdio::null()).process_group(0).output();
+        output.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))
+    }
+
+    /// What a run that failed said.
+    fn failure(&self, output: &Output) -> Failure {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches("weft-cni: ");
+        Failure::new(if said.is_empty() { output.status.to_string() } else { said.to_owned() })
+    }
+
+    /// Makes a network namespace and mounts it at `path`.
+    pub fn create(&self, path: &str) -> Result<(), Failure> {
+        self.sandbox(["create", path]).map(drop)
+    }
+
+    /// Removes the network namespace at `path`; one that is gone is removed.
+    pub fn delete(&self, path: &str) -> Result<(), Failure> {
+        self.sandbox(["delete", path]).map(drop)
+    }
+
+    /// What is in the network namespace at `path`.
+    pub fn contents(&self, path: &str) -> Result<Contents, Failure> {
+        self.show(["show", path].as_slice())
+    }
+
+    /// What is in the network namespace we are in.
+    pub fn own_contents(&self) -> Result<Contents, Failure> {
+        self.show(["show"].as_slice())
+    }
+
+    /// What bears a mark of a container on this host.
+    pub fn marks(&self) -> Result<Vec<Marked>, Failure> {
+        let text = self.sandbox(["owner-tags"])?.unwrap_or_default();
+        serde_json::from_str(&text)
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox owner-tags: not understood: {cause}")))
+    }
+
+    fn show(&self, words: &[&str]) -> Result<Contents, Failure> {
+        let text = self.sandbox(words)?.unwrap_or_default();
+        serde_json::from_str(&text)
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: not understood: {cause}")))
+    }
+
+    /// One echo request from the namespace at `path`; how long the answer took, or `None` if there was none.
+    pub fn ping(&self, path: &str, to: &str, from: &str) -> Result<Option<String>, Failure> {
+        let answer = self.sandbox(["ping", path, to, from])?;
+        Ok(answer.map(|text| text.trim().to_owned()))
+    }
+
+    /// `weft-cni sandbox …`: what it printed, or `None` if nobody answered a ping.
+    fn sandbox<S: AsRef<OsStr>>(&self, words: impl AsRef<[S]>) -> Result<Option<String>, Failure> {
+        let mut command = self.command();
+        command.arg("sandbox").args(words.as_ref());
+        let output = self.output(command)?;
+        match output.status.code() {
+            Some(0) => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
+            Some(NO_ANSWER) => Ok(None),
+            _ => Err(self.failure(&output)),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        if let Some(place) = &self.place {
+            command.args(["sandbox", "run", place]).arg(&self.program);
+        }
+        command
+    }
+}

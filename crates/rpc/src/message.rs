@@ -1,0 +1,116 @@
+//! Messages of the agent's socket: [`Request`] from `weft-cni` to the agent, [`Response`] back.
+//!
+//! One connection is one exchange: a request, its response, and for two of them one more message.
+//!
+//! ```text
+//!   Plan ───────────► Plan, Refused          after Plan: PlanReport ►
+//!   PollTasks ──────► Tasks, Refused
+//!   TaskResult ─────► Accepted, Refused
+//!   AllocateBlocks ─► Blocks, Refused        before it, as often as the agent needs: ◄ ProbeClient, ClientAlive ►
+//! ```
+//!
+//! - Unknown fields are ignored, and so are tasks of an unknown kind; an unknown request is refused.
+//! - The enums are externally tagged. Other representations of serde buffer a body before they decode it, and a
+//!   configuration would not keep its exact bytes.
+//!
+//! `docs/design/rpc.md` has the limit and the deadline of each message.
+
+use cni::error::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::allocate::{AllocateRequest, AllocateResponse};
+use crate::frame::{MESSAGE_MAX, Message, REPORT_MAX, SIGNAL_MAX};
+use crate::plan::{PlanReport, PlanRequest, PlanResponse};
+use crate::task::{self, PollTasks, Task, TaskResult};
+
+/// Message to the agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Request {
+    /// Requests the plan of a sandbox.
+    Plan(Box<PlanRequest>),
+    /// Reports how the plan was executed, on the connection that delivered it.
+    PlanReport(PlanReport),
+    /// Requests the tasks of this node; the agent delays its response until there is one.
+    PollTasks(PollTasks),
+    /// Reports what came of a task.
+    TaskResult(TaskResult),
+    /// Requests blocks for an address store of this node.
+    AllocateBlocks(Box<AllocateRequest>),
+    /// Confirms that the client is still connected, and holds the lock of its address store.
+    ClientAlive,
+}
+
+/// Message of the agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Response {
+    /// The plan of the sandbox.
+    Plan(Box<PlanResponse>),
+    /// The request is refused, or could not be served.
+    Refused(Error),
+    /// The tasks of this node; those of an unknown kind are left out.
+    #[serde(deserialize_with = "task::known")]
+    Tasks(Vec<Task>),
+    /// The result of the task is noted.
+    Accepted,
+    /// The blocks that were leased, returned and confirmed, or why there are none.
+    Blocks(Box<AllocateResponse>),
+    /// Asks the client to confirm that it is still connected.
+    ProbeClient,
+}
+
+impl Message for Request {
+    const FIELD: &'static str = "request";
+
+    fn limit(&self) -> usize {
+        match self {
+            Request::Plan(_) | Request::PollTasks(_) | Request::AllocateBlocks(_) => MESSAGE_MAX,
+            Request::PlanReport(_) | Request::TaskResult(_) => REPORT_MAX,
+            Request::ClientAlive => SIGNAL_MAX,
+        }
+    }
+}
+
+impl Message for Response {
+    const FIELD: &'static str = "response";
+
+    fn limit(&self) -> usize {
+        match self {
+            Response::Plan(_) | Response::Tasks(_) | Response::Blocks(_) => MESSAGE_MAX,
+            Response::Refused(_) => REPORT_MAX,
+            Response::Accepted | Response::ProbeClient => SIGNAL_MAX,
+        }
+    }
+}
+
+impl Response {
+    /// Returns the name of the kind, for an error about a response that does not fit the request.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Response::Plan(_) => "plan",
+            Response::Refused(_) => "refused",
+            Response::Tasks(_) => "tasks",
+            Response::Accepted => "accepted",
+            Response::Blocks(_) => "blocks",
+            Response::ProbeClient => "probeClient",
+        }
+    }
+
+    /// Returns the error of a request that this response does not fit, or that it refuses.
+    pub fn into_error(self) -> Error {
+        match self {
+            Response::Refused(error) => error,
+            other => Error::internal(format!("response {:?} does not fit the request", other.kind())),
+        }
+    }
+}
+
+impl From<Result<PlanResponse, Error>> for Response {
+    fn from(planned: Result<PlanResponse, Error>) -> Response {
+        match planned {
+            Ok(response) => Response::Plan(Box::new(response)),
+            Err(error) => Response::Refused(error),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Messages about the plan of a sandbox: [`PlanRequest`], [`PlanResponse`], and afterwards [`PlanReport`].
+//!
+//! The agent sees no file of the node, so the request carries what a plan may need of them: [`NodeInput`].
+
+use std::borrow::Cow;
+
+use cni::error::Error;
+use cni::name::{ContainerId, IfName};
+use cni::network::Network;
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::definition::{Disk, Form, OnDisk};
+use npwg::plan::{Plan, PodIdentity, Sandbox};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::task::{self, Task};
+
+/// Request for the plan of a sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanRequest {
+    /// The pod, as the container runtime names it.
+    pub pod: PodIdentity,
+    /// The sandbox.
+    pub container: ContainerId,
+    /// The interface name that the container runtime chose.
+    pub ifname: IfName,
+    /// What the plan needs of the node.
+    pub node: NodeInput,
+    /// Start of the runtime's call, in microseconds of Unix time, for traces.
+    pub began: u64,
+}
+
+/// What a plan needs of the node: the meta-plugin's configuration and the networks on disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeInput {
+    /// The meta-plugin's configuration as the runtime passed it, `runtimeConfig` included, byte for byte.
+    pub configuration: Box<RawValue>,
+    /// The name by which the meta-plugin was called.
+    pub flavour: Flavour,
+    /// The networks on the node's disk.
+    pub files: Vec<NetworkFile>,
+    /// The files that could not be read, as `path: why`.
+    pub unreadable: Vec<String>,
+}
+
+/// Network on the node's disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkFile {
+    /// Path of its file.
+    pub path: String,
+    /// The configuration list, with the plugins of its sub-directory. A single configuration is a list of one.
+    pub text: String,
+}
+
+/// Plan of a sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanResponse {
+    /// The plan.
+    pub plan: Plan,
+    /// Tasks of this node, to be executed once the runtime has its answer. Those of an unknown kind are left out: they
+    /// must not cost the pod its plan.
+    #[serde(deserialize_with = "task::known")]
+    pub tasks: Vec<Task>,
+}
+
+/// Report of an executed plan, for metrics and traces alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanReport {
+    /// Duration of the whole call up to the runtime's answer, the plan included, in microseconds.
+    pub microseconds: u64,
+    /// The attachments that were tried, in order.
+    pub attachments: Vec<AttachmentReport>,
+    /// Why the call failed, if it did.
+    pub error: Option<Error>,
+}
+
+/// Report of one attachment that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentReport {
+    /// The network, as the network-status names it.
+    pub network: String,
+    /// The first plugin of its list.
+    pub plugin: String,
+    /// Its interface.
+    pub ifname: IfName,
+    /// Duration in microseconds; `None` if it failed.
+    pub microseconds: Option<u64>,
+    /// The plugin calls in the order of their start, including those that undid the attachment.
+    pub steps: Vec<PluginCall>,
+}
+
+/// Call of one plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PluginCall {
+    /// Name of the plugin.
+    pub plugin: String,
+    /// `ADD` or `DEL`.
+    pub verb: String,
+    /// Start, in microseconds since the start of the runtime's call.
+    pub began: u64,
+    /// Duration in microseconds, including the plugins that it called.
+    pub microseconds: u64,
+    /// Number of plugins that had called each other before: 0 for a plugin of the list, 1 for its IPAM plugin.
+    pub depth: usize,
+    /// Whether the call failed.
+    pub failed: bool,
+}
+
+// === impl PlanRequest ===
+
+impl PlanRequest {
+    /// Returns the sandbox that the plan is for.
+    pub fn sandbox(&self) -> Sandbox {
+        Sandbox { container: self.container.clone(), ifname: self.ifname.clone() }
+    }
+}
+
+// === impl NodeInput ===
+
+impl NodeInput {
+    /// Returns what is sent of these networks.
+    pub fn new(configuration: Box<RawValue>, flavour: Flavour, disk: &Disk) -> NodeInput {
+        let (files, unreadable) = (NetworkFile::all(disk), disk.unreadable.clone());
+        NodeInput { configuration, flavour, files, unreadable }
+    }
+
+    /// Returns the meta-plugin's configuration.
+    ///
+    /// # Errors
+    /// Those of [`NodeConfiguration::read`].
+    pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
+        NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
+    }
+
+    /// Returns the networks on the node's disk. A file that is no network is reported like one that could not be read.
+    pub fn disk(&self) -> Disk {
+        let mut disk = Disk { networks: Vec::new(), unreadable: self.unreadable.clone() };
+        for NetworkFile { path, text } in &self.files {
+            match Network::parse(text.as_bytes(), path) {
+                Ok(network) => {
+                    let form = Form::of(path).unwrap_or(Form::List);
+                    disk.networks.push(OnDisk { path: path.clone(), form, network });
+                }
+                Err(error) => disk.unreadable.push(error.to_string()),
+            }
+        }
+        disk
+    }
+}
+
+// === impl NetworkFile ===
+
+impl NetworkFile {
+    /// Returns the files of what was read from the disk.
+    pub fn all(disk: &Disk) -> Vec<NetworkFile> {
+        let file = |on: &OnDisk| {
+            let whole = on.network.inlined().unwrap_or(Cow::Borrowed(on.network.bytes()));
+            NetworkFile { path: on.path.clone(), text: String::from_utf8_lossy(&whole).into_owned() }
+        };
+        disk.networks.iter().map(file).collect()
+    }
+}
+
+// === impl PlanResponse ===
+
+impl PlanResponse {
+    /// Returns a plan without tasks.
+    pub fn without_tasks(plan: Plan) -> PlanResponse {
+        PlanResponse { plan, tasks: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::object::Object;
+
+    use super::*;
+
+    #[test]
+    fn networks_on_disk_travel_with_the_request() {
+        let text = r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge","x":1.50}]}"#;
+        let file = |path: &str, text: &str| NetworkFile { path: path.to_owned(), text: text.to_owned() };
+        let node = NodeInput {
+            configuration: RawValue::from_string("{}".to_owned()).unwrap(),
+            flavour: Flavour::Weft,
+            files: vec![file("/n/a.conflist", text), file("/n/b.conf", "{")],
+            unreadable: vec!["/n/c.conf: no".to_owned()],
+        };
+        let disk = node.disk();
+        assert_eq!(NetworkFile::all(&disk), [file("/n/a.conflist", text)]);
+        assert_eq!(disk.unreadable.len(), 2, "{:?}", disk.unreadable);
+    }
+
+    #[test]
+    fn s39_plugins_with_files_of_their_own_travel_in_their_list() -> Result<(), Error> {
+        let own = Object::parse(br#"{"type":"tuning","mtu":1.50}"#, "own")?;
+        for text in [
+            r#"{"cniVersion":"1.0.0","name":"a","x":1.50,"plugins":[{"type":"bridge"}]}"#,
+            r#"{"cniVersion":"1.0.0","name":"a","x":1.50}"#,
+        ] {
+            let mut network = Network::parse_open(text.as_bytes(), "a")?;
+            let inlined = network.plugins.len();
+            network.append(own.clone())?;
+            let on = OnDisk { path: "/n/a.conflist".into(), form: Form::List, network };
+            let disk = Disk { networks: vec![on], ..Disk::default() };
+            let sent = NetworkFile::all(&disk).remove(0).text;
+            let read = Network::parse(sent.as_bytes(), "a")?;
+            assert_eq!((read.plugins.len(), read.load_only_inlined_plugins), (inlined + 1, true), "{sent}");
+            assert!(
+                sent.contains(r#"{"type":"tuning","mtu":1.50}"#) && sent.contains(r#""x":1.50"#),
+                "{sent}"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Tasks that the agent decides and `weft-cni` executes: [`Task`], how they are fetched and handed on, and [`TaskResult`].
+//!
+//! ```text
+//!   agent ── PlanResponse ──► weft-cni (an ADD) ── TaskBatch ──┐
+//!         ── Tasks ─────────► weft executor ────── TaskBatch ──┴─► weft-cni, on stdin ── TaskResult ──► agent
+//! ```
+//!
+//! A task names a sandbox and its pod: the journal entry of another pod is left alone.
+
+use std::net::IpAddr;
+
+use cni::error::Error;
+use cni::name::{ContainerId, IfName};
+use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::plan::Plan;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+
+use crate::frame::{MESSAGE_MAX, Message};
+use crate::plan::NodeInput;
+
+/// Task for this node that no call of the container runtime triggers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Task {
+    /// Detaches a sandbox whose pod is deleted, by its entry in the journal.
+    TakeDown {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod that its entry must name.
+        uid: String,
+        /// What is known about the sandbox.
+        certainty: Certainty,
+    },
+    /// Has `weft publish` write the status of this sandbox: no agent follows the journal.
+    Publish {
+        /// The sandbox.
+        container: ContainerId,
+        /// A kubeconfig on the node; `None` for the credentials of a pod.
+        kubeconfig: Option<String>,
+    },
+    /// Checks that a sandbox is as it was attached, and reports the result.
+    Check {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod that its entry must name.
+        uid: String,
+    },
+    /// Attaches and detaches networks of a running sandbox until it is as planned, and reports the result.
+    Change {
+        /// The new plan of the same sandbox; it names the pod.
+        plan: Box<Plan>,
+    },
+}
+
+/// How certain it is that a sandbox is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Certainty {
+    /// The container runtime no longer knows the sandbox.
+    Gone,
+    /// The pod is no longer in the cluster. The sandbox is left alone as long as its network namespace exists.
+    PodGone,
+}
+
+/// Request for the tasks of this node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PollTasks {
+    /// What the plan of a running pod needs of the node.
+    pub node: NodeInput,
+}
+
+/// Tasks, and what is needed to execute them: the standard input of the process that does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskBatch {
+    /// The meta-plugin's configuration, byte for byte.
+    pub configuration: Box<RawValue>,
+    /// The name by which the meta-plugin was called.
+    pub flavour: Flavour,
+    /// The tasks, executed in this order.
+    #[serde(deserialize_with = "known")]
+    pub tasks: Vec<Task>,
+}
+
+/// Result of a task that reports one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskResult {
+    /// The kind of the task.
+    pub kind: TaskKind,
+    /// The sandbox.
+    pub container: ContainerId,
+    /// Its pod.
+    pub uid: String,
+    /// What a change attached and detached, in order.
+    pub changes: Vec<NetworkChange>,
+    /// What a check found, or why a change failed.
+    pub error: Option<Error>,
+    /// The interfaces of the attachments that a check found wrong.
+    pub wrong: Vec<IfName>,
+}
+
+/// Kind of a task that reports its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TaskKind {
+    /// [`Task::Check`].
+    Check,
+    /// [`Task::Change`].
+    Change,
+}
+
+/// Network that was attached to a running sandbox, or detached from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkChange {
+    /// The network, as the network-status names it.
+    pub network: String,
+    /// Its interface.
+    pub ifname: IfName,
+    /// Its addresses; `None` if it was detached.
+    pub added: Option<Vec<IpAddr>>,
+}
+
+impl Message for TaskBatch {
+    const FIELD: &'static str = "taskBatch";
+
+    fn limit(&self) -> usize {
+        MESSAGE_MAX
+    }
+}
+
+impl TaskBatch {
+    /// Returns the meta-plugin's configuration.
+    ///
+    /// # Errors
+    /// Those of [`NodeConfiguration::read`].
+    pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
+        NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
+    }
+}
+
+/// Decodes the tasks of the kinds that this release knows, and skips the others.
+pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Task>, D::Error> {
+    let all: Vec<Box<RawValue>> = Vec::deserialize(deserializer)?;
+    Ok(all.iter().filter_map(|task| serde_json::from_str(task.get()).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_of_an_unknown_kind_are_skipped() {
+        let batch = br#"{"version":1,"taskBatch":{"configuration":{},"flavour":"weft","extra":7,
+            "tasks":[{"dance":{"container":"c1"}},"rest",{"check":{"container":"c1","uid":"u","extra":1}}]}}"#;
+        let batch: TaskBatch = crate::frame::decode(batch).unwrap();
+        let container = ContainerId::new("c1").unwrap();
+        assert_eq!(batch.tasks, [Task::Check { container, uid: "u".to_owned() }]);
+    }
+}

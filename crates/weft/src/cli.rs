@@ -1,0 +1,186 @@
+//! The command line: one row a subcommand, nothing else.
+//!
+//! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one: a variant of
+//! [`Command`], a line in [`Call::run`]. Under another name in `argv[0]` the program is that tool.
+//!
+//! The help of every subcommand has an imperative summary and an example.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{
+    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
+    network, plan, publish,
+};
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
+
+/// Attach Kubernetes pods to multiple networks.
+#[derive(Debug, Parser)]
+#[command(
+    name = "weft",
+    version,
+    after_help = format!("\
+Example:
+  weft demo
+  weft lint examples/
+  weft explain -n my-namespace my-pod -f examples/
+
+{EXIT_CODES} Errors are printed to stderr.")
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Attach a pod to its networks, as described in manifest files
+    Attach(attach::Arguments),
+    /// Check that the attachments of a pod are unchanged
+    Check(check::Arguments),
+    /// Detach a pod from its networks
+    Detach(detach::Arguments),
+    /// Run a demonstration on this machine and remove it again
+    Demo(demo::Arguments),
+    /// List the attachments on this node
+    List(list::Arguments),
+    /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
+    Doctor(doctor::Arguments),
+    /// Show the plan for a pod and the source of each decision, without changing anything
+    Explain(explain::Arguments),
+    /// Validate network definitions, annotations and CNI configurations
+    Lint(lint::Arguments),
+    /// Show and check cluster-wide address pools
+    Ipam(crate::commands::ipam::Arguments),
+    /// Run the node agent
+    Agent(node_agent::Arguments),
+    /// Run the cluster controllers (Neutron ports, IP pools, Services)
+    Controller(controllers::Arguments),
+    /// Run a CRI proxy that adds the CRI Network API to a container runtime
+    CriProxy(cri_proxy::Arguments),
+    /// Manage the CRI networks of this node
+    Network(network::Arguments),
+    /// Execute tasks queued by the node agent
+    Executor(executor::Arguments),
+    /// Answer one plan request of the meta-plugin
+    Plan(plan::Arguments),
+    /// Publish the network-status of one sandbox, on a node without an agent
+    Publish(publish::Arguments),
+    /// Run the plugins of one network in one namespace, as cnitool does
+    Cni(cnitool::Arguments),
+    /// Install weft-cni and its configuration for the container runtime
+    Install(install::Arguments),
+    /// Import state from Multus or whereabouts
+    Import(import::Arguments),
+    /// Print the CustomResourceDefinitions
+    Crds(crds::Arguments),
+}
+
+/// What was asked for, under the name the program was called by.
+#[derive(Debug)]
+pub(crate) struct Call {
+    command: Command,
+    prefix: &'static str,
+}
+
+/// Reads the arguments, the program's name first.
+pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Call, clap::Error> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    if name.is_some_and(|name| name == cnitool::NAME) {
+        return cnitool::read(arguments).map(|given| Call { command: Command::Cni(given), prefix: "" });
+    }
+    let Cli { command } = Cli::try_parse_from(arguments)?;
+    Ok(Call { command, prefix: "weft: " })
+}
+
+/// Says what was wrong with the arguments, or what was asked to be said about them.
+pub(crate) fn refuse(refused: &clap::Error) -> ExitCode {
+    // A terminal that is gone changes nothing.
+    let _ = refused.print();
+    match refused.use_stderr() {
+        true => Failure::new("").exit(Exit::Usage).code(),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+impl Call {
+    /// Does it.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        match &self.command {
+            Command::Attach(arguments) => attach::run(arguments),
+            Command::Check(arguments) => check::run(arguments),
+            Command::Detach(arguments) => detach::run(arguments),
+            Command::Demo(arguments) => demo::run(arguments),
+            Command::List(arguments) => list::run(arguments),
+            Command::Doctor(arguments) => doctor::run(arguments),
+            Command::Explain(arguments) => explain::run(arguments),
+            Command::Lint(arguments) => lint::run(arguments),
+            Command::Ipam(arguments) => crate::commands::ipam::run(arguments),
+            Command::Agent(arguments) => node_agent::run(arguments),
+            Command::Controller(arguments) => controllers::run(arguments),
+            Command::CriProxy(arguments) => cri_proxy::run(arguments),
+            Command::Network(arguments) => network::run(arguments),
+            Command::Executor(arguments) => executor::run(arguments),
+            Command::Plan(arguments) => plan::run(arguments),
+            Command::Publish(arguments) => publish::run(arguments),
+            Command::Install(arguments) => install::run(arguments),
+            Command::Import(arguments) => import::run(arguments),
+            Command::Crds(arguments) => crds::run(arguments),
+            Command::Cni(arguments) => cnitool::run(arguments),
+        }
+    }
+
+    /// What an error begins with.
+    pub(crate) fn prefix(&self) -> &'static str {
+        self.prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn help_of_every_subcommand_has_a_summary_and_an_example() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        assert_helpful(&command, "weft");
+    }
+
+    /// Asserts that the help of a command and of its subcommands has a summary, and ends with an example of `words`.
+    fn assert_helpful(command: &clap::Command, words: &str) {
+        let help = command.get_after_help().map(|text| text.to_string()).unwrap_or_default();
+        assert!(help.starts_with("Example:\n") && help.contains(words), "{words}: {help}");
+        assert!(command.get_about().is_some(), "{words}: no summary");
+        for option in command.get_arguments() {
+            assert!(option.get_help().is_some(), "{words}: no help for {}", option.get_id());
+        }
+        for subcommand in command.get_subcommands() {
+            assert_helpful(subcommand, &format!("{words} {}", subcommand.get_name()));
+        }
+    }
+
+    #[test]
+    fn every_subcommand_and_every_option_has_its_place_in_the_documents() {
+        let page = include_str!("../../../docs/commands.md");
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let section = page.split("\n## ").find(|section| section.starts_with(&format!("weft {name}\n")));
+            let section = section.unwrap_or_else(|| panic!("docs/commands.md has no section on weft {name}"));
+            assert!(section.contains("$ "), "{name}: the section has an example");
+            // One that is hidden is for tests.
+            let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for option in shown.filter_map(clap::Arg::get_long) {
+                let known = page.contains(&format!("--{option}"))
+                    || matches!(option, "file" | "output" | "namespace");
+                assert!(known, "docs/commands.md does not speak of --{option} of weft {name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `weft check`: are the attachments of a sandbox still as they were made? Every plugin is asked (CNI's CHECK).
+
+use clap::Args;
+
+use crate::commands::detach::of_entry;
+use crate::known_journals::{Keeper, Target};
+use crate::manifest_plan::Inputs;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use cli_support::terminal::plain;
+use node_support::weft_cni::{Hands, Plugins};
+
+/// What `weft check` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft check --pod my-namespace/my-pod
+
+Networks with a cniVersion below 0.4.0 or with disableCheck are skipped.
+
+{EXIT_CODES} A changed attachment and a pod without attachments are failures."))]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    plugins: Plugins,
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { target, inputs, plugins } = arguments;
+    privilege::require("weft check", "it looks into network namespaces")?;
+    let hands = Hands::find()?;
+    let progress = Progress::beside(Format::Text);
+    let step = format!("check {}", target.describe());
+    let found = target.find(&Keeper::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let Some((keeper, entry)) = found else {
+        return Err(Failure::new(format!("{step}: nothing is attached")).next("weft list shows what is"));
+    };
+    of_entry(&hands, &keeper, &entry, plugins, progress)?
+        .check()
+        .map_err(|failure| failure.context(&step))?;
+    let count = entry.plan.delegates.len();
+    progress.line(plain(&format!("{}: all {count} networks are as they were attached", target.describe())));
+    Ok(())
+}

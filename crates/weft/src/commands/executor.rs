@@ -1,0 +1,168 @@
+//! `weft executor`: does what the agent finds to be done on this node, at once.
+//!
+//! Without it orders wait for the next call of the runtime, which is soon enough for what is left behind; a running pod
+//! whose networks change has nobody who calls. It asks the agent for orders, hands them to `weft-cni`, and asks again.
+//!
+//! Rules: opt-in and privileged: it runs where the runtime's plugins run, in the host's network namespace; it decides
+//! nothing, and keeps nothing: killed at any moment, the journal knows what was begun, and the agent orders it again.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use cni::runtime::load::Directory;
+use cni::{Context, Error};
+use npwg::configuration::Place;
+use npwg::definition::Disk;
+use rpc::frame;
+use rpc::message::{Request, Response};
+use rpc::plan::NodeInput;
+use rpc::task::{PollTasks, Task, TaskBatch};
+use serde_json::value::RawValue;
+
+use crate::meta_plugin_config::MetaPlugin;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::interrupt::Interrupt;
+use cli_support::output::{Format, Progress};
+use cli_support::privilege;
+use node_support::weft_cni::{Hands, OnHost};
+
+/// How long the agent may take to have orders, or to say that there are none.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause after a failure, as the agent may be away, and between two answers that there is nothing to do.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How often it is looked whether somebody wants us to stop.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What `weft executor` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft agent --node-name worker-1 --hot-plug
+  weft executor
+
+Running pods get the networks that their annotation selects. In a cluster the executor runs as a DaemonSet
+(deploy/hot-plug).
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// Path to the configuration of the meta-plugin (default: the first one in /etc/cni/net.d)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    on_host: OnHost,
+}
+
+/// Does it, until SIGTERM or SIGINT; an order that is being carried out is finished.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    privilege::require("weft executor", "it changes the networks of pods")?;
+    let interrupt = Interrupt::watch()?;
+    let hands = Hands::find()?.on_host(arguments.on_host)?;
+    // It is asked for before it is needed: whoever starts this wants to know.
+    MetaPlugin::find(arguments.config.as_deref(), &[])?;
+    let (sender, receiver) = mpsc::sync_channel(0);
+    let config = arguments.config.clone();
+    // Waiting for the agent cannot be interrupted, so somebody else waits.
+    thread::spawn(move || {
+        loop {
+            let began = Instant::now();
+            let polled = poll(config.as_deref());
+            let pause = pause(&polled, began.elapsed());
+            if sender.send(polled).is_err() {
+                return;
+            }
+            thread::sleep(pause);
+        }
+    });
+    let (log, mut away) = (Progress::beside(Format::Json), false);
+    while !interrupt.has_come() {
+        match receiver.recv_timeout(TICK) {
+            Ok(Ok(batch)) => {
+                away = false;
+                if !batch.tasks.is_empty()
+                    && let Err(failure) = hands.run_tasks(&batch)
+                {
+                    log.line(format!("weft: tasks failed: {failure}"));
+                }
+            }
+            Ok(Err(failure)) => {
+                if !std::mem::replace(&mut away, true) {
+                    log.line(format!("weft: {failure}; asked again every {} s", PAUSE.as_secs()));
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new("nobody asks the agent any more"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Pause until the next poll. An agent delays its response until there are tasks; a CRI proxy, which has none, responds
+/// at once, and would each time.
+fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
+    match polled {
+        Ok(batch) if !batch.tasks.is_empty() => Duration::ZERO,
+        Ok(_) => PAUSE.saturating_sub(took),
+        Err(_) => PAUSE,
+    }
+}
+
+/// Polls the agent for tasks once; it delays its response until there are some.
+fn poll(config: Option<&Path>) -> Result<TaskBatch, Failure> {
+    // Read each time: what it says may have changed.
+    let meta_plugin = MetaPlugin::find(config, &[])?;
+    let mut disk = Disk::default();
+    for place in meta_plugin.node.places() {
+        if let Place::Path(path) = place {
+            disk.add(Directory::at(Path::new(&path))?);
+        }
+    }
+    let configuration = RawValue::from_string(meta_plugin.object.to_json())
+        .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
+    let flavour = meta_plugin.flavour;
+    let node = NodeInput::new(configuration.clone(), flavour, &disk);
+    let tasks = ask(&meta_plugin.node.agent_socket, PollTasks { node })?;
+    Ok(TaskBatch { configuration, flavour, tasks })
+}
+
+fn ask(socket: &str, request: PollTasks) -> Result<Vec<Task>, Error> {
+    let step = || format!("agent {socket}");
+    let failed = |cause| Error::io(step(), cause);
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    let sent = frame::send(&mut stream, &Request::PollTasks(request));
+    let response = sent.and_then(|()| frame::receive(&mut stream)).map_err(Error::from).context(step())?;
+    match response {
+        Response::Tasks(tasks) => Ok(tasks),
+        other => Err(other.into_error().context(step())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni::name::ContainerId;
+    use npwg::configuration::Flavour;
+    use rpc::task::Certainty;
+
+    use super::*;
+
+    #[test]
+    fn task_poll_pauses_after_an_immediate_empty_response() {
+        let container = ContainerId::new("c").unwrap();
+        let task = Task::TakeDown { container, uid: "u".into(), certainty: Certainty::Gone };
+        let batch = |tasks| {
+            let configuration = RawValue::from_string("{}".into()).unwrap();
+            Ok(TaskBatch { configuration, flavour: Flavour::Weft, tasks })
+        };
+        assert_eq!(pause(&batch(vec![]), Duration::ZERO), PAUSE);
+        assert_eq!(pause(&batch(vec![]), Duration::from_secs(20)), Duration::ZERO);
+        assert_eq!(pause(&batch(vec![task]), Duration::ZERO), Duration::ZERO);
+        assert_eq!(pause(&Err(Failure::new("away")), Duration::from_secs(60)), PAUSE);
+    }
+}

@@ -1,0 +1,143 @@
+//! `weft lint`: every problem of definitions, annotations and CNI configurations before they reach a cluster.
+//!
+//! What is looked for is in [`manifest::lint`]; here files are read, findings shown, and cures written down.
+//!
+//! Rules: every file is looked at, whatever is wrong with the others; the exit code is 1 if an error is left;
+//! `--fix` changes only what has one right form, and says what it changed.
+
+mod explanation;
+mod report;
+mod rewrite;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use manifest::Manifest;
+use manifest::lint::{self, Edit, Finding, Knowledge};
+use npwg::refusal::Fault;
+use npwg::rule::{Rule, Severity};
+use serde::Serialize;
+
+use crate::input_files;
+use crate::input_files::{File, Kind};
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output};
+
+/// Where what is piped in is read.
+const STDIN: &str = "/dev/stdin";
+
+/// What `weft lint` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft lint examples/
+  weft lint --fix network.yaml
+  helm template . | weft lint -
+  weft lint --explain invalid-mac
+
+lint validates NetworkAttachmentDefinitions, the network annotations of pods and of pod templates (.yaml, .yml,
+.json), and CNI configurations (.conf, .conflist, .json). Each finding names the rule that is violated;
+docs/lint.md describes all rules.
+error: the configuration will be refused; warning: it probably does not do what was intended; note: information.
+
+{EXIT_CODES} A finding of severity error is a failure."))]
+pub(crate) struct Arguments {
+    /// Files or directories (without subdirectories); - for stdin
+    #[arg(value_name = "FILE|DIR", required_unless_present = "explain")]
+    paths: Vec<PathBuf>,
+    /// Correct the files where there is exactly one correct form
+    #[arg(long)]
+    fix: bool,
+    /// Rule to explain with a wrong and a right example, instead of reading files
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix"])]
+    explain: Option<Rule>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// What came of all files.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// How many files were looked at.
+    files: usize,
+    /// What is wrong, in the order of files and lines.
+    findings: Vec<Located>,
+    /// What was changed.
+    fixed: Vec<Fixed>,
+}
+
+/// A finding and its file.
+#[derive(Debug, Serialize)]
+struct Located {
+    file: String,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+/// What was wrong and is not any more.
+#[derive(Debug, Serialize)]
+struct Fixed {
+    file: String,
+    #[serde(flatten)]
+    fault: Fault,
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { paths, fix, explain, output } = arguments;
+    if let Some(rule) = explain {
+        return explanation::print(*rule, output.format);
+    }
+    let mut report = Report::default();
+    let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
+    for mut file in input_files::read(&paths.iter().map(stdin).collect::<Vec<_>>())? {
+        let mut findings = look(&file);
+        if *fix {
+            let cured = cure(&mut file, &findings)?;
+            if !cured.is_empty() {
+                findings = look(&file);
+                report.fixed.extend(cured);
+            }
+        }
+        let path = file.path.display().to_string();
+        report.files += 1;
+        report.findings.extend(findings.into_iter().map(|finding| Located { file: path.clone(), finding }));
+    }
+    match output.format {
+        Format::Json => output::print_json(&report)?,
+        Format::Text => output::print(&report::render(&report, report::Colours::of_terminal()))?,
+    }
+    match report.count(Severity::Error) {
+        0 => Ok(()),
+        count => Err(Failure::quiet(format!("{count} errors"))),
+    }
+}
+
+impl Report {
+    fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|located| located.finding.severity == severity).count()
+    }
+}
+
+fn look(file: &File) -> Vec<Finding> {
+    let knowledge = Knowledge::of_known_plugins();
+    match file.kind {
+        Kind::Manifest => lint::manifest(&Manifest::parse(&file.text), &knowledge),
+        Kind::Configuration => lint::configuration(&file.text, &knowledge),
+    }
+}
+
+/// Makes the changes that the findings offer, on the disk too.
+fn cure(file: &mut File, findings: &[Finding]) -> Result<Vec<Fixed>, Failure> {
+    let curable = || findings.iter().filter_map(|finding| Some((finding.fix.clone()?, &finding.fault)));
+    let edits: Vec<Edit> = curable().map(|(edit, _)| edit).collect();
+    if edits.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = lint::apply(&file.text, &edits);
+    rewrite::replace(&file.path, &text)?;
+    file.text = text;
+    let path = file.path.display().to_string();
+    Ok(curable().map(|(_, fault)| Fixed { file: path.clone(), fault: fault.clone() }).collect())
+}

@@ -1,0 +1,245 @@
+//! `weft network`: the networks of a node, set, listed, shown and removed through the container runtime's socket.
+
+mod document;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use tonic::{Code, Status};
+
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
+use cli_support::output;
+use cli_support::output::{Format, Output, Progress};
+use cli_support::privilege;
+use cli_support::table;
+use cli_support::terminal::plain;
+use cri::network_api::PROXY_SOCKET;
+use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
+use cri::network_client::{Client, InUse};
+
+/// What `weft network` is told.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft network set -f red.yaml
+  weft network set -f /etc/cni/net.d/20-blue.conflist --name blue
+  weft network list
+  weft network show red
+  weft network rm red blue
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Create or replace networks
+    Set(Set),
+    /// List all networks and their state
+    List(List),
+    /// Show one network and its plugin configuration
+    Show(Show),
+    /// Remove networks
+    Rm(Remove),
+}
+
+/// Where the API is.
+#[derive(Clone, Debug, Args)]
+struct Server {
+    /// Path to the socket of weft cri-proxy or of a runtime with the CRI Network API
+    #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
+    socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weft network set -f red.yaml")]
+struct Set {
+    /// Files with networks (YAML or JSON documents) or CNI configuration lists; - for stdin
+    #[arg(short = 'f', long = "file", value_name = "FILE", required = true, num_args = 1..)]
+    files: Vec<PathBuf>,
+    /// Name of the network, for a CNI configuration list (default: the name in the list)
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    name: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weft network list -o json | jq -r '.[].config.metadata.name'")]
+struct List {
+    #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weft network show _fallback")]
+struct Show {
+    /// Name of the network
+    #[arg(value_name = "[NAMESPACE/]NAME")]
+    name: String,
+    #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weft network rm red --drain")]
+struct Remove {
+    /// Names of the networks
+    #[arg(value_name = "[NAMESPACE/]NAME", required = true)]
+    names: Vec<String>,
+    /// Drain a network in use: refuse new sandboxes and remove the network with its last one
+    #[arg(long)]
+    drain: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Does it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    cli_support::async_runtime::runtime()?.block_on(async {
+        match &arguments.verb {
+            Verb::Set(arguments) => set(arguments).await,
+            Verb::List(arguments) => list(arguments).await,
+            Verb::Show(arguments) => show(arguments).await,
+            Verb::Rm(arguments) => remove(arguments).await,
+        }
+    })
+}
+
+async fn connect(server: &Server) -> Result<Client, Failure> {
+    // The kernel says most plainly who may not.
+    if let Err(cause) = tokio::net::UnixStream::connect(&server.socket).await
+        && cause.kind() == std::io::ErrorKind::PermissionDenied
+    {
+        return Err(privilege::refused(&format!("connect to {}", server.socket.display()), &cause));
+    }
+    let connected = Client::connect(&server.socket).await;
+    connected.map_err(|status| failure(&status).next("weft cri-proxy listens there, and only root gets in"))
+}
+
+/// A refusal in the server's words.
+fn failure(status: &Status) -> Failure {
+    let failure = Failure::new(status.message());
+    match status.code() {
+        Code::Unimplemented => failure
+            .next("this socket is a runtime's own, without the API: --socket names that of weft cri-proxy"),
+        Code::InvalidArgument => failure.exit(Exit::Usage),
+        _ => failure,
+    }
+}
+
+async fn set(arguments: &Set) -> Result<(), Failure> {
+    let Set { files, name, server, output } = arguments;
+    let wanted = document::read(files, name.as_deref())?;
+    let client = connect(server).await?;
+    let progress = Progress::beside(output.format);
+    let mut networks = Vec::new();
+    for (place, config) in wanted {
+        let set = client.set(config).await.map_err(|status| failure(&status).context(&place))?;
+        progress.line(plain(&format!("{} is set, generation {}", label(&set), metadata(&set).generation)));
+        networks.push(set);
+    }
+    match output.format {
+        Format::Json => output::print_json(&networks),
+        Format::Text => Ok(()),
+    }
+}
+
+async fn list(arguments: &List) -> Result<(), Failure> {
+    let List { server, output } = arguments;
+    let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
+    match output.format {
+        Format::Json => output::print_json(&networks),
+        Format::Text if networks.is_empty() => output::print("no network is set, and none is on disk\n"),
+        Format::Text => {
+            let rows: Vec<Vec<String>> = networks.iter().map(row).collect();
+            let headings = ["network", "generation", "version", "plugins", "ranges", "managed", "connected"];
+            output::print(&table::lay_out(&headings, &rows, 0))
+        }
+    }
+}
+
+fn row(network: &Network) -> Vec<String> {
+    let config = network.config.clone().unwrap_or_default();
+    let status = network.status.clone().unwrap_or_default();
+    let cni = config.cniv1_config.unwrap_or_default();
+    let word = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
+    let ranges: Vec<String> = config.ip_ranges.into_iter().map(|range| range.cidr).collect();
+    let plugins: Vec<String> = cni.plugins.into_iter().map(|plugin| plugin.r#type).collect();
+    vec![
+        label(network),
+        metadata(network).generation.to_string(),
+        cni.cni_version,
+        plugins.join(" → "),
+        if ranges.is_empty() { "-".to_owned() } else { ranges.join(",") },
+        word(status.sandbox_management),
+        word(status.connectivity),
+    ]
+}
+
+async fn show(arguments: &Show) -> Result<(), Failure> {
+    let Show { name, server, output } = arguments;
+    let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
+    let Some(network) = networks.iter().find(|network| label(network) == *name) else {
+        let names: Vec<String> = networks.iter().map(label).collect();
+        let there = if names.is_empty() { "there is none".to_owned() } else { names.join(", ") };
+        return Err(
+            Failure::new(format!("there is no network {name}")).next(format!("networks there: {there}"))
+        );
+    };
+    if output.format == Format::Json {
+        return output::print_json(network);
+    }
+    let config = network.config.clone().unwrap_or_default();
+    let rows = vec![row(network)];
+    let headings = ["network", "generation", "version", "plugins", "ranges", "managed", "connected"];
+    let metadata = metadata(network);
+    let list = conflist::render(&config.cniv1_config.unwrap_or_default(), &metadata.name)?;
+    let list: serde_json::Value =
+        serde_json::from_str(&list).map_err(|cause| Failure::new(format!("network {name}: {cause}")))?;
+    let pretty = serde_json::to_string_pretty(&list)
+        .map_err(|cause| Failure::new(format!("encode network {name}: {cause}")))?;
+    output::print(&format!("{}\n{pretty}\n", table::lay_out(&headings, &rows, 0)))
+}
+
+async fn remove(arguments: &Remove) -> Result<(), Failure> {
+    let Remove { names, drain, server } = arguments;
+    let client = connect(server).await?;
+    let in_use = if *drain { InUse::Drained } else { InUse::Refused };
+    let progress = Progress::beside(Format::Text);
+    let mut failures: Option<Failure> = None;
+    for text in names {
+        let Name { namespace, name } = Name::read(text);
+        let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
+        match client.remove(metadata, in_use).await {
+            Ok(()) => {
+                let how = if *drain { ", or drains" } else { "" };
+                progress.line(plain(&format!("{text} is removed{how}")));
+            }
+            Err(status) => {
+                let failed = failure(&status);
+                failures = Some(match failures {
+                    Some(before) => before.also(Some(failed)),
+                    None => failed,
+                });
+            }
+        }
+    }
+    failures.map_or(Ok(()), Err)
+}
+
+fn metadata(network: &Network) -> NetworkMetadata {
+    network.config.as_ref().and_then(|config: &NetworkConfig| config.metadata.clone()).unwrap_or_default()
+}
+
+fn label(network: &Network) -> String {
+    Name::of(&metadata(network)).to_string()
+}

@@ -1,0 +1,132 @@
+//! The files of `weft network set`: networks in the form of the API, or CNI configuration lists.
+//!
+//! Rules: YAML and JSON alike, a document a network; a parameter that is written as a structure becomes the JSON text that
+//! the API wants, a text stays as it is.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use cni::network::Network;
+use cni::object::DOCUMENT_MAX;
+
+use serde_json::Value;
+
+use cli_support::failure::{Exit, Failure};
+use cri::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
+
+/// The name of stdin.
+const STDIN: &str = "-";
+
+/// Every network of the files, and how messages name it.
+pub(super) fn read(files: &[PathBuf], name: Option<&str>) -> Result<Vec<(String, NetworkConfig)>, Failure> {
+    let mut found = Vec::new();
+    for file in files {
+        let text = text(file)?;
+        let wrong = |why: &dyn std::fmt::Display| {
+            Failure::new(format!("{}: {why}", file.display())).exit(Exit::Usage)
+        };
+        let documents = manifest::values(&text).map_err(|why| wrong(&why))?;
+        for (index, document) in documents.into_iter().enumerate() {
+            let place = match index {
+                0 => file.display().to_string(),
+                index => format!("{} (document {})", file.display(), index + 1),
+            };
+            found.push((place, network(document, name).map_err(|why| wrong(&why))?));
+        }
+    }
+    match (found.len(), name) {
+        (0, _) => Err(Failure::new("the files hold no network").exit(Exit::Usage)),
+        (2.., Some(_)) => {
+            Err(Failure::new("--name names one network, the files hold several").exit(Exit::Usage))
+        }
+        _ => Ok(found),
+    }
+}
+
+fn text(file: &PathBuf) -> Result<String, Failure> {
+    let failed = |why: &dyn std::fmt::Display| Failure::new(format!("read {}: {why}", file.display()));
+    let mut bytes = Vec::new();
+    let limit = 4 * DOCUMENT_MAX as u64;
+    let read = match file.as_os_str() == STDIN {
+        true => std::io::stdin().lock().take(limit + 1).read_to_end(&mut bytes),
+        false => std::fs::File::open(file).and_then(|open| open.take(limit + 1).read_to_end(&mut bytes)),
+    };
+    read.map_err(|cause| failed(&cause))?;
+    if bytes.len() as u64 > limit {
+        return Err(failed(&format_args!("larger than {limit} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| failed(&"not UTF-8"))
+}
+
+fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, String> {
+    if document.get("plugins").is_some() || document.get("type").is_some() {
+        return of_list(&document, name);
+    }
+    if !document.is_object() {
+        return Err(
+            "is no network: expected metadata and cniv1_config, or a CNI configuration list".to_owned()
+        );
+    }
+    let mut document = document;
+    let plugins = document.get_mut("cniv1_config").and_then(|config| config.get_mut("plugins"));
+    for plugin in plugins.and_then(Value::as_array_mut).into_iter().flatten() {
+        let parameters = plugin.get_mut("parameters").and_then(Value::as_object_mut);
+        for value in parameters.into_iter().flat_map(|parameters| parameters.values_mut()) {
+            if !value.is_string() {
+                *value = Value::String(value.to_string());
+            }
+        }
+    }
+    let mut config: NetworkConfig = serde_json::from_value(document).map_err(|cause| cause.to_string())?;
+    if let Some(name) = name {
+        let Name { namespace, name } = Name::read(name);
+        let metadata = config.metadata.get_or_insert_default();
+        *metadata = NetworkMetadata { name, namespace, ..metadata.clone() };
+    }
+    Ok(config)
+}
+
+/// A CNI configuration list, or one plugin's configuration.
+fn of_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, String> {
+    let network = match document.get("plugins") {
+        Some(_) => Network::parse(document.to_string().as_bytes(), "network"),
+        None => {
+            let mut list = serde_json::Map::new();
+            for key in ["cniVersion", "name"] {
+                document.get(key).map(|value| list.insert(key.to_owned(), value.clone()));
+            }
+            list.insert("plugins".to_owned(), Value::Array(vec![document.clone()]));
+            Network::parse(Value::Object(list).to_string().as_bytes(), "network")
+        }
+    };
+    let network = network.map_err(|error| error.to_string())?;
+    let view = conflist::view(&network).map_err(|error| error.to_string())?;
+    let Name { namespace, name } = Name::read(name.unwrap_or(network.name.as_str()));
+    let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
+    Ok(NetworkConfig { metadata: Some(metadata), ..view })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_become_json_text_and_lists_become_networks() {
+        let yaml = "metadata: {name: red}\ncniv1_config:\n  cni_version: 1.0.0\n  plugins:\n  - type: bridge\n    parameters:\n      bridge: br1\n      mtu: 1400\n      ipam: {type: host-local}\n";
+        let document = manifest::values(yaml).unwrap().remove(0);
+        let config = network(document, None).unwrap();
+        let plugin = &config.cniv1_config.as_ref().unwrap().plugins[0];
+        assert_eq!(plugin.parameters["bridge"], "br1");
+        assert_eq!(plugin.parameters["mtu"], "1400");
+        assert_eq!(plugin.parameters["ipam"], r#"{"type":"host-local"}"#);
+        let list = r#"{"cniVersion":"1.0.0","name":"blue","plugins":[{"type":"ptp","mtu":9000}]}"#;
+        let document = manifest::values(list).unwrap().remove(0);
+        let config = network(document, Some("ns/other")).unwrap();
+        assert_eq!(Name::of(&config.metadata.unwrap()).to_string(), "ns/other");
+        assert_eq!(config.cniv1_config.unwrap().network_name, "blue");
+        for wrong in ["a: 1", "[]", "metadata: {nam: x}", "7"] {
+            let document = manifest::values(wrong).unwrap().remove(0);
+            assert!(network(document, None).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `weft explain` and `weft plan --once` as programs: no root, no cluster, nothing changed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use testkit::workspace;
+
+fn weft(line: &str) -> Command {
+    let mut command = Command::new(testkit::binary("weft"));
+    command.args(line.split_whitespace());
+    command
+}
+
+fn examples() -> String {
+    workspace().join("examples").display().to_string()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_plan_of_a_pod_says_where_each_decision_came_from() {
+    let output = weft(&format!("explain -n my-namespace my-partner -f {}", examples())).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "eth0  default-network  bridge+host-local  (the default network)",
+        "blue  my-namespace/net-b  bridge+weft-ipam → tuning  (selected by the pod)",
+        "      network       my-namespace/net-b  (annotation k8s.v1.cni.cncf.io/networks: [1])",
+        "      ips           10.101.2.44  (asked for; verified in the result)",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+}
+
+#[test]
+fn programs_read_json() {
+    let output = weft(&format!("explain -n my-namespace my-pod -o json -f {}", examples())).output().unwrap();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["pod"]["name"], "my-pod");
+    let rows: Vec<Value> = plan["networks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| json!([row["interface"], row["network"], row["role"], row["chain"], row["configName"]]))
+        .collect();
+    assert_eq!(
+        rows[0],
+        json!(["eth0", "default-network", "default", ["bridge+host-local"], "default-network"])
+    );
+    assert_eq!(rows[3], json!(["net3", "other-ns/net-c", "selected", ["ptp+host-local"], "net-c"]));
+    assert_eq!(rows[4], json!(["net4", "my-namespace/net-a", "selected", ["bridge+host-local"], "net-a"]));
+}
+
+#[test]
+fn a_pod_that_is_not_there_is_answered_with_those_that_are() {
+    let output = weft(&format!("explain -n my-namespace nobody -f {}", examples())).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = stderr(&output);
+    assert!(
+        error.starts_with("weft: explain my-namespace/nobody: pod my-namespace/nobody is in none"),
+        "{error}"
+    );
+    assert!(error.contains("pods there: my-namespace/my-pod, my-namespace/my-partner"), "{error}");
+    let output = weft(&format!("explain -n My-Namespace x -f {}", examples())).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// One exchange with `weft plan --once`: four bytes of length, big-endian, then JSON; both ways.
+fn ask(words: &str, question: &[u8]) -> (Option<i32>, Value, String) {
+    let mut child = weft(&format!("plan --once {words}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(&u32::try_from(question.len()).unwrap().to_be_bytes()).unwrap();
+    pipe.write_all(question).unwrap();
+    drop(pipe);
+    let output = child.wait_with_output().unwrap();
+    let answer = match output.stdout.split_first_chunk::<4>() {
+        Some((length, body)) => {
+            assert_eq!(u32::from_be_bytes(*length) as usize, body.len());
+            serde_json::from_slice(body).unwrap()
+        }
+        None => Value::Null,
+    };
+    (output.status.code(), answer, stderr(&output))
+}
+
+fn question(pod: &str) -> Value {
+    json!({ "version": 1, "request": { "plan": {
+        "pod": {"namespace": "my-namespace", "name": pod, "uid": "u-1"},
+        "container": "c1",
+        "ifname": "ext0",
+        "node": { "flavour": "weft", "files": [], "unreadable": [],
+            "configuration": {"cniVersion": "1.0.0", "name": "w", "type": "weft",
+                "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]} },
+        "began": 0,
+    } } })
+}
+
+#[test]
+fn a_question_is_answered_with_a_plan() {
+    let words = format!("-f {}", examples());
+    let (code, answer, error) = ask(&words, question("my-pod").to_string().as_bytes());
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    let plan = &answer["response"]["plan"]["plan"];
+    assert_eq!((&plan["container"], &plan["pod"]["uid"]), (&"c1".into(), &"u-1".into()));
+    let names: Vec<&str> =
+        plan["delegates"].as_array().unwrap().iter().map(|d| d["ifname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["ext0", "net1", "net2", "net3", "net4"]);
+}
+
+#[test]
+fn a_refusal_is_an_answer() {
+    let words = format!("-f {}", examples());
+    let (code, answer, _) = ask(&words, question("nobody").to_string().as_bytes());
+    assert_eq!(code, Some(0));
+    assert!(
+        answer["response"]["refused"]["msg"]
+            .as_str()
+            .unwrap()
+            .contains("my-namespace/nobody is in no manifest"),
+        "{answer}"
+    );
+    let (code, answer, _) = ask("", question("my-pod").to_string().as_bytes());
+    assert_eq!((code, &answer["response"]["refused"]["code"]), (Some(0), &11.into()));
+    assert!(answer["response"]["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
+    let mut newer = question("my-pod");
+    newer["version"] = 2.into();
+    let (_, answer, _) = ask(&words, newer.to_string().as_bytes());
+    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
+    let (_, answer, _) = ask("-f /nonexistent", question("my-pod").to_string().as_bytes());
+    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
+}
+
+#[test]
+fn what_is_no_question_is_a_failure() {
+    for bytes in [&b"{"[..], b"[]", b""] {
+        let (code, answer, error) = ask("", bytes);
+        assert_eq!((code, answer), (Some(1), Value::Null));
+        assert!(error.starts_with("weft: ") && error.contains(" message: "), "{error}");
+    }
+}
+
+/// Kuryr's users have definitions with an annotation and no configuration: an agent knows what they are, and so does this.
+#[test]
+fn a_definition_of_kuryrs_is_a_network_of_the_plugin_neutron() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kuryr.yaml");
+    let manifests = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: net-k\n  \
+        namespace: my-namespace\n  annotations:\n    openstack.org/kuryr-config: '{\"subnetId\": \"s\"}'\n---\napiVersion: v1\n\
+        kind: Pod\nmetadata:\n  name: of-kuryr\n  namespace: my-namespace\n  annotations:\n    \
+        k8s.v1.cni.cncf.io/networks: net-k\n";
+    std::fs::write(&path, manifests).unwrap();
+    let line = format!("explain -n my-namespace of-kuryr -f {} -f {}", examples(), path.display());
+    let output = weft(&line).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("net1  my-namespace/net-k  neutron  (selected by the pod)"),
+        "{text}{}",
+        stderr(&output)
+    );
+}

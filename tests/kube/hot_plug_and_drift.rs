@@ -1,0 +1,322 @@
+//! Sandboxes that change while they run: networks that a pod selects later, and interfaces that vanish.
+//!
+//! Source: DESIGN §1 (work orders, `weft executor`).
+
+use rig::agent::{NAMESPACE, node_configuration};
+use rig::cluster::bridge;
+use rig::machine::until;
+use rig::{Agent, addresses_on, assert_nothing_left, link};
+use serde_json::{Value, json};
+use testkit::{Feature, Pod, host};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+const EXECUTOR: &str = "executor";
+const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
+
+/// A node with an agent that lets running pods change, and two definitions.
+macro_rules! node {
+    ($($word:literal),*) => {{
+        let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a", "net-b"]) else { return };
+        agent.stop("TERM");
+        agent.start(&[$($word),*]);
+        agent.wait_until_ready();
+        agent.machine.write(CONFIGURATION, &node_configuration().to_string());
+        agent
+    }};
+}
+
+fn start_hands(agent: &Agent) {
+    let weft = testkit::binary("weft");
+    agent.machine.start(EXECUTOR, [weft.to_str().unwrap(), "executor", "--config", CONFIGURATION]);
+}
+
+/// A pod that selects `networks`, attached.
+fn attached(agent: &Agent, name: &str, networks: &str) -> (Pod, String) {
+    let uid = agent.pod(name, &json!({ NETWORKS: networks }));
+    let sandbox = agent.machine.pod(name);
+    agent.attachment(&sandbox, name, &uid).add(&node_configuration()).success();
+    (sandbox, uid)
+}
+
+fn select(agent: &Agent, name: &str, networks: &str) {
+    let annotation = match networks {
+        "" => format!("{NETWORKS}-"),
+        some => format!("{NETWORKS}={some}"),
+    };
+    agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, name, "--overwrite", &annotation]);
+}
+
+/// Waits until network-status names these networks and interfaces.
+fn wait_for_status(agent: &Agent, name: &str, expected: &[(&str, &str)]) {
+    agent.machine.wait(EXECUTOR, "changes the status", || {
+        let status = agent.status(name);
+        let shown: Vec<(&str, &str)> = status
+            .iter()
+            .map(|entry| (entry["name"].as_str().unwrap(), entry["interface"].as_str().unwrap()))
+            .collect();
+        (shown == expected).then_some(())
+    });
+}
+
+/// Waits for an Event of the pod that begins so.
+fn wait_for_event(agent: &Agent, pod: &str, start: &str) -> String {
+    agent.machine.wait(EXECUTOR, "causes an Event", || {
+        agent.events(pod).into_iter().find(|event| event.starts_with(start))
+    })
+}
+
+#[test]
+fn a_running_pod_gets_the_networks_that_it_selects_now() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let (sandbox, uid) = attached(&agent, "web", "net-a");
+    let kept = addresses_on(&sandbox, "net1");
+    select(&agent, "web", "net-b@blue0,net-a");
+    let home = ("home", "eth0");
+    wait_for_status(&agent, "web", &[home, ("blue/net-b", "blue0"), ("blue/net-a", "net1")]);
+    // What stays is not touched.
+    assert_eq!(addresses_on(&sandbox, "net1"), kept);
+    let address = addresses_on(&sandbox, "blue0")[0].split('/').next().unwrap().to_owned();
+    wait_for_event(&agent, "web", &format!("AddedInterface Add blue0 [{address}] from blue/net-b"));
+    sandbox.run(["ping", "-c", "1", "-W", "2", "10.12.0.1"]);
+    // One goes; the one that stays keeps the name that was generated for it.
+    select(&agent, "web", "net-a");
+    wait_for_status(&agent, "web", &[home, ("blue/net-a", "net1")]);
+    assert!(link(&sandbox, "blue0").is_none());
+    wait_for_event(&agent, "web", "RemovedInterface Remove blue0 from blue/net-b");
+    // Without the annotation the pod has the default network, and the DEL finds what is there then.
+    select(&agent, "web", "");
+    wait_for_status(&agent, "web", &[home]);
+    let web = agent.attachment(&sandbox, "web", &uid);
+    web.check(&with_result(&agent, &sandbox)).success();
+    select(&agent, "web", "net-b,net-b");
+    wait_for_status(&agent, "web", &[home, ("blue/net-b", "net1"), ("blue/net-b", "net2")]);
+    web.del(&node_configuration()).success();
+    assert!(["eth0", "net1", "net2"].iter().all(|name| link(&sandbox, name).is_none()));
+    let held = agent.machine.run(["sh", "-c", "ls /var/lib/cni/networks/*/10.* 2>/dev/null || true"]);
+    assert_eq!(held, "", "addresses are held");
+    assert_eq!(agent.machine.run(["sh", "-c", "ls /var/lib/weft/sandboxes"]), "");
+}
+
+#[test]
+fn an_agent_that_ends_sends_the_hands_away_that_wait_for_work() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let (_sandbox, _) = attached(&agent, "web", "net-a");
+    select(&agent, "web", "net-b");
+    wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-b", "net1")]);
+    let began = std::time::Instant::now();
+    agent.stop("TERM");
+    // What it has to tell is told within three seconds.
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(agent.log().contains("ended"), "{}", agent.log());
+    // The hands come again to the next one.
+    agent.start(&["--hot-plug"]);
+    select(&agent, "web", "net-a");
+    wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-a", "net1")]);
+}
+
+#[test]
+fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let definition = |declared: bool| {
+        let mut config = bridge("edited", 15);
+        config["plugins"][0]["capabilities"] = json!({ "mac": declared });
+        agent.definition("edited", &json!({}), &config);
+    };
+    definition(false);
+    let mut configuration = node_configuration();
+    configuration["ipRequestPolicy"] = json!("permissive");
+    agent.machine.write(CONFIGURATION, configuration.to_string());
+    let uid = agent.pod("web", &json!({ NETWORKS: r#"[{"name":"edited","mac":"02:00:00:00:00:07"}]"# }));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&configuration).success();
+    let (other, _) = attached(&agent, "other", "net-a");
+    let (index, kept) =
+        (link(&sandbox, "net1").expect("net1")["ifindex"].clone(), addresses_on(&sandbox, "net1"));
+    definition(true);
+    agent.stop("TERM");
+    agent.start(&["--hot-plug"]);
+    agent.wait_until_ready();
+    // The pods are looked at in turn: once this one has changed, the other one could have.
+    select(&agent, "other", "net-a,net-b");
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
+    assert!(link(&other, "net2").is_some());
+    select(&agent, "other", "net-a");
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1")]);
+    assert_eq!(link(&sandbox, "net1").expect("net1")["ifindex"], index);
+    assert_eq!(addresses_on(&sandbox, "net1"), kept);
+}
+
+#[test]
+fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
+    let agent = node!("--hot-plug");
+    agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
+    let slow = json!({ "GC": [{ "do": "sleep", "milliseconds": 4000 }] });
+    agent.definition("a-slow", &json!({}), &rig::cluster::recording("a-slow", "one", &slow));
+    start_hands(&agent);
+    let (other, _) = attached(&agent, "other", "net-b");
+    let (sandbox, uid) = attached(&agent, "web", "a-slow");
+    let configuration = rig::in_version(&node_configuration(), "1.1.0");
+    let valid = [(&other, "eth0"), (&sandbox, "eth0")].map(|(pod, ifname)| (pod.container_id(), ifname));
+    let valid = valid.each_ref().map(|(container, ifname)| (container.as_ref(), *ifname));
+    let held = || agent.machine.run(["sh", "-c", "ls /var/lib/cni/networks/net-b | grep -c '^10'"]);
+    assert_eq!(held().trim(), "1");
+    std::thread::scope(|scope| {
+        let gc = scope.spawn(|| {
+            rig::collect(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
+        });
+        // The GC is with the first network; the pod gets one that it comes to later.
+        let begun = || agent.machine.run(["cat", rig::cluster::RECORD]).contains("\"GC\"").then_some(());
+        until("the GC is under way", begun);
+        select(&agent, "web", "a-slow,net-b");
+        let all = [("home", "eth0"), ("blue/a-slow", "net1"), ("blue/net-b", "net2")];
+        wait_for_status(&agent, "web", &all);
+        gc.join().expect("a GC");
+    });
+    assert_eq!(held().trim(), "2");
+}
+
+/// The configuration with the result that a runtime passes to CHECK.
+fn with_result(agent: &Agent, sandbox: &Pod) -> Value {
+    let path = format!("/var/lib/weft/sandboxes/{}.json", sandbox.container_id());
+    let entry = agent.machine.run(["cat", &path]);
+    let mut values = serde_json::Deserializer::from_str(&entry).into_iter::<Value>();
+    let entry = values.next().unwrap().unwrap();
+    let mut configuration = node_configuration();
+    configuration["prevResult"] = entry["attachments"][0]["result"].clone();
+    configuration
+}
+
+#[test]
+fn what_cannot_be_changed_is_an_event_and_nothing_else() {
+    let agent = node!("--hot-plug");
+    start_hands(&agent);
+    let (sandbox, _) = attached(&agent, "web", "net-a");
+    let before = agent.machine.snapshot();
+    // A slip of the pen.
+    select(&agent, "web", r#"[{"name":"net-a","ips":["x"]}]"#);
+    wait_for_event(&agent, "web", "NetworkChangeFailed nothing is changed: ");
+    // A network that is not there.
+    select(&agent, "web", "net-a,nowhere");
+    wait_for_event(&agent, "web", "NoNetworkFound ");
+    // A network that this pod may not use.
+    let closed = json!({ "weft.dev/access": r#"{"namespaces":["other"]}"# });
+    agent.definition("closed", &closed, &bridge("closed", 14));
+    select(&agent, "web", "net-a,closed");
+    wait_for_event(&agent, "web", "NetworkRefused ");
+    // The default route.
+    select(&agent, "web", r#"[{"name":"net-a"},{"name":"net-b","default-route":["10.12.0.1"]}]"#);
+    wait_for_event(&agent, "web", "NetworkChangeFailed change: blue/net-b on net2: the default route");
+    assert_nothing_left("refusals", &agent.machine, &before);
+    // A plugin that fails: what it was called for is taken back, and comes when it can.
+    let mut hollow = bridge("net-c", 13);
+    hollow["plugins"][0]["bridge"] = json!("up0");
+    agent.definition("net-c", &json!({}), &hollow);
+    agent.machine.run(["ip", "link", "add", "up0", "type", "veth"]);
+    select(&agent, "web", "net-a,net-c,net-b");
+    wait_for_event(&agent, "web", "NetworkChangeFailed attach net2 (blue/net-c)");
+    wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net3")]);
+    agent.machine.run(["ip", "link", "delete", "up0"]);
+    let all = [("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-c", "net2"), ("blue/net-b", "net3")];
+    wait_for_status(&agent, "web", &all);
+    assert!(link(&sandbox, "net2").is_some());
+}
+
+#[test]
+fn another_namespace_at_the_path_of_a_sandbox_is_not_changed() {
+    let agent = node!("--hot-plug");
+    let (sandbox, _) = attached(&agent, "web", "net-a");
+    // Held, the number of the first is not given to the next.
+    agent.machine.run(["sh", "-c", "touch /run/netns/kept && mount --bind /run/netns/web /run/netns/kept"]);
+    sandbox.remove();
+    agent.machine.run(["ip", "netns", "add", "web"]);
+    let (other, _) = attached(&agent, "other", "net-a");
+    select(&agent, "web", "net-b,net-a");
+    select(&agent, "other", "net-b,net-a");
+    start_hands(&agent);
+    agent.machine.wait(EXECUTOR, "changes the one that is there", || link(&other, "net3"));
+    // Orders are repeated until they are carried out.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    let inside = agent.machine.run(["ip", "-n", "web", "-o", "link"]);
+    assert_eq!(inside.lines().count(), 1, "{inside}");
+}
+
+#[test]
+fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
+    let agent = node!("--hot-plug");
+    let (sandbox, uid) = attached(&agent, "web", "net-a");
+    let web = agent.attachment(&sandbox, "web", &uid);
+    for round in 0..6 {
+        start_hands(&agent);
+        select(&agent, "web", if round % 2 == 0 { "net-b,net-b,net-b" } else { "net-a" });
+        std::thread::sleep(std::time::Duration::from_millis(150 * round));
+        agent.machine.stop(EXECUTOR, "KILL");
+    }
+    start_hands(&agent);
+    select(&agent, "web", "net-b,net-a");
+    agent.machine.wait(EXECUTOR, "makes the pod as asked", || {
+        let names: Vec<String> =
+            agent.status("web").iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
+        (names == ["home", "blue/net-b", "blue/net-a"]).then_some(())
+    });
+    agent.machine.stop(EXECUTOR, "TERM");
+    web.del(&node_configuration()).success();
+    assert!(rig::links(&sandbox).iter().all(|name| name == "lo"), "{:?}", rig::links(&sandbox));
+    let held = agent.machine.run(["sh", "-c", "ls /var/lib/cni/networks/*/10.* 2>/dev/null || true"]);
+    assert_eq!(held, "", "addresses are held");
+}
+
+#[test]
+fn an_interface_that_vanished_is_seen_and_told() {
+    let agent = node!("--check-interval", "1");
+    start_hands(&agent);
+    let (sandbox, _) = attached(&agent, "web", "net-a");
+    let drifted = || agent.figure("weft_drifted_sandboxes ");
+    // It is looked at, and nothing is told of what did not change.
+    let checks = || agent.figure("weft_tasks_total ").filter(|count| *count >= 4.0);
+    agent.machine.wait(EXECUTOR, "checks it", checks);
+    assert!(
+        !agent.events("web").iter().any(|event| event.starts_with("Interface")),
+        "{:?}",
+        agent.events("web")
+    );
+    assert_eq!(drifted(), Some(0.0));
+    sandbox.run(["ip", "link", "delete", "net1"]);
+    let event = wait_for_event(&agent, "web", "InterfaceDrifted ");
+    assert!(event.contains("net1"), "{event}");
+    until("the figure", || drifted().filter(|count| *count > 0.0));
+    assert_eq!(drifted(), Some(1.0));
+    // The next agent knows that it was right.
+    agent.stop("TERM");
+    agent.start(&["--check-interval", "1"]);
+    agent.wait_until_ready();
+    until("the figure of the next", || drifted().filter(|count| *count == 1.0));
+}
+
+/// The attack: a pod selects, while it runs, as many networks as it may whose plugin never answers.
+#[test]
+fn a_pod_with_many_slow_networks_keeps_no_other_from_its_change() {
+    let agent = node!("--hot-plug");
+    let own = rig::with(&node_configuration(), &json!({ "delegateTimeout": 1 }));
+    agent.machine.write(CONFIGURATION, own.to_string());
+    let program = testkit::binary("weft-test-plugin").display().to_string();
+    agent.machine.run(["ln", "-s", &program, "/opt/cni/bin/slow"]);
+    agent.definition(
+        "slow",
+        &json!({}),
+        &rig::cluster::recording("slow", "slow", &json!({ "ADD": [{ "do": "hang" }] })),
+    );
+    // Its container comes first.
+    let (_greedy, _) = attached(&agent, "a-greedy", "net-a");
+    let (other, _) = attached(&agent, "other", "net-a");
+    select(&agent, "a-greedy", &["slow"; 60].join(","));
+    select(&agent, "other", "net-a,net-b");
+    let began = std::time::Instant::now();
+    start_hands(&agent);
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
+    assert!(began.elapsed().as_secs() < 30, "{:?}", began.elapsed());
+    assert!(link(&other, "net2").is_some());
+    wait_for_event(&agent, "a-greedy", "NetworkChangeFailed ");
+}
