@@ -20,7 +20,8 @@ struct Wall {
 }
 
 /// Whatever waits for sockets or speaks to a cluster.
-const CLUSTER: &[&str] = &["tokio", "async-std", "smol", "hyper", "reqwest", "tonic", "kube", "k8s-openapi"];
+const CLUSTER: &[&str] =
+    &["tokio", "async-std", "smol", "hyper", "reqwest", "tonic", "kube", "k8s-openapi", "schemars"];
 
 /// The same, and the kernel.
 const IMPURE: &[&str] = &[

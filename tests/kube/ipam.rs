@@ -77,7 +77,7 @@ fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_f
     nodes.attachment(&sandbox, "r1").del(&conf).success();
     let name = format!("{blocks}.10.13.0.77-32");
     let object = nodes.kube.json(["ipblocks.weft.dev", &name]);
-    let since = object["spec"]["freed"].as_u64().unwrap();
+    let since = object["spec"]["releasedAt"].as_u64().unwrap();
     assert!(since > ago(HOUR) && object["spec"]["node"].is_null(), "{object}");
     // Others are as if they had been given back earlier, or are somebody's.
     let write = |pool: &str, ip: &str, spec: &Value| {
@@ -87,18 +87,18 @@ fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_f
         object["spec"]["range"] = json!(format!("{ip}/32"));
         nodes.kube.apply(&object.to_string());
     };
-    let old = json!({ "freed": ago(2 * HOUR), "turn": 3 });
+    let old = json!({ "releasedAt": ago(2 * HOUR), "generation": 3 });
     write(&blocks, "10.13.0.78", &old);
-    write(&blocks, "10.13.0.79", &json!({ "freed": ago(HOUR / 2), "turn": 1 }));
+    write(&blocks, "10.13.0.79", &json!({ "releasedAt": ago(HOUR / 2), "generation": 1 }));
     write(
         &blocks,
         "10.13.0.80",
-        &json!({ "freed": ago(2 * HOUR), "claim": "pod/blue/db-0/net/eth0", "turn": 1 }),
+        &json!({ "releasedAt": ago(2 * HOUR), "claim": "pod/blue/db-0/net/eth0", "generation": 1 }),
     );
     write(
         &blocks,
         "10.13.0.81",
-        &json!({ "node": "worker-0", "ledger": blocks, "owner": "u/c/i", "turn": 1 }),
+        &json!({ "node": "worker-0", "addressStore": blocks, "owner": "u/c/i", "generation": 1 }),
     );
     // Where every address is an object of its own, it says which has rested longest.
     write(&singles, "10.14.0.2", &old);
@@ -431,9 +431,16 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     let at = |offset: u8| format!("{net}.{}", first + offset);
     // Free: the node gives it up, and the other one has it, and nobody else any more.
     assert_eq!(had(1, "r1", &at(20)), [at(20)]);
-    let block = nodes.blocks().into_iter().find(|block| block["spec"]["holes"].is_array()).unwrap();
-    assert_eq!((&block["spec"]["node"], &block["spec"]["holes"]), (&json!("worker-0"), &json!([at(20)])));
-    assert_eq!((&object(&at(20))["node"], &object(&at(20))["asks"]), (&json!("worker-1"), &Value::Null));
+    let block =
+        nodes.blocks().into_iter().find(|block| block["spec"]["reservedAddresses"].is_array()).unwrap();
+    assert_eq!(
+        (&block["spec"]["node"], &block["spec"]["reservedAddresses"]),
+        (&json!("worker-0"), &json!([at(20)]))
+    );
+    assert_eq!(
+        (&object(&at(20))["node"], &object(&at(20))["transferRequestedFrom"]),
+        (&json!("worker-1"), &Value::Null)
+    );
     assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
     assert_right(&nodes, &["uid-r1/r1/eth0"]);
@@ -455,7 +462,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     nodes.stop(0, "KILL");
     let words = [&at(40), "leased by node worker-0", "has not answered the transfer request yet"];
     assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
-    assert_eq!(object(&at(40))["asks"], json!("worker-0"));
+    assert_eq!(object(&at(40))["transferRequestedFrom"], json!("worker-0"));
     nodes.start(0);
     assert_eq!(had(1, "r7", &at(40)), [at(40)]);
     // It goes back, and whoever names it next has it, on any node.
@@ -554,7 +561,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
     let object = block["metadata"]["name"].as_str().unwrap().to_owned();
     let patch = |holes: &Value| {
         let words = ["patch", "ipblock", &object, "--type", "merge", "-p"];
-        let patch = json!({ "spec": { "holes": holes } }).to_string();
+        let patch = json!({ "spec": { "reservedAddresses": holes } }).to_string();
         nodes.kube.kubectl(words.into_iter().chain([patch.as_str()]));
     };
     patch(&json!(["x"]));
@@ -628,7 +635,7 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
     boot(0);
     let after = given(add(0, "b0"))[0].clone();
     let again = nodes.kube.json(["ipblocks.weft.dev", &object]);
-    assert_eq!(again["spec"]["turn"], json!(1), "{again}");
+    assert_eq!(again["spec"]["generation"], json!(1), "{again}");
     for at in 0..3 {
         let gone = nodes.attachment(&pod, &format!("a{at}")).check(&conf(0));
         assert_refused("before the boot", &gone, 999, &["holds no address"]);

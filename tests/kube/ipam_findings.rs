@@ -128,7 +128,7 @@ fn what_a_hand_wrote_into_an_object_is_shown_plainly_and_leads_to_no_other_direc
     let ip = given(nodes.attachment(&sandbox, "c").add(&conf))[0].clone();
     let obeyed = "\u{1b}[31m\u{9b}2J\u{7f}\u{202e}";
     let spec = json!({ "pool": "10.21.0.0-25", "range": "10.21.0.120/32", "node": obeyed, "owner": obeyed, "claim": obeyed,
-        "ledger": "../elsewhere/10.21.0.0-25" });
+        "addressStore": "../elsewhere/10.21.0.0-25" });
     nodes.kube.apply(
         &json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock", "metadata": { "name": "10.21.0.0-25.10.21.0.120-32" },
             "spec": spec })

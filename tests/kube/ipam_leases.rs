@@ -99,7 +99,7 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     // It need not be asked for anything.
     until("what is held in it to be its node's", || (!nodes.blocks_of(0).is_empty()).then_some(()));
     for block in nodes.blocks_of(0) {
-        assert_eq!(block["spec"]["ledger"], "10.71.0.0-27", "no copy's: {block}");
+        assert_eq!(block["spec"]["addressStore"], "10.71.0.0-27", "no copy's: {block}");
     }
     // Whoever gives the rest of the pool, all of them are others.
     for (node, name) in [(1, "theirs"), (0, "mine")] {
@@ -201,7 +201,7 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
         nodes.kube.kubectl(["patch", "ippools.weft.dev", &name, "--type=merge", "-p", &patch]);
     };
     bits(3);
-    let words = ["pool 10.73.0.0-26", "blockBits", "10.73.0.0/26 4", "put them back"];
+    let words = ["pool 10.73.0.0-26", "blockBits", "10.73.0.0/26 4", "restore them"];
     assert_refused("edited", &add(1, "b0"), 11, &words);
     bits(4);
     each_once(&mut all, given(add(1, "b0")));
@@ -277,7 +277,7 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
 
 /// Covers the manual deletion of an object and the manual removal of its finalizer.
 #[test]
-fn what_keeps_an_address_is_known_on_its_node_though_its_object_is_gone_and_written_where_it_was_not() {
+fn finalizer_and_object_removed_manually_leave_the_address_and_its_claim_on_the_node() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.89.0.0/29", 0);
@@ -393,12 +393,17 @@ fn nodes_that_first_use_a_pool_at_one_moment_are_all_served() {
 fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");
-    let make = |name: &str, range: &str, annotations: Value| {
+    let make = |name: &str, range: &str| {
         let object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool",
-            "metadata": { "name": name, "annotations": annotations }, "spec": { "range": range, "blockBits": 4 } });
+            "metadata": { "name": name }, "spec": { "range": range, "blockBits": 4 } });
         nodes.kube.apply(&object.to_string());
     };
-    let begun = json!({ "weft.dev/cut": "begun" });
+    let record = |name: &str, status: Value| {
+        let mut object = nodes.kube.json(["ippools.weft.dev", name]);
+        object["status"] = status;
+        let path = format!("/apis/weft.dev/v1alpha1/ippools/{name}/status");
+        nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
+    };
     let add = |name: &str, range: &str| {
         let conf = network(0, &json!({ "range": range, "pool": name, "quarantine": 0 }));
         nodes.attachment(&sandbox, "c0").add(&conf)
@@ -407,8 +412,9 @@ fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
     for (own, other) in [("p-a", "p-b"), ("q-b", "q-a")] {
         let third = if own == "p-a" { 74 } else { 75 };
         let (small, large) = (format!("10.{third}.0.0/25"), format!("10.{third}.0.0/24"));
-        make(own, &small, json!({}));
-        make(other, &large, begun.clone());
+        make(own, &small);
+        make(other, &large);
+        record(other, json!({ "layout": { "phase": "Pending" } }));
         assert_refused(
             "both begin",
             &add(own, &small),
@@ -416,13 +422,13 @@ fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
             &[&format!("pool {own}"), &format!("pool {other}")],
         );
         let seen = nodes.kube.json(["ippools.weft.dev", own]);
-        assert!(seen["metadata"]["annotations"]["weft.dev/cut"].is_null(), "it has given way: {seen}");
+        assert!(seen["status"]["layout"].is_null(), "it has given way: {seen}");
         // The other one has given way, too.
-        nodes.kube.kubectl(["annotate", "ippools.weft.dev", other, "weft.dev/cut-"]);
+        record(other, json!({}));
         let _ = given(add(own, &small));
         let seen = nodes.kube.json(["ippools.weft.dev", own]);
-        let cut = format!("{small} 4; single addresses are told");
-        assert_eq!(seen["metadata"]["annotations"]["weft.dev/cut"], json!(cut));
+        let layout = json!({ "phase": "Fixed", "range": small, "blockBits": 4, "networkName": "" });
+        assert_eq!(seen["status"]["layout"], layout);
     }
 }
 
@@ -534,7 +540,8 @@ fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_a
     nodes.machine.wait("agent-0", "gets no thread", || nodes.log(0).contains("start a thread").then_some(()));
     inside("echo max >pids.max");
     // Whoever is asked whether it is there answers, and what could not be done is done.
-    nodes.kube.kubectl(["annotate", "ipblock", &kept, "weft.dev/is-your-node-gone=asked"]);
+    let probe = r#"{"status":{"nodeLivenessProbe":"2026-11-25T12:00:00Z"}}"#;
+    nodes.kube.kubectl(["patch", "ipblock", &kept, "--type", "merge", "-p", probe]);
     nodes
         .machine
         .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));

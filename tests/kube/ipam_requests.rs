@@ -64,9 +64,9 @@ fn a_pool_says_in_which_blocks_single_addresses_were_made_and_these_are_looked_i
     let mut conf = network(0, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
     conf["args"] = json!({ "cni": { "ips": ["10.22.0.17"] } });
     assert_eq!(given(nodes.attachment(&sandbox, "named").add(&conf)), ["10.22.0.17"]);
-    let said = || nodes.kube.json(["ippools.weft.dev", &name])["status"]["singles"].clone();
+    let said = || nodes.kube.json(["ippools.weft.dev", &name])["status"]["singleAddressBlocks"].clone();
     let uid = nodes.kube.json(["ippools.weft.dev", &name])["metadata"]["uid"].clone();
-    assert_eq!(said(), json!({ "1": "made", "since": uid }));
+    assert_eq!(said(), json!({ "1": "recorded", "poolUid": uid }));
     let conf = network(1, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
     let mut seen = BTreeSet::from(["10.22.0.17".to_owned()]);
     for pod in 0..61 {
@@ -74,14 +74,18 @@ fn a_pool_says_in_which_blocks_single_addresses_were_made_and_these_are_looked_i
         assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
     }
     let block = nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.10.22.0.16-28")]);
-    assert_eq!(block["spec"]["holes"], json!(["10.22.0.17"]));
-    assert_eq!(said(), json!({ "1": "made", "since": uid }), "nothing is ever taken back, nor added in vain");
+    assert_eq!(block["spec"]["reservedAddresses"], json!(["10.22.0.17"]));
+    assert_eq!(
+        said(),
+        json!({ "1": "recorded", "poolUid": uid }),
+        "nothing is ever taken back, nor added in vain"
+    );
     // Written by hand, without a word: the controller says it.
     let object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock",
         "metadata": { "name": format!("{name}.10.22.0.40-32"), "labels": { "weft.dev/pool": name } },
         "spec": { "pool": name, "range": "10.22.0.40/32", "claim": "pod/blue/db-0/net/eth0" } });
     nodes.kube.apply(&object.to_string());
     control(&nodes, &[("one", 9601)]);
-    let kept = || (said() == json!({ "1": "made", "2": "made", "since": uid })).then_some(());
+    let kept = || (said() == json!({ "1": "recorded", "2": "recorded", "poolUid": uid })).then_some(());
     until("the pool says it", kept);
 }

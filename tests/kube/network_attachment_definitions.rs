@@ -54,7 +54,7 @@ fn npwg1_3_1_1_npwg1_3_1_2_the_definition_is_the_standards_and_takes_what_it_sho
     assert!(again.contains("unchanged"), "{again}");
     let known = kube.json(["crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
     assert_eq!(known["spec"]["scope"], "Namespaced");
-    assert_eq!(known["spec"]["names"]["shortNames"], json!(["net-attach-def"]));
+    assert_eq!(known["spec"]["names"]["shortNames"], json!(["net-attach-def", "nad"]));
     for condition in known["status"]["conditions"].as_array().expect("conditions") {
         let (kind, status) = (&condition["type"], &condition["status"]);
         assert!(status == "True" && kind != "NonStructuralSchema", "{condition}");

@@ -16,8 +16,8 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::ip_objects::{
-    ASKS_LABEL, BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, WITHIN_LABEL, block_name,
-    label, made_in, name_of,
+    BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
+    block_name, label, name_of, record_of,
 };
 use crate::pool_lookup::Pool;
 use kube_support::api_error;
@@ -223,7 +223,7 @@ impl Registry for Cluster {
             return Ok(());
         }
         let pools = Api::<PoolObject>::all(self.client.clone());
-        let (parameters, patch) = (PatchParams::default(), json!({ "status": made_in([part], None) }));
+        let (parameters, patch) = (PatchParams::default(), json!({ "status": record_of([part], None) }));
         let said = self.request(pools.patch_status(&self.pool, &parameters, &Patch::Merge(patch))).await?;
         // One that does not keep it says nothing of any address any more, and every block is looked into.
         match said.metadata.uid == self.uid {
@@ -250,7 +250,7 @@ pub fn of_node(node: &str) -> String {
     format!("{NODE_LABEL}={}", label(node))
 }
 
-/// The selector of the addresses that a node is asked to give up, for a watch.
+/// Label selector of the addresses that a node is asked to transfer, for a watch.
 pub fn asked_of(node: &str) -> String {
-    format!("{ASKS_LABEL}={}", label(node))
+    format!("{TRANSFER_LABEL}={}", label(node))
 }

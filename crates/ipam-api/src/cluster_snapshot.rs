@@ -23,9 +23,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::cluster_snapshot::address_use::Sighting;
-use crate::ip_objects::{BlockObject, PoolObject, PoolStatus};
+use crate::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
+use kube_support::custom_resources::IPPoolStatus;
 use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
 /// Objects of a page.
@@ -165,12 +166,12 @@ impl Census {
     }
 
     /// How full a pool is.
-    pub fn status_of(&self, pool: &PoolObject) -> PoolStatus {
+    pub fn status_of(&self, pool: &PoolObject) -> IPPoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
-        // What was said of single addresses is nothing that is counted.
-        let singles = pool.status.as_ref().map(|status| status.singles.clone()).unwrap_or_default();
-        let mut status = PoolStatus { singles, ..PoolStatus::default() };
+        // The layout and the record of single addresses are not counted: they stay as they are.
+        let IPPoolStatus { layout, single_address_blocks, .. } = pool.status.clone().unwrap_or_default();
+        let mut status = IPPoolStatus { layout, single_address_blocks, ..IPPoolStatus::default() };
         let mut nodes = BTreeSet::new();
         let mut leased = 0_u128;
         for object in self.objects_of(name) {

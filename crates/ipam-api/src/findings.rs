@@ -55,7 +55,7 @@ impl Census {
                 findings.push(finding("orphan", format!("its pool {} is not there", block.spec.pool)));
             }
             let node = &block.spec.node;
-            if let Some(directory) = elsewhere(&block.spec.ledger) {
+            if let Some(directory) = elsewhere(&block.spec.address_store) {
                 findings.push(finding(
                     "elsewhere",
                     format!(
@@ -177,7 +177,7 @@ mod tests {
             let name = format!("p.{}", range.replace('/', "-"));
             let meta = json!({ "name": name, "uid": "u", "resourceVersion": "1" });
             serde_json::from_value(
-                json!({ "metadata": meta, "spec": { "pool": "p", "range": range, "node": node, "holes": holes } }),
+                json!({ "metadata": meta, "spec": { "pool": "p", "range": range, "node": node, "reservedAddresses": holes } }),
             )
             .unwrap()
         };
@@ -276,7 +276,7 @@ mod tests {
         );
         assert_eq!(whats(&census(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
         let mut placed = census(&[("10.0.0.0/24", "n1", &[])], &[]);
-        placed.blocks[0].spec.ledger = crate::store_name::placed("p", "/srv/ledgers");
+        placed.blocks[0].spec.address_store = crate::store_name::placed("p", "/srv/ledgers");
         assert_eq!(whats(&placed), ["elsewhere"]);
         assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
         let mut orphan = census(&[("10.0.0.0/24", "n1", &[])], &[]);

@@ -15,7 +15,6 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -27,6 +26,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use kube_support::api_error;
+use kube_support::custom_resources::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 use kube_support::lookup::ASK_MAX;
 use kube_support::resource;
 
@@ -40,32 +40,12 @@ const CONDITION: &str = "IPsAllocated";
 pub struct ClaimObject {
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: ClaimSpec,
+    spec: IPAMClaimSpec,
     #[serde(default)]
-    status: ClaimStatus,
+    status: IPAMClaimStatus,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct ClaimSpec {
-    interface: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ClaimStatus {
-    ips: Vec<String>,
-    owner_pod: Option<OwnerPod>,
-    conditions: Vec<Value>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-struct OwnerPod {
-    name: String,
-}
-
-resource!(ClaimObject, NamespaceResourceScope, "IPAMClaim", "ipamclaims", "k8s.cni.cncf.io", "v1alpha1");
+resource!(ClaimObject as IPAMClaim);
 
 /// The claim of a demand.
 pub struct Claim {
@@ -125,7 +105,7 @@ impl Claim {
 
     /// Writes what came of it into the status, if that is news.
     pub async fn tell(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
-        let ClaimStatus { ips, owner_pod, conditions } = &self.object.status;
+        let IPAMClaimStatus { ips, owner_pod, conditions } = &self.object.status;
         let address = |text: &String| text.split('/').next().and_then(|ip| ip.parse::<IpAddr>().ok());
         let mut told = ips.clone();
         let (status, reason, message) = match outcome {

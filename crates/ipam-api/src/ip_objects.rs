@@ -1,185 +1,100 @@
-//! The custom resources of the group `weft.dev`, and the objects of [`ipam::registry`] in them.
+//! Objects of [`ipam::registry`] as IPBlock and IPPool objects of the group `weft.dev`.
 //!
-//! Rules: an object that a hand has edited into nonsense is held by whoever it seems to be held by, and is never given;
-//! texts that do not fit a label are hashed.
+//! - An object that was edited into nonsense is held by whoever it seems to be held by, and is never allocated.
+//! - A string that does not fit a label is hashed.
+//! - The layout of a pool is in its status ([`RecordedLayout`]), which is written by requests of its own: each carries the
+//!   resource version of the pool whose spec it records, so a spec that changes meanwhile makes the request fail.
+//! - A liveness probe is in the status of an IPBlock, which is written with the object: whatever changes the object
+//!   removes the probe ([`BlockObject::of`] writes none), in one compare-and-swap.
 //!
-//! Source: `deploy/crds/`; Kubernetes API conventions, names and labels.
+//! Source: [`kube_support::custom_resources`]; Kubernetes API conventions, names and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipam::{Holder, IpBlock, PoolLayout, pool_layout};
 use ipnet::IpNet;
-use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use kube::core::TypeMeta;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
 
+use kube_support::custom_resources::{
+    IPBlock, IPBlockSpec, IPBlockStatus, IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout,
+};
 use kube_support::resource;
 
-/// The pool of a block.
-pub(crate) const POOL_LABEL: &str = "weft.dev/pool";
-/// The node that has it.
+/// Label of an IPBlock: its pool.
+pub const POOL_LABEL: &str = "weft.dev/pool";
+/// Label of an IPBlock: the node that leases it.
 pub const NODE_LABEL: &str = "weft.dev/node";
-/// The block that a single address lies in.
-pub(crate) const WITHIN_LABEL: &str = "weft.dev/within";
-/// What keeps a single address.
-pub(crate) const CLAIM_LABEL: &str = "weft.dev/claim";
-/// The node that is asked to give a single address up.
-pub(crate) const ASKS_LABEL: &str = "weft.dev/asks";
+/// Label of a single address: the block that contains it.
+pub const WITHIN_LABEL: &str = "weft.dev/within";
+/// Label of a single address: the claim that keeps it.
+pub const CLAIM_LABEL: &str = "weft.dev/claim";
+/// Label of a single address: the node that is asked to transfer it.
+pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
 
-/// Annotation: its node is taken for gone, and asked whether it is; the node's agent takes it away. Whatever else changes the
-/// object does so, too.
-pub const NOTICE: &str = "weft.dev/is-your-node-gone";
-
-/// Finalizer of what is a node's, or kept for somebody: who deletes it by hand waits until it is not.
+/// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
 const IN_USE: &str = "weft.dev/in-use";
 
-/// Annotation of a pool: how it was cut when it was first used, or [`BEGUN`].
-const CUT: &str = "weft.dev/cut";
-/// It is about to be cut, if no other pool has addresses of it.
-const BEGUN: &str = "begun";
-
-/// What stands there after how it was cut, where whoever makes a single address has its status say so before. A release that
-/// does not know that leases nothing of such a pool.
-const TOLD: &str = "; single addresses are told";
-/// Beside the parts of a pool that have single addresses: the uid of the pool of which that is all.
-const SINCE: &str = "since";
-/// What stands at such a part.
-const MADE: &str = "made";
+/// Key beside the sections of a pool that have single addresses: the uid of the pool for which the record is complete.
+const POOL_UID: &str = "poolUid";
+/// Value of such a section.
+const RECORDED: &str = "recorded";
 
 /// Longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
 
-/// A pool.
+/// Pool as it comes from the API.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct PoolObject {
-    /// Its kind.
+    /// API version and kind.
     #[serde(flatten, default)]
     pub types: Option<TypeMeta>,
-    /// Its name and versions.
+    /// Name and versions.
     pub metadata: ObjectMeta,
-    /// What was written.
+    /// Addresses and block size.
     #[serde(default)]
-    pub spec: PoolSpec,
-    /// What the controller counted.
-    #[serde(default, deserialize_with = "counted", skip_serializing_if = "Option::is_none")]
-    pub status: Option<PoolStatus>,
+    pub spec: IPPoolSpec,
+    /// Layout and counts. A subresource: a request that writes the object leaves it as it is.
+    #[serde(default, skip_serializing)]
+    pub status: Option<IPPoolStatus>,
 }
 
-/// What a pool is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct PoolSpec {
-    /// Its addresses, in CIDR notation.
-    pub range: String,
-    /// The addresses of a block, as a power of two; absent: by range and number of nodes, when it is first used.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub block_bits: Option<u8>,
-    /// The name of its address space; empty for the one that is everybody's.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub network_name: String,
-    /// Parts of the range that are never given: another pool's, or somebody's.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub exclude: Vec<String>,
-}
-
-/// How far a pool is.
+/// State of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Nobody has used it; or an older release did, which did not say so.
+    /// Not used yet.
     No,
-    /// It is about to be.
+    /// An agent checks whether another pool has addresses of it.
     Begun,
-    /// Its range, blocks and address space are what they are.
+    /// Its range, block size and address space are fixed.
     Done,
 }
 
-/// How full a pool is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct PoolStatus {
-    /// Addresses, as text: there may be 2^128.
-    pub addresses: String,
-    /// Blocks, as text.
-    pub blocks: String,
-    /// Blocks that nodes have.
-    pub leased_blocks: u64,
-    /// Single addresses that are leased or kept.
-    pub single_addresses: u64,
-    /// Nodes that have something.
-    pub nodes: u64,
-    /// Addresses that pods show in their network-status.
-    pub used_addresses: u64,
-    /// In percent: blocks leased, of all.
-    pub leased_percent: u8,
-    /// In which parts of it single addresses were ever made: [`PoolObject::told`].
-    #[serde(skip_serializing)]
-    pub singles: BTreeMap<String, String>,
-}
-
-/// A block, or a single address.
+/// Block or single address as it comes from the API.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct BlockObject {
-    /// Its kind.
+    /// API version and kind.
     #[serde(flatten, default)]
     pub types: Option<TypeMeta>,
-    /// Its name and versions.
+    /// Name and versions.
     pub metadata: ObjectMeta,
-    /// Whose it is.
+    /// Addresses and holder.
     #[serde(default)]
-    pub spec: BlockSpec,
+    pub spec: IPBlockSpec,
+    /// Liveness probe of its node, if there is one.
+    #[serde(default, deserialize_with = "status", skip_serializing_if = "Option::is_none")]
+    pub status: Option<IPBlockStatus>,
 }
 
-/// Whose a block is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct BlockSpec {
-    /// The pool.
-    pub pool: String,
-    /// Its addresses, in CIDR notation.
-    pub range: String,
-    /// The node; empty: nobody's.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub node: String,
-    /// The node's ledger.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub ledger: String,
-    /// Of a single address: pod uid, container and interface.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub owner: String,
-    /// Of a single address: what keeps it.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub claim: String,
-    /// When it became nobody's, in milliseconds since 1970. As wide as the API's: one that is none must not keep all
-    /// others from being read.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub freed: i64,
-    /// How often it was taken over.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub turn: i64,
-    /// Of a single address: the node that has the block around it and is asked to give it up.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub asks: String,
-    /// Who holds it there, as that node says.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub refused: String,
-    /// Addresses in it that are not the node's.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub holes: Vec<String>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
-fn is_zero(number: &i64) -> bool {
-    *number == 0
-}
-
-/// What the controller counted; what a hand has made of it is counted anew.
-fn counted<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PoolStatus>, D::Error> {
-    Ok(serde_json::from_value(serde_json::Value::deserialize(from)?).ok())
+/// Reads the status of a block. One that cannot be read is none: the objects beside it must stay readable.
+fn status<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IPBlockStatus>, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
 
 /// A number as the API has them.
@@ -189,11 +104,11 @@ fn signed(number: u64) -> i64 {
 
 // === the API ===
 
-resource!(PoolObject, ClusterResourceScope, "IPPool", "ippools", "weft.dev", "v1alpha1");
-resource!(BlockObject, ClusterResourceScope, "IPBlock", "ipblocks", "weft.dev", "v1alpha1");
+resource!(PoolObject as IPPool);
+resource!(BlockObject as IPBlock);
 
 /// Its kind, as the API wants it written.
-pub(crate) fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
+pub fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
     Some(TypeMeta { api_version: T::api_version(&()).into_owned(), kind: T::kind(&()).into_owned() })
 }
 
@@ -230,11 +145,11 @@ pub fn label(text: &str) -> String {
 // === impl BlockObject ===
 
 impl BlockObject {
-    /// The object as it is written.
+    /// Returns the object as it is written: without a liveness probe.
     pub fn of(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let IpBlock { net, uid, version, holder, reserved } = object;
-        let Holder { node, store, owner, claim, .. } = holder.clone();
-        let (asks, refused) = (holder.transfer_requested_from.clone(), holder.transfer_refused_by.clone());
+        let Holder { node, store, owner, claim, transfer_requested_from, transfer_refused_by, .. } =
+            holder.clone();
         let mut labels = BTreeMap::from([(POOL_LABEL.to_owned(), label(pool))]);
         if !node.is_empty() {
             labels.insert(NODE_LABEL.to_owned(), label(&node));
@@ -242,8 +157,8 @@ impl BlockObject {
         if !claim.is_empty() {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
         }
-        if !asks.is_empty() {
-            labels.insert(ASKS_LABEL.to_owned(), label(&asks));
+        if !transfer_requested_from.is_empty() {
+            labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));
         }
         if let Some(block) = grid.block_of(net.addr()).filter(|block| block != net) {
             labels.insert(WITHIN_LABEL.to_owned(), name_of(block));
@@ -259,19 +174,20 @@ impl BlockObject {
                 finalizers: object.is_in_use().then(|| vec![IN_USE.to_owned()]),
                 ..ObjectMeta::default()
             },
-            spec: BlockSpec {
+            spec: IPBlockSpec {
                 pool: pool.to_owned(),
                 range: net.to_string(),
                 node,
-                ledger: store,
+                address_store: store,
                 owner,
                 claim,
-                freed: signed(holder.released_at),
-                turn: signed(holder.generation),
-                asks,
-                refused,
-                holes: reserved.iter().map(IpAddr::to_string).collect(),
+                released_at: signed(holder.released_at),
+                generation: signed(holder.generation),
+                transfer_requested_from,
+                transfer_refused_by,
+                reserved_addresses: reserved.iter().map(IpAddr::to_string).collect(),
             },
+            status: None,
         }
     }
 
@@ -287,19 +203,34 @@ impl BlockObject {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// The same object with what it lacks: an earlier release does not write down that it is in use. Nothing where it lacks
-    /// nothing, was deleted, or its node is being asked whether it is there, which any change would answer.
+    /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object
+    /// that is deleted, or probed: any change would answer the probe.
     pub fn in_use(&self) -> Option<BlockObject> {
-        let ObjectMeta { finalizers, annotations, .. } = &self.metadata;
         let is_in_use = self.object().is_some_and(|object| object.is_in_use());
+        let finalizers = &self.metadata.finalizers;
         let is_written = finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE));
-        let is_asked = annotations.as_ref().is_some_and(|all| all.contains_key(NOTICE));
-        if !is_in_use || is_written || is_asked || self.is_deleted() {
+        if !is_in_use || is_written || self.is_probed() || self.is_deleted() {
             return None;
         }
         let mut in_use = self.clone();
         in_use.metadata.finalizers.get_or_insert_default().push(IN_USE.to_owned());
         Some(in_use)
+    }
+
+    /// Whether its node's agent is asked for a sign of life.
+    pub fn is_probed(&self) -> bool {
+        self.status.as_ref().is_some_and(IPBlockStatus::is_probed)
+    }
+
+    /// Adds a liveness probe.
+    pub fn set_probe(&mut self, now: Timestamp) {
+        let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        self.status.get_or_insert_default().node_liveness_probe = Value::String(now);
+    }
+
+    /// Removes the liveness probe.
+    pub fn remove_probe(&mut self) {
+        self.status = None;
     }
 
     /// The size of the blocks of its pool when it was made, as a power of two.
@@ -316,102 +247,92 @@ impl BlockObject {
 
     /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
     pub fn object(&self) -> Option<IpBlock> {
-        let BlockObject { types: _, metadata, spec } = self;
+        let BlockObject { types: _, metadata, spec, status: _ } = self;
         let net: IpNet = spec.range.parse().ok()?;
         let name = metadata.name.as_deref()?;
         if name != block_name(&spec.pool, net) || net != net.trunc() {
             return None;
         }
-        let BlockSpec { node, ledger, owner, claim, freed, turn, asks, refused, holes, .. } = spec.clone();
-        // A hole that cannot be read could be any address: none of the block is safe, and nothing is made of it.
-        let holes = holes.iter().map(|ip| ip.parse().ok()).collect::<Option<Vec<IpAddr>>>()?;
-        let (freed, turn) = (u64::try_from(freed).ok()?, u64::try_from(turn).ok()?);
+        let IPBlockSpec { node, address_store, owner, claim, .. } = spec.clone();
+        // A reserved address that cannot be read could be any address: none of the block is safe.
+        let reserved = spec.reserved_addresses.iter().map(|ip| ip.parse().ok());
+        let reserved = reserved.collect::<Option<Vec<IpAddr>>>()?;
         Some(IpBlock {
             net,
             uid: metadata.uid.clone()?,
             version: metadata.resource_version.clone()?,
             holder: Holder {
                 node,
-                store: ledger,
+                store: address_store,
                 owner,
                 claim,
-                released_at: freed,
-                generation: turn,
-                transfer_requested_from: asks,
-                transfer_refused_by: refused,
+                released_at: u64::try_from(spec.released_at).ok()?,
+                generation: u64::try_from(spec.generation).ok()?,
+                transfer_requested_from: spec.transfer_requested_from.clone(),
+                transfer_refused_by: spec.transfer_refused_by.clone(),
             },
-            reserved: holes,
+            reserved,
         })
     }
 }
 
-/// The status that says that single addresses were made in these parts of a pool, beside what it says already; `since`: the
-/// pool of which that is all.
-pub(crate) fn made_in(parts: impl IntoIterator<Item = u16>, since: Option<&str>) -> serde_json::Value {
-    let parts = parts.into_iter().map(|part| (part.to_string(), MADE));
-    let since = since.map(|since| (SINCE.to_owned(), since));
-    serde_json::json!({ "singles": parts.chain(since).collect::<BTreeMap<_, _>>() })
+/// Status that records single addresses in these sections of a pool, in addition to the recorded ones; `complete_for`:
+/// the uid of the pool for which the record is complete.
+pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&str>) -> Value {
+    let sections = sections.into_iter().map(|section| (section.to_string(), RECORDED));
+    let complete_for = complete_for.map(|uid| (POOL_UID.to_owned(), uid));
+    json!({ "singleAddressBlocks": sections.chain(complete_for).collect::<BTreeMap<_, _>>() })
 }
 
 // === impl PoolObject ===
 
 impl PoolObject {
-    /// How far it is.
+    /// State of the pool.
     ///
     /// # Errors
-    /// It is not any more what it was when it was cut: what was leased of it would be leased again.
+    /// The spec differs from the layout that was recorded when the pool was first used: its leased addresses would be leased
+    /// again. Or the record cannot be read.
     pub fn cut(&self) -> Result<Cut, String> {
-        let annotations = self.metadata.annotations.as_ref();
-        match annotations.and_then(|all| all.get(CUT)).map(String::as_str) {
-            None => Ok(Cut::No),
-            Some(BEGUN) => Ok(Cut::Begun),
-            Some(was) if was.strip_suffix(TOLD).unwrap_or(was) == self.as_cut() => Ok(Cut::Done),
-            Some(was) => Err(format!(
-                "pool {}: spec: range, blockBits and networkName are {:?} and were {was:?} when it was first used: put them back, or, \
-                 when nobody has an address of it, delete its IPBlocks and the pool and make it anew",
-                self.metadata.name.as_deref().unwrap_or_default(),
-                self.as_cut(),
-                was = was.strip_suffix(TOLD).unwrap_or(was)
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let Some(recorded) = self.status.as_ref().and_then(|status| status.layout.as_ref()) else {
+            return Ok(Cut::No);
+        };
+        match recorded.phase {
+            LayoutPhase::Pending => Ok(Cut::Begun),
+            LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(Cut::Done),
+            LayoutPhase::Fixed => Err(format!(
+                "pool {name}: spec: range, blockBits and networkName are {:?} and were {:?} when it was first used: restore them, or, \
+                 when no pod has an address of it, delete its IPBlocks and the pool and create it again",
+                summary(&self.layout_now()),
+                summary(recorded)
+            )),
+            LayoutPhase::Unreadable => Err(format!(
+                "pool {name}: status.layout cannot be read: when no pod has an address of the pool, delete its IPBlocks and the \
+                 pool and create it again"
             )),
         }
     }
 
-    /// Writes down how far it is.
-    pub(crate) fn set_cut(&mut self, cut: Cut) {
-        let text = self.as_cut();
-        let annotations = self.metadata.annotations.get_or_insert_default();
+    /// Status that records a state of the pool with its present spec.
+    pub fn layout_status(&self, cut: Cut) -> Value {
         match cut {
-            Cut::No => annotations.remove(CUT),
-            Cut::Begun => annotations.insert(CUT.to_owned(), BEGUN.to_owned()),
-            Cut::Done => annotations.insert(CUT.to_owned(), text),
-        };
+            Cut::No => json!({ "layout": null }),
+            Cut::Begun => json!({ "layout": { "phase": LayoutPhase::Pending } }),
+            Cut::Done => json!({ "layout": self.layout_now() }),
+        }
     }
 
-    /// Writes down, of a pool that is cut, that [`PoolObject::told`] is all.
-    pub(crate) fn set_told(&mut self) {
-        let annotations = self.metadata.annotations.get_or_insert_default();
-        annotations.entry(CUT.to_owned()).and_modify(|cut| cut.push_str(TOLD));
-    }
-
-    /// The parts of it in which single addresses may have been made; nothing where nobody is sure to have said so. What is
-    /// there of another pool of the name, or was left out by a cluster whose definition does not know it, says nothing.
+    /// Sections of the pool in which single addresses may have been created; `None` where the record is missing or of
+    /// another pool of the name.
     pub fn told(&self) -> Option<BTreeSet<u16>> {
-        let annotations = self.metadata.annotations.as_ref()?;
-        let is_told = annotations.get(CUT).is_some_and(|cut| cut.ends_with(TOLD));
-        is_told.then(|| self.parts()).flatten()
+        let singles = &self.status.as_ref()?.single_address_blocks;
+        let complete_for = singles.get(POOL_UID).filter(|uid| Some(*uid) == self.metadata.uid.as_ref());
+        complete_for.map(|_| singles.keys().filter_map(|section| section.parse().ok()).collect())
     }
 
-    /// The same, of a pool that is about to be cut.
-    pub fn parts(&self) -> Option<BTreeSet<u16>> {
-        let singles = &self.status.as_ref()?.singles;
-        let since = singles.get(SINCE).filter(|since| Some(*since) == self.metadata.uid.as_ref());
-        since.map(|_| singles.keys().filter_map(|part| part.parse().ok()).collect())
-    }
-
-    fn as_cut(&self) -> String {
-        let PoolSpec { range, block_bits, network_name, exclude: _ } = &self.spec;
-        let bits = block_bits.map_or_else(|| "-".to_owned(), |bits| bits.to_string());
-        format!("{range} {bits} {network_name}").trim_end().to_owned()
+    fn layout_now(&self) -> RecordedLayout {
+        let IPPoolSpec { range, block_bits, network_name, exclude: _ } = self.spec.clone();
+        RecordedLayout { phase: LayoutPhase::Fixed, range, block_bits, network_name }
     }
 
     /// How it is cut, if its spec can be read and the size is known.
@@ -421,7 +342,7 @@ impl PoolObject {
     pub fn grid(&self) -> Result<Option<PoolLayout>, String> {
         self.cut()?;
         let name = self.metadata.name.as_deref().unwrap_or_default();
-        let PoolSpec { range, block_bits, .. } = &self.spec;
+        let IPPoolSpec { range, block_bits, .. } = &self.spec;
         let net: IpNet =
             range.parse().map_err(|_| format!("pool {name}: spec.range: {range:?}: not a network"))?;
         if net != net.trunc() {
@@ -451,6 +372,12 @@ impl PoolObject {
         };
         self.spec.exclude.iter().map(read).collect()
     }
+}
+
+fn summary(layout: &RecordedLayout) -> String {
+    let RecordedLayout { phase: _, range, block_bits, network_name } = layout;
+    let bits = block_bits.map_or_else(|| "-".to_owned(), |bits| bits.to_string());
+    format!("{range} {bits} {network_name}").trim_end().to_owned()
 }
 
 #[cfg(test)]
@@ -485,22 +412,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_says_so_also_if_an_earlier_release_wrote_it() {
+    fn finalizer_is_on_an_object_that_is_in_use_and_restored_unless_it_is_probed() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let finalizers = |object: &BlockObject| object.metadata.finalizers.clone().unwrap_or_default();
         let own = object("10.0.3.7/32");
         let now = BlockObject::of("p", &grid, &own);
         assert_eq!(finalizers(&now), [IN_USE]);
         assert!(now.in_use().is_none());
-        let before = BlockObject::unused("p", &grid, &own);
-        assert_eq!(finalizers(&before), [""; 0]);
-        assert_eq!(before.in_use().map(|object| finalizers(&object)), Some(vec![IN_USE.to_owned()]));
-        let mut asked = before;
-        asked.metadata.annotations = Some(BTreeMap::from([(NOTICE.to_owned(), String::new())]));
-        assert!(asked.in_use().is_none(), "it would be an answer");
-        let nobodys = IpBlock { holder: Holder::default(), ..own };
-        let nobodys = BlockObject::of("p", &grid, &nobodys);
-        assert!(finalizers(&nobodys).is_empty() && nobodys.in_use().is_none());
+        let mut removed = BlockObject::unused("p", &grid, &own);
+        assert_eq!(finalizers(&removed), [""; 0]);
+        assert_eq!(removed.in_use().map(|object| finalizers(&object)), Some(vec![IN_USE.to_owned()]));
+        removed.set_probe(Timestamp::UNIX_EPOCH);
+        assert!(removed.in_use().is_none(), "it would be an answer");
+        let free = BlockObject::of("p", &grid, &IpBlock { holder: Holder::default(), ..own });
+        assert!(finalizers(&free).is_empty() && free.in_use().is_none());
+    }
+
+    #[test]
+    fn liveness_probe_is_written_with_the_object_and_removed_by_every_other_change() {
+        let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
+        let mut probed = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
+        assert!(!probed.is_probed());
+        probed.set_probe(Timestamp::UNIX_EPOCH);
+        let written = serde_json::to_value(&probed).unwrap();
+        assert_eq!(written["status"]["nodeLivenessProbe"], json!("1970-01-01T00:00:00Z"));
+        let mut read: BlockObject = serde_json::from_value(written).unwrap();
+        assert!(read.is_probed());
+        let changed = BlockObject::of("p", &grid, &read.object().unwrap());
+        assert_eq!(serde_json::to_value(&changed).unwrap().get("status"), None);
+        read.remove_probe();
+        assert_eq!(serde_json::to_value(&read).unwrap().get("status"), None);
+        // The objects beside one with a status that cannot be read stay readable.
+        let mut spoilt = serde_json::to_value(&changed).unwrap();
+        spoilt["status"] = json!("x");
+        let spoilt: BlockObject = serde_json::from_value(spoilt).unwrap();
+        assert!(!spoilt.is_probed() && spoilt.object().is_some());
     }
 
     #[test]
@@ -508,12 +454,12 @@ mod tests {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
         let spoilt: [fn(&mut BlockObject); 7] = [
-            |object| object.spec.turn = -1,
-            |object| object.spec.freed = -1,
+            |object| object.spec.generation = -1,
+            |object| object.spec.released_at = -1,
             |object| object.spec.range = "10.0.0.0".into(),
             |object| object.spec.range = "10.0.1.0/24".into(),
             |object| object.spec.range = "10.0.0.1/24".into(),
-            |object| object.spec.holes = vec!["x".into()],
+            |object| object.spec.reserved_addresses = vec!["x".into()],
             |object| object.spec.pool = "q".into(),
         ];
         for spoil in spoilt {
@@ -523,17 +469,22 @@ mod tests {
         }
     }
 
+    /// The pool after a request has written these fields of its status.
+    fn recorded(pool: &PoolObject, fields: &Value) -> PoolObject {
+        let status = serde_json::from_value(fields.clone()).unwrap();
+        PoolObject { status: Some(status), ..pool.clone() }
+    }
+
     #[test]
-    fn a_pool_that_was_edited_after_it_was_cut_has_no_grid_until_it_is_put_back() {
+    fn pool_that_was_edited_after_its_first_use_has_no_layout_until_it_is_restored() {
         let spec = r#"{ "range": "10.0.0.0/24", "blockBits": 4, "networkName": "red" }"#;
         let text = format!(r#"{{ "metadata": {{ "name": "p" }}, "spec": {spec} }}"#);
         let mut pool: PoolObject = serde_json::from_str(&text).unwrap();
-        assert_eq!(pool.cut(), Ok(Cut::No));
-        pool.set_cut(Cut::Begun);
-        assert_eq!(pool.cut(), Ok(Cut::Begun));
-        pool.set_cut(Cut::Done);
-        assert_eq!(pool.cut(), Ok(Cut::Done));
-        let edits: [fn(&mut PoolSpec); 4] = [
+        for state in [Cut::No, Cut::Begun, Cut::Done] {
+            pool = recorded(&pool, &pool.layout_status(state));
+            assert_eq!(pool.cut(), Ok(state));
+        }
+        let edits: [fn(&mut IPPoolSpec); 4] = [
             |spec| spec.block_bits = Some(3),
             |spec| spec.block_bits = None,
             |spec| spec.range = "10.0.0.0/23".into(),
@@ -546,28 +497,24 @@ mod tests {
             assert!(why.contains("were \"10.0.0.0/24 4 red\" when it was first used"), "{why}");
         }
         pool.spec.exclude.push("10.0.0.0/28".into());
-        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is left out may change");
+        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is excluded may change");
+        let unreadable = recorded(&pool, &json!({ "layout": { "phase": "Other" } }));
+        assert!(unreadable.grid().unwrap_err().contains("status.layout cannot be read"));
+        let written = serde_json::to_value(&pool).unwrap();
+        assert_eq!(written.get("status"), None, "a subresource");
     }
 
     #[test]
-    fn where_single_addresses_are_is_known_of_a_pool_that_says_so_since_it_was_cut_and_of_no_other() {
-        let told = |uid: &str, cut: &str, since: &str| {
-            let text = serde_json::json!({
-                "metadata": { "name": "p", "uid": uid, "annotations": { CUT: cut } },
-                "spec": { "range": "10.0.0.0/24", "blockBits": 4 },
-                "status": made_in([3, 500], (!since.is_empty()).then_some(since)),
-            });
-            let pool: PoolObject = serde_json::from_value(text).unwrap();
-            (pool.cut(), pool.told())
+    fn single_address_record_counts_if_it_is_complete_for_this_pool() {
+        let told = |uid: &str, status: &Value| {
+            let text = json!({ "metadata": { "name": "p", "uid": uid }, "spec": {}, "status": status });
+            serde_json::from_value::<PoolObject>(text).unwrap().told()
         };
-        let (plain, whole) = ("10.0.0.0/24 4", format!("10.0.0.0/24 4{TOLD}"));
-        assert_eq!(told("u", &whole, "u"), (Ok(Cut::Done), Some(BTreeSet::from([3, 500]))));
-        assert_eq!(told("u", plain, "u"), (Ok(Cut::Done), None), "a release that says nothing uses it, too");
-        assert_eq!(told("v", &whole, "u"), (Ok(Cut::Done), None), "of another pool");
-        assert_eq!(told("u", &whole, ""), (Ok(Cut::Done), None), "not kept");
-        let (cut, none) = told("u", &format!("10.0.0.0/24 5{TOLD}"), "u");
-        assert!(cut.unwrap_err().contains("were \"10.0.0.0/24 5\" when it was first used"));
-        assert!(none.is_some());
+        let complete = record_of([3, 500], Some("u"));
+        assert_eq!(told("u", &complete), Some(BTreeSet::from([3, 500])));
+        assert_eq!(told("v", &complete), None, "of another pool of the name");
+        assert_eq!(told("u", &record_of([3], None)), None, "what was recorded before is not known");
+        assert_eq!(told("u", &json!({})), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use ipam::IpBlock;
 use kube_support::resources::Reduced;
 
-use crate::ip_objects::{BlockObject, NOTICE};
+use crate::ip_objects::BlockObject;
 
 /// A block of this node, and its pool.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ impl Reduced for BlockObject {
     type Form = Option<Owned>;
 
     fn reduce(self) -> Option<Owned> {
-        let is_doubted = self.metadata.annotations.iter().any(|all| all.contains_key(NOTICE));
+        let is_doubted = self.is_probed();
         let is_deleted = self.is_deleted();
         Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
     }

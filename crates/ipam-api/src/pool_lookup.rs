@@ -1,15 +1,18 @@
-//! Which pool a network's range is, and how it is cut.
+//! Lookup of the pool of a network's range, and the decision about its layout.
 //!
 //! ```text
-//!   by name ──► there? ──► cut ──► its grid
-//!              │       └─► not yet: begun ──► another one that has addresses of it? ── no ──► cut
+//!   by name ──► there? ──► layout fixed ──► its blocks
+//!              │       └─► not yet: pending ──► another one that has addresses of it? ── no ──► fixed
 //!              └► range within another pool of the same address space? ──► that pool
-//!                 └► made, begun; blocks as they were, or by range and number of nodes; smaller pools inside it are excluded
+//!                 └► created; blocks as they were, or by range and number of nodes; smaller pools inside it are excluded
 //! ```
 //!
-//! Rules: how a pool is cut is decided once and written beside its spec, which is refused when it says something else; what was
-//! leased of a pool that was deleted decides how it is cut anew. Two pools that have addresses in common are one, the one that was cut
-//! first: each says that it begins and looks then, so of two at least one sees the other.
+//! - The layout of a pool is decided once and recorded in its status; a spec that differs from it is refused.
+//! - The record is a write of its own, with the resource version of the pool whose spec it records. Nothing is leased of a
+//!   pool without a record, so a call that ends before it writes one leaves a pool that was never used.
+//! - What was leased of a pool that was deleted decides its layout when it is created again.
+//! - Two pools that have addresses in common are one, the one that was fixed first: each says that it is pending and then
+//!   reads the others, so of two at least one sees the other.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,8 +27,9 @@ use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::ip_objects::{BlockObject, Cut, POOL_LABEL, PoolObject, PoolSpec, kind_of, label, made_in};
+use crate::ip_objects::{BlockObject, Cut, POOL_LABEL, PoolObject, kind_of, label, record_of};
 use kube_support::api_error;
+use kube_support::custom_resources::IPPoolSpec;
 use kube_support::resources::NodeObject;
 
 /// Objects of a page.
@@ -122,10 +126,10 @@ impl Asking<'_> {
             return asking.usable(around.clone()).await;
         }
         let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
-        let mut pool = PoolObject {
+        let pool = PoolObject {
             types: kind_of::<PoolObject>(),
             metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
-            spec: PoolSpec {
+            spec: IPPoolSpec {
                 range: wanted.range.to_string(),
                 block_bits: Some(asking.bits(&wanted.name, wanted.range).await?),
                 network_name: wanted.network.clone(),
@@ -133,7 +137,6 @@ impl Asking<'_> {
             },
             status: None,
         };
-        pool.set_cut(Cut::Begun);
         match asking.pools.create(&PostParams::default(), &pool).await {
             Ok(made) => asking.cut(made, Made::Now).await,
             Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -183,11 +186,12 @@ impl Asking<'_> {
         }
     }
 
-    /// Cuts a pool that nobody uses yet, or that an older release uses.
+    /// Cuts a pool that is not used yet.
     async fn cut(&self, mut pool: PoolObject, made: Made) -> Result<Pool, Unusable> {
         let name = name(&pool);
         let Some(own) = range(&pool) else { return Ok(read(&pool)?) };
-        if pool.spec.block_bits.is_none() {
+        let is_open = pool.spec.block_bits.is_none();
+        if is_open {
             pool.spec.block_bits = Some(self.bits(&name, own).await?);
         }
         let Pool { grid, .. } = read(&pool)?;
@@ -201,9 +205,11 @@ impl Asking<'_> {
             )
             .into());
         }
-        if leased.is_empty() && pool.cut()? == Cut::No {
-            pool.set_cut(Cut::Begun);
+        if is_open {
             pool = self.replace(&pool).await?;
+        }
+        if leased.is_empty() && pool.cut()? == Cut::No {
+            pool = self.record(&pool, pool.layout_status(Cut::Begun)).await?;
         }
         let mut looks = LOOKS;
         while let Some((rival, way)) = self.rival(&pool, own, leased.is_empty()).await? {
@@ -213,47 +219,37 @@ impl Asking<'_> {
             }
             sleep(LOOK).await;
         }
-        // One that is leased and not cut an older release uses, which would not say where.
-        let is_told = pool.cut()? == Cut::Begun && self.begin_telling(&mut pool, &grid, &leased).await?;
-        pool.set_cut(Cut::Done);
-        if is_told {
-            pool.set_told();
+        let mut status = pool.layout_status(Cut::Done);
+        if let Some(record) = single_addresses(&pool, &grid, &leased) {
+            status["singleAddressBlocks"] = record["singleAddressBlocks"].clone();
         }
-        Ok(read(&self.replace(&pool).await?)?)
+        let pool = self.record(&pool, status).await?;
+        match pool.cut()? {
+            Cut::Done => Ok(read(&pool)?),
+            Cut::No | Cut::Begun => Err(format!(
+                "pool {name}: the API server does not keep status.layout: apply the definitions of this release (weft crds)"
+            )
+            .into()),
+        }
     }
 
-    /// Has a pool say in its status, from the beginning, in which parts of it single addresses are made; can it be relied on? Where
-    /// that may not be written, or is not kept, every block is looked into.
-    async fn begin_telling(
-        &self,
-        pool: &mut PoolObject,
-        grid: &PoolLayout,
-        leased: &[BlockObject],
-    ) -> Result<bool, Unusable> {
-        let ObjectMeta { uid, resource_version, .. } = pool.metadata.clone();
-        let objects: Option<Vec<_>> = leased.iter().map(BlockObject::object).collect();
-        let Some(objects) = objects.filter(|_| !grid.has_single_addresses_only()) else { return Ok(false) };
-        let singles = objects.iter().filter(|object| object.is_single_address());
-        let parts: BTreeSet<u16> = singles.filter_map(|object| grid.section_of(object.net.addr())).collect();
-        let status = made_in(parts.clone(), uid.as_deref());
-        let patch = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
-        let told = self.pools.patch_status(&name(pool), &PatchParams::default(), &Patch::Merge(patch)).await;
-        match told {
-            Ok(told) => {
-                pool.metadata.resource_version = told.metadata.resource_version.clone();
-                Ok(told.parts().is_some_and(|kept| kept.is_superset(&parts)))
-            }
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                Err(Unusable::Changed(self.failed(&kube::Error::Api(status)).to_string()))
-            }
-            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(false),
-            Err(error) => Err(self.failed(&error)),
-        }
+    /// Writes fields of a pool's status, if the pool was not changed since it was read: the layout that is recorded is that
+    /// of the spec that was read.
+    async fn record(&self, pool: &PoolObject, status: serde_json::Value) -> Result<PoolObject, Unusable> {
+        let version = &pool.metadata.resource_version;
+        let patch = json!({ "metadata": { "resourceVersion": version }, "status": status });
+        let patched =
+            self.pools.patch_status(&name(pool), &PatchParams::default(), &Patch::Merge(patch)).await;
+        self.changed(patched)
     }
 
     async fn replace(&self, pool: &PoolObject) -> Result<PoolObject, Unusable> {
         let written = PoolObject { types: kind_of::<PoolObject>(), ..pool.clone() };
-        match self.pools.replace(&name(pool), &PostParams::default(), &written).await {
+        self.changed(self.pools.replace(&name(pool), &PostParams::default(), &written).await)
+    }
+
+    fn changed(&self, written: Result<PoolObject, kube::Error>) -> Result<PoolObject, Unusable> {
+        match written {
             // One that is gone has changed, too.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 Err(Unusable::Changed(self.failed(&kube::Error::Api(status)).to_string()))
@@ -305,7 +301,7 @@ impl Asking<'_> {
     }
 
     /// Gives way; why.
-    async fn withdraw(&self, mut pool: PoolObject, made: Made, rival: &PoolObject) -> String {
+    async fn withdraw(&self, pool: PoolObject, made: Made, rival: &PoolObject) -> String {
         let (own, other) = (name(&pool), name(rival));
         let (range, theirs) = (pool.spec.range.clone(), &rival.spec.range);
         // What does not succeed leaves it begun: whoever wants it goes on.
@@ -319,8 +315,7 @@ impl Asking<'_> {
             );
         }
         if pool.cut() == Ok(Cut::Begun) {
-            pool.set_cut(Cut::No);
-            let _ = self.replace(&pool).await;
+            let _ = self.record(&pool, pool.layout_status(Cut::No)).await;
         }
         format!(
             "pool {own}: spec.range: {range}: pool {other} has addresses of it ({theirs}): use that one, or write what is the \
@@ -381,6 +376,19 @@ fn fits(block: &BlockObject, grid: &PoolLayout) -> bool {
     let Some(object) = block.object() else { return true };
     let around = grid.block_of(object.net.addr());
     around.is_some() && block.bits() == Some(grid.bits())
+}
+
+/// Record of the sections of a pool that have single addresses, from the beginning; `None` if it cannot be relied on, or if
+/// every block is one address: then every block is searched for single addresses.
+fn single_addresses(
+    pool: &PoolObject,
+    grid: &PoolLayout,
+    leased: &[BlockObject],
+) -> Option<serde_json::Value> {
+    let objects: Vec<_> = leased.iter().map(BlockObject::object).collect::<Option<_>>()?;
+    let singles = objects.iter().filter(|object| object.is_single_address());
+    let sections: BTreeSet<u16> = singles.filter_map(|object| grid.section_of(object.net.addr())).collect();
+    (!grid.has_single_addresses_only()).then(|| record_of(sections, pool.metadata.uid.as_deref()))
 }
 
 fn read(object: &PoolObject) -> Result<Pool, String> {

@@ -8,7 +8,6 @@
 pub mod definition;
 
 use clap::ValueEnum;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use neutron::pod_state::PodState;
@@ -17,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::api_error;
+use crate::custom_resources;
 use crate::resource;
 
 /// The annotation.
@@ -48,7 +48,7 @@ pub struct KuryrPort {
     pub status: Value,
 }
 
-resource!(KuryrPort, NamespaceResourceScope, "KuryrPort", "kuryrports", "openstack.org");
+resource!(KuryrPort as custom_resources::KuryrPort);
 
 /// Why nothing was read.
 #[derive(Debug)]

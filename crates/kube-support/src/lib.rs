@@ -6,6 +6,7 @@ pub mod api_error;
 pub mod cache;
 pub mod client;
 mod credentials;
+pub mod custom_resources;
 pub mod events;
 pub mod health;
 pub mod kuryr;

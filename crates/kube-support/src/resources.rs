@@ -15,6 +15,7 @@ use npwg::policy::Labels;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::custom_resources::NetworkAttachmentDefinition;
 use crate::resource;
 
 /// The taint of a node that a person, or a machine, has made sure to be off.
@@ -244,13 +245,7 @@ impl Reduced for NamespaceObject {
 resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
 resource!(NodeObject, ClusterResourceScope, "Node", "nodes", "");
 resource!(NamespaceObject, ClusterResourceScope, "Namespace", "namespaces", "");
-resource!(
-    DefinitionObject,
-    NamespaceResourceScope,
-    "NetworkAttachmentDefinition",
-    "network-attachment-definitions",
-    "k8s.cni.cncf.io"
-);
+resource!(DefinitionObject as NetworkAttachmentDefinition);
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! gone, and finds in the ledgers what is not the node's any more.
 //!
 //! ```text
-//!   IPBlock of this node, with a notice ──watch──► the notice is taken away: the node is alive
+//!   IPBlock of this node, `status.nodeLivenessProbe` ──watch──► the probe is removed: the node is alive
 //!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni release-address: nothing new of it
 //!                                                                  something in it is held, and it is nobody's ──► leased again
 //! ```
@@ -36,7 +36,7 @@ use crate::agent_state::Brain;
 use cli_support::background::aside;
 use ipam_api::api_registry::{Cluster, of_node};
 use ipam_api::clock::now;
-use ipam_api::ip_objects::{BlockObject, Cut, NOTICE, PoolObject, block_name};
+use ipam_api::ip_objects::{BlockObject, Cut, PoolObject, block_name};
 use ipam_api::owned_block::Owned;
 use kube_support::api_error;
 use kube_support::cache::Cache;
@@ -152,10 +152,10 @@ impl Leases {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let work = async {
             let Some(mut object) = blocks.get_opt(name).await? else { return Ok(()) };
-            let notice = object.metadata.annotations.as_mut().and_then(|all| all.remove(NOTICE));
-            if notice.is_none() || object.spec.node != self.node {
+            if !object.is_probed() || object.spec.node != self.node {
                 return Ok(());
             }
+            object.remove_probe();
             match blocks.replace(name, &PostParams::default(), &object).await {
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
                 other => other.map(drop),

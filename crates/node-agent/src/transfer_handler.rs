@@ -1,9 +1,9 @@
 //! What the agent does for other nodes: gives up addresses of this node's blocks that they ask for by name, if they are free.
 //!
 //! ```text
-//!   IPBlock of one address, `asks` this node ──watch──► leased ahead? ── yes ─► the block is given back
+//!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► leased ahead? ── yes ─► the block is given back
 //!                                                          └─► weft-cni release-address ─► a hole in the ledger ─► in the block
-//!                                                                             └─► held: who, in `refused`
+//!                                                                             └─► held: its holder, in `transferRefusedBy`
 //! ```
 //!
 //! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is

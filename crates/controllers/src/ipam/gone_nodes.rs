@@ -1,18 +1,19 @@
 //! What nodes have that are gone for good, and how it is made sure of that they are.
 //!
 //! ```text
-//!   object gone, or out-of-service ──grace──► no pod bound? ──► notice in each of its IPBlocks ──patience──► unchanged? ──► taken
-//!                                                                    └── taken away by its agent: it is alive ──► grace anew
+//!   object gone, or out-of-service ──grace──► no pod bound? ──► liveness probe in each of its IPBlocks ──patience──► unchanged? ──► taken
+//!                                                                    └── removed by its agent: it is alive ──► grace again
 //! ```
 //!
 //! Rules: a node whose agent answers keeps what it has, whatever is said of it; what was read is taken only if it is as it was; a
-//! node that came back in between has changed what it has, and keeps it. An agent of a release that knows no notices answers
-//! none.
+//! node that came back in between has changed what it has, and keeps it. The probe is written with the object and taken back
+//! by its version, so one compare-and-swap decides between the agent's answer and the controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ipam::{IpBlock, reclaim};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
@@ -21,7 +22,7 @@ use tracing::{info, warn};
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::Census;
-use ipam_api::ip_objects::{BlockObject, NOTICE};
+use ipam_api::ip_objects::BlockObject;
 use kube_support::api_error;
 use kube_support::resources::{NodeObject, PodObject};
 
@@ -126,7 +127,7 @@ impl Dead {
             });
         }
         let mut asking = block.clone();
-        asking.metadata.annotations.get_or_insert_default().insert(NOTICE.to_owned(), now().to_string());
+        asking.set_probe(Timestamp::now());
         let blocks: Api<BlockObject> = Api::all(self.client.clone());
         self.requests.inc();
         match blocks.replace(&name, &PostParams::default(), &asking).await {

@@ -1,34 +1,77 @@
 //! `weft crds`: the definitions of custom resources, for `kubectl apply -f -`.
 //!
-//! They are the files of `deploy/crds/`, in the order of their names; a test compares the two.
+//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` has the same text, one file each, which
+//! `weft crds --write deploy/crds` writes; a test compares the two.
 //!
-//! Source: the standard, 3.1; `apiextensions.k8s.io/v1`.
+//! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
+
+use std::fs;
+use std::path::PathBuf;
 
 use clap::Args;
+use serde_json::Value;
 
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
+use kube_support::custom_resources::definitions;
 
-/// One document each.
-const DEFINITIONS: &[&str] = &[
-    include_str!("../../../../deploy/crds/ipamclaims.k8s.cni.cncf.io.yaml"),
-    include_str!("../../../../deploy/crds/ipblocks.weft.dev.yaml"),
-    include_str!("../../../../deploy/crds/ippools.weft.dev.yaml"),
-    include_str!("../../../../deploy/crds/kuryrports.openstack.org.yaml"),
-    include_str!("../../../../deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml"),
-];
+/// First line of every document.
+const GENERATED: &str =
+    "# Written by `weft crds --write DIR` from the types of crates/kube-support/src/custom_resources.";
 
-/// What `weft crds` is told: nothing.
+/// Arguments of `weft crds`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
   weft crds | kubectl apply -f -
 
 {EXIT_CODES}"))]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// Directory to write the definitions to, one file each, instead of printing them
+    #[arg(long, value_name = "DIR")]
+    write: Option<PathBuf>,
+}
 
-/// Prints them.
-pub(crate) fn run(Arguments {}: &Arguments) -> Result<(), Failure> {
-    let documents: Vec<String> = DEFINITIONS.iter().map(|text| format!("---\n{text}")).collect();
-    output::print(&documents.concat())
+/// Prints or writes them.
+pub(crate) fn run(Arguments { write }: &Arguments) -> Result<(), Failure> {
+    let documents = documents()?;
+    let Some(directory) = write else {
+        let documents: Vec<String> = documents.iter().map(|(_, text)| format!("---\n{text}")).collect();
+        return output::print(&documents.concat());
+    };
+    for (name, text) in documents {
+        let path = directory.join(format!("{name}.yaml"));
+        fs::write(&path, text).map_err(|cause| Failure::new(format!("write {}: {cause}", path.display())))?;
+    }
+    Ok(())
+}
+
+/// Returns the name and the YAML document of each definition.
+fn documents() -> Result<Vec<(String, String)>, Failure> {
+    let failed = |cause: &dyn std::error::Error| Failure::new(format!("generate the definitions: {cause}"));
+    let options = serde_saphyr::ser_options! { compact_list_indent: false, prefer_block_scalars: false };
+    let mut documents = Vec::new();
+    for definition in definitions().map_err(|cause| failed(&cause))? {
+        let mut tree = serde_json::to_value(&definition).map_err(|cause| failed(&cause))?;
+        write_integers(&mut tree);
+        let text = serde_saphyr::to_string_with_options(&tree, options.clone());
+        let text = text.map_err(|cause| failed(&cause))?;
+        documents.push((definition.metadata.name.unwrap_or_default(), format!("{GENERATED}\n{text}")));
+    }
+    Ok(documents)
+}
+
+/// Turns numbers like `8.0` into integers: the library has limits as floating-point numbers, people do not.
+fn write_integers(tree: &mut Value) {
+    match tree {
+        Value::Number(number) => {
+            let text = number.to_string();
+            if let Some(integer) = text.strip_suffix(".0").and_then(|text| text.parse::<i64>().ok()) {
+                *tree = Value::from(integer);
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(write_integers),
+        Value::Object(all) => all.values_mut().for_each(write_integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }

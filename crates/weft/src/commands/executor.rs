@@ -1,10 +1,10 @@
-//! `weft executor`: does what the agent finds to be done on this node, at once.
+//! `weft executor`: executes the tasks that the node agent queues, at once.
 //!
-//! Without it orders wait for the next call of the runtime, which is soon enough for what is left behind; a running pod
-//! whose networks change has nobody who calls. It asks the agent for orders, hands them to `weft-cni`, and asks again.
+//! It polls the agent for tasks, passes them to `weft-cni run-tasks`, and polls again. Without it tasks wait for the next
+//! call of the container runtime. That is soon enough for orphaned sandboxes, but no call follows a changed annotation.
 //!
-//! Rules: opt-in and privileged: it runs where the runtime's plugins run, in the host's network namespace; it decides
-//! nothing, and keeps nothing: killed at any moment, the journal knows what was begun, and the agent orders it again.
+//! - It is optional and privileged: it runs where the runtime's plugins run, in the host's network namespace.
+//! - It decides nothing and keeps no state. If it is killed, the journal has what was begun, and the agent queues the task again.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How often it is looked whether somebody wants us to stop.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What `weft executor` is told.
+/// Arguments of `weft executor`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     on_host: OnHost,
 }
 
-/// Does it, until SIGTERM or SIGINT; an order that is being carried out is finished.
+/// Runs until SIGTERM or SIGINT; a task that is being executed is finished.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft executor", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;

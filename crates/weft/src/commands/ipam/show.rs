@@ -18,8 +18,9 @@ use cli_support::output::Format;
 use cli_support::table;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::Census;
-use ipam_api::ip_objects::{PoolObject, PoolStatus};
+use ipam_api::ip_objects::PoolObject;
 use ipam_api::store_name::ledger_name;
+use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
 
 /// Cells of a bar.
@@ -33,7 +34,7 @@ struct Pool<'a> {
     range: &'a str,
     network_name: &'a str,
     #[serde(flatten)]
-    status: PoolStatus,
+    status: IPPoolStatus,
     /// Blocks that nodes have, of all, for people.
     #[serde(skip)]
     share: String,
@@ -108,7 +109,7 @@ const HEADINGS: [&str; 8] = ["pool", "range", "network", "blocks", "single", "no
 
 fn row(pool: &Pool<'_>) -> Vec<String> {
     let Pool { name, range, network_name, status, share, .. } = pool;
-    let PoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
+    let IPPoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
     vec![
         (*name).to_owned(),
         (*range).to_owned(),
@@ -122,7 +123,7 @@ fn row(pool: &Pool<'_>) -> Vec<String> {
 }
 
 /// Of how many blocks it is is known when somebody has used it, unless somebody has said it before or spoilt it since.
-fn share(pool: &PoolObject, status: &PoolStatus) -> String {
+fn share(pool: &PoolObject, status: &IPPoolStatus) -> String {
     let leased = status.leased_blocks;
     match pool.grid() {
         Ok(Some(grid)) => format!("{leased}/{}", grid.block_count()),

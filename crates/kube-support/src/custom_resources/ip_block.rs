@@ -1,0 +1,101 @@
+//! IPBlock: a block of a pool that a node leases, or a single address of it. Agents create the objects.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Addresses of the object and their holder.
+#[derive(Clone, CustomResource, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[kube(
+    group = "weft.dev",
+    version = "v1alpha1",
+    kind = "IPBlock",
+    plural = "ipblocks",
+    shortname = "wblock",
+    status = "IPBlockStatus",
+    doc = "Block of an IPPool that a node leases, or a single address of the pool. Node agents create, change and delete \
+           these objects; there is no need to edit one.",
+    printcolumn(
+        name = "Range",
+        type_ = "string",
+        json_path = ".spec.range",
+        description = "Addresses of the object"
+    ),
+    printcolumn(
+        name = "Node",
+        type_ = "string",
+        json_path = ".spec.node",
+        description = "Node that leases it"
+    ),
+    printcolumn(
+        name = "Claim",
+        type_ = "string",
+        json_path = ".spec.claim",
+        description = "Claim that keeps a single address"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[schemars(extend("required" = ["pool", "range"]))]
+#[serde(default, rename_all = "camelCase")]
+pub struct IPBlockSpec {
+    /// Name of the IPPool.
+    pub pool: String,
+    /// Addresses, in CIDR notation. The name of the object contains the same.
+    pub range: String,
+    /// Node that leases the object; empty if it is free.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub node: String,
+    /// Address store of the node that contains it: the directory below /var/lib/weft/ipam, or NAME@DIRECTORY.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub address_store: String,
+    /// Holder of a single address: uid of the pod, container and interface, separated by slashes.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub owner: String,
+    /// Claim that keeps a single address when its pod is deleted.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub claim: String,
+    /// Time at which the object became free, in milliseconds since 1970.
+    // Signed like the API's numbers: a negative one must not keep the rest of the list from being read.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub released_at: i64,
+    /// Number of times the object changed its holder.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub generation: i64,
+    /// For a single address: node that leases the block around it and is asked to transfer the address.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub transfer_requested_from: String,
+    /// For a single address that was not transferred: its holder on that node.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub transfer_refused_by: String,
+    /// Addresses of a block that its node may not allocate, because another node holds them as single addresses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved_addresses: Vec<String>,
+}
+
+/// State of the object. It is written together with the rest of the object.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct IPBlockStatus {
+    /// Time at which the controller, which takes the node for lost, asked its agent for a sign of life. The agent removes
+    /// the field, as does every other change of the object. If the field is still there after 30 seconds, the controller
+    /// releases the block.
+    // Any value that is not null counts: see `IPBlockStatus::is_probed`.
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub node_liveness_probe: Value,
+}
+
+impl IPBlockStatus {
+    /// Whether the node's agent is asked for a sign of life.
+    pub fn is_probed(&self) -> bool {
+        !self.node_liveness_probe.is_null()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
