@@ -577,7 +577,10 @@ fn a_question_of_a_call_that_is_dead_takes_nothing_from_the_next_one_though_its_
         std::thread::sleep(Duration::from_secs(1));
         let before = own();
         let received = nodes.machine.run(["/usr/bin/python3", "-c", ask, &request.to_string()]);
-        assert!(received.contains("probeClient") && received.contains("did not confirm"), "{kind}: {received}");
+        assert!(
+            received.contains("probeClient") && received.contains("did not confirm"),
+            "{kind}: {received}"
+        );
         assert!(before.is_some() && own() == before, "{kind}: {before:?}, {:?}", own());
     }
     nodes.attachment(&sandbox, "held").check(&conf).success();

@@ -12,10 +12,24 @@
 //! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
 
 use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
+use rig::machine::until;
 use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
+/// An agent that gives one response, `/run/response`, and writes the report that follows to `/run/report`.
+const AGENT: &str = "
+import socket, struct
+def receive(stream):
+    return stream.recv(struct.unpack('>I', stream.recv(4, socket.MSG_WAITALL))[0], socket.MSG_WAITALL)
+server = socket.socket(socket.AF_UNIX)
+server.bind('/run/weft/agent.sock')
+server.listen()
+stream = server.accept()[0]
+receive(stream)
+stream.sendall(open('/run/response', 'rb').read())
+open('/run/report', 'wb').write(receive(stream))
+";
 /// The exit code of the killer for «killed».
 const KILLED: i32 = 200;
 /// No order takes more steps than that.
@@ -63,18 +77,23 @@ impl<'a> Walk<'a> {
     /// The order to give the sandbox the networks that are `selected` now, with the plan that the planner makes.
     fn change(&self, selected: &str) -> Value {
         self.cluster.pod("web", selected);
+        let answer = self.planned("web", self.pod);
+        self.cluster.pod("web", ATTACHED);
+        json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
+    }
+
+    /// The response to the request for a plan of the pod `name`.
+    fn planned(&self, name: &str, pod: &Pod) -> Value {
         let question = json!({ "version": 1, "request": { "plan": {
-            "pod": { "namespace": NAMESPACE, "name": "web", "uid": "" },
-            "container": self.pod.container_id(), "ifname": "eth0", "began": 0,
+            "pod": { "namespace": NAMESPACE, "name": name, "uid": "" },
+            "container": pod.container_id(), "ifname": "eth0", "began": 0,
             "node": { "configuration": self.config, "flavour": "weft", "files": [], "unreadable": [] },
         } } });
         let weft = testkit::binary("weft");
         let planner = self.host.command(weft).args(["plan", "--once", "-f", MANIFESTS]);
         let said = planner.stdin(framed(&question)).finish().success().stdout;
-        self.cluster.pod("web", ATTACHED);
         let (_, answer) = said.split_once('{').expect("an answer");
-        let answer: Value = serde_json::from_str(&format!("{{{answer}")).expect("JSON");
-        json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
+        serde_json::from_str(&format!("{{{answer}")).expect("JSON")
     }
 
     fn take_down(&self) -> Value {
@@ -230,4 +249,46 @@ fn a_taking_down_can_be_killed_at_any_step() {
         }
     }
     panic!("taking down takes more than {STEPS_MAX} steps")
+}
+
+#[test]
+fn task_process_waits_for_the_exit_of_its_parent() {
+    let host = host!(Feature::Bridge);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    walk.attach();
+    host.write("/run/batch", walk.errand(&walk.take_down()));
+    let weft_cni = testkit::binary("weft-cni").display().to_string();
+    let parent =
+        "\"$0\" run-tasks --after $$ </run/batch >/dev/null 2>&1 & sleep 2; ls /var/lib/weft/sandboxes";
+    let listed = host.run(["sh", "-c", parent, &weft_cni]);
+    assert!(listed.contains(&pod.container_id()), "taken down before the parent's exit: {listed}");
+    until("the task is executed", || walk.cluster.entry(&pod).is_none().then_some(()));
+    walk.detach("taken down");
+}
+
+#[test]
+fn tasks_of_a_plan_are_executed_and_the_plan_is_reported() {
+    let host = host!(Feature::Bridge);
+    let (pod, other) = (host.pod("web"), host.pod("db"));
+    let walk = Walk::new(&host, &pod);
+    walk.attach();
+    walk.cluster.pod("db", "net-b@b0");
+    let mut response = walk.planned("db", &other);
+    response["response"]["plan"]["tasks"] = json!([{ "dance": {} }, walk.take_down()]);
+    host.write("/run/response", framed(&response));
+    host.run(["mkdir", "-p", "/run/weft"]);
+    let mut agent = host.command("/usr/bin/python3").args(["-c", AGENT]).start();
+    until("the agent listens", || host.run(["ls", "/run/weft"]).contains("agent.sock").then_some(()));
+    let mut config = walk.config.clone();
+    config.as_object_mut().expect("an object").remove("manifestDir");
+    walk.cluster.attachment(&other).add(&config).success();
+    until("the task is executed", || walk.cluster.entry(&pod).is_none().then_some(()));
+    let report = until("the report", || host.read("/run/report").filter(|report| report.ends_with('}')));
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["request"]["planReport"]["attachments"].as_array().map(Vec::len), Some(2), "{report}");
+    agent.end();
+    walk.cluster.attachment(&other).del(&config).success();
+    host.run(["rm", "/run/weft/agent.sock", &format!("{MANIFESTS}/pod-db.json")]);
+    walk.assert_nothing_left("both pods are detached");
 }
