@@ -427,7 +427,7 @@ fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
         record(other, json!({}));
         let _ = given(add(own, &small));
         let seen = nodes.kube.json(["ippools.weft.dev", own]);
-        let layout = json!({ "phase": "Fixed", "range": small, "blockBits": 4, "networkName": "" });
+        let layout = json!({ "phase": "Fixed", "range": small, "blockBits": 4 });
         assert_eq!(seen["status"]["layout"], layout);
     }
 }

@@ -135,6 +135,8 @@ pub struct RecordedLayout {
     pub block_bits: Option<u8>,
     /// Address space, as spec.networkName was.
     #[schemars(length(max = 128))]
+    // Left out if it is empty: the validation of some API servers takes an empty string in a patch for null.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
 }
 
