@@ -1,7 +1,7 @@
 //! `weft`: what a person types, and the long-running roles.
 //!
 //! This file turns an outcome into an exit code and the sentence on stderr; everything else is behind
-//! [`cli`]. The codes are in [`failure`].
+//! [`cli`]. The codes are in [`cli_support::failure`].
 
 #![forbid(unsafe_code)]
 
