@@ -467,7 +467,7 @@ async fn finished<T: Send + 'static>(
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    aside(work).await.map_err(Status::internal)
+    aside(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Giver {
             let hands = Hands::find().map_err(|failure| failure.to_string())?;
             hands.release_address(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
-        let given = given.await??;
+        let given = given.await.map_err(|error| error.to_string())??;
         transfer::complete_transfer(&registry, object, block, given, now())
             .await
             .map_err(|fault| fault.to_string())
