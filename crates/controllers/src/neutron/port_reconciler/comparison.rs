@@ -20,8 +20,7 @@ use crate::neutron::pod_subject::Subject;
 use crate::neutron::port_allocator::owner;
 use crate::neutron::port_pool::User;
 use kube_support::api_error;
-use kube_support::kuryr::KuryrPort;
-use kube_support::kuryr::Place;
+use kube_support::kuryr::{KuryrPort, Place, Unread};
 
 /// What becomes of a port that nobody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +43,7 @@ struct Written {
 }
 
 impl Written {
-    fn add(&mut self, user: &User, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
+    fn add(&mut self, user: &User, read: Result<Option<PodState>, Unread>, text: impl FnOnce() -> String) {
         match read {
             Ok(state) => state.iter().for_each(|state| self.note(user, state)),
             Err(_) => self.unreadable.push(text()),

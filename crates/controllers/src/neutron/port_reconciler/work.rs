@@ -135,7 +135,7 @@ impl Desk {
             let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
             let read = read.map_err(|unread| Trouble {
                 reason: EventReason::VifUnreadable,
-                why: unread.into(),
+                why: unread.to_string(),
                 passes: true,
             })?;
             // What could not be written may have been, and only the answer was lost.
@@ -171,7 +171,7 @@ impl Desk {
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
             Err(Unwritten::Failed(why)) => {
-                Err(Trouble { reason: EventReason::VifNotWritten, why, passes: true })
+                Err(Trouble { reason: EventReason::VifNotWritten, why: why.to_string(), passes: true })
             }
         }
     }
