@@ -91,7 +91,8 @@ impl Giver {
             .await
             .map_err(|_| "the API server does not answer".to_owned())?;
         let found = found.map_err(|error| api_error::said(&error))?;
-        let grid = found.as_ref().map(PoolObject::grid).transpose()?.flatten();
+        let grid =
+            found.as_ref().map(PoolObject::grid).transpose().map_err(|error| error.to_string())?.flatten();
         let cluster = found
             .as_ref()
             .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));

@@ -100,15 +100,16 @@ impl Keeper {
 
     /// Looks at everything once and does what is to be done.
     pub(crate) async fn round(&mut self) -> Result<Round, String> {
-        self.followed.listed().await?;
-        let mut census = Census::beside(&self.client, &self.followed).await?;
+        self.followed.listed().await.map_err(|error| error.to_string())?;
+        let mut census =
+            Census::beside(&self.client, &self.followed).await.map_err(|error| error.to_string())?;
         let mut findings = census.findings();
         // What is followed may be behind: before anything new is told, all of it is asked for.
         if findings
             .iter()
             .any(|Finding { object, why, .. }| !self.told.contains(&(object.clone(), why.clone())))
         {
-            census = Census::take(&self.client).await?;
+            census = Census::take(&self.client).await.map_err(|error| error.to_string())?;
             findings = census.findings();
         }
         let mut round = Round { findings, ..Round::default() };
