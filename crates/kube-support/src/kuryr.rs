@@ -87,13 +87,18 @@ pub struct RequestError {
     /// The name of the pod.
     name: String,
     /// The error of the API.
-    error: kube::Error,
+    error: Box<kube::Error>,
 }
 
 impl RequestError {
     /// Failure of the request `verb` for the KuryrPort of `pod`.
     pub fn new(verb: &'static str, pod: &Pod, error: kube::Error) -> RequestError {
-        RequestError { verb, namespace: pod.namespace.clone(), name: pod.name.clone(), error }
+        RequestError {
+            verb,
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            error: Box::new(error),
+        }
     }
 }
 
@@ -120,7 +125,7 @@ pub async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<Pod
 pub fn of_annotation(pod: &Pod) -> Result<Option<PodState>, Unread> {
     let text = pod.annotations.get(ANNOTATION).filter(|text| !text.trim().is_empty());
     let read = text.map(|text| PodState::from_annotation(text)).transpose();
-    read.map_err(|why| Unread::Annotation { why: why.to_string() })
+    read.map_err(|why| Unread::Annotation { why })
 }
 
 /// The VIFs in a KuryrPort, if it is this pod's.
@@ -130,5 +135,5 @@ pub fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, Un
         Some(&port.status["vifs"]).filter(|vifs| own && vifs.as_object().is_some_and(|map| !map.is_empty()));
     let read = vifs.map(PodState::from_vifs).transpose();
     let name = port.metadata.name.clone().unwrap_or_default();
-    read.map_err(|why| Unread::KuryrPort { name, why: why.to_string() })
+    read.map_err(|why| Unread::KuryrPort { name, why })
 }
