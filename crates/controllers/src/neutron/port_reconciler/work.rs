@@ -16,8 +16,7 @@ use tracing::{info, warn};
 use super::{Case, Desk, PAUSES, Stage, Written, jittered, selection};
 use crate::neutron::pod_subject::Subject;
 use crate::neutron::port_allocator::Trouble;
-use crate::neutron::port_request;
-use crate::neutron::port_request::Wish;
+use crate::neutron::port_request::{self, RequestError, Wish};
 use crate::neutron::vif_writer;
 use crate::neutron::vif_writer::Unwritten;
 use kube_support::events::EventReason;
@@ -204,7 +203,7 @@ impl Desk {
 
     pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
         let rules = &self.allocator.rules;
-        let refused = |why: String| Trouble::new(EventReason::NetworkRefused, why);
+        let refused = |error: RequestError| Trouble::new(EventReason::NetworkRefused, error.to_string());
         let selected = port_request::selected(&subject.pod, rules).map_err(refused)?;
         let mut definitions = BTreeMap::new();
         for network in selected.networks() {
