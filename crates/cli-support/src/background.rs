@@ -5,6 +5,9 @@
 //!
 //! Source: tokio's `spawn_blocking` panics where no thread can be started, pthread_create(3) EAGAIN.
 
+use std::io;
+
+use thiserror::Error;
 use tokio::sync::oneshot;
 use tokio::sync::watch::Sender;
 use tokio::task::AbortHandle;
@@ -52,15 +55,26 @@ impl Lasting {
     }
 }
 
+/// Failure of work on a thread of its own.
+#[derive(Debug, Error)]
+pub enum WorkError {
+    /// The kernel gave no thread for it.
+    #[error("start a thread: {0}")]
+    NotStarted(io::Error),
+    /// The work panicked.
+    #[error("a thread panicked")]
+    Panicked,
+}
+
 /// Does on a thread of its own what would keep the thread that answers.
 ///
 /// # Errors
 /// There is no thread for it; or it panicked.
-pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, WorkError> {
     let (done, told) = oneshot::channel();
     let thread = std::thread::Builder::new().name("aside".to_owned()).spawn(move || drop(done.send(work())));
-    thread.map_err(|cause| format!("start a thread: {cause}"))?;
-    told.await.map_err(|_| "a thread panicked".to_owned())
+    thread.map_err(WorkError::NotStarted)?;
+    told.await.map_err(|_| WorkError::Panicked)
 }
 
 #[cfg(test)]
@@ -84,8 +98,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_done_aside_is_told_and_so_is_that_it_was_not() {
-        assert_eq!(aside(|| 7).await, Ok(7));
+        assert_eq!(aside(|| 7).await.unwrap(), 7);
         let panics: fn() -> u8 = || panic!("for a test");
-        assert_eq!(aside(panics).await, Err("a thread panicked".to_owned()));
+        assert!(matches!(aside(panics).await, Err(WorkError::Panicked)));
     }
 }

@@ -35,6 +35,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use thiserror::Error;
 use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
@@ -162,7 +163,9 @@ impl Lister {
         let version = loop {
             match version(&self.client).await {
                 Ok(version) => break version,
-                Err(why) => warn!(why, "the server does not say which EndpointSlices it has"),
+                Err(error) => {
+                    warn!(why = error.to_string(), "the server does not say which EndpointSlices it has");
+                }
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -188,8 +191,8 @@ impl Lister {
                 Some(wish) => {
                     asking += 1;
                     let of_namespace = pods.entry(service.namespace.clone()).or_default();
-                    desired_slices::groups(&service, wish, of_namespace).unwrap_or_else(|why| {
-                        refused.insert(service.uid.clone(), (Arc::clone(&service), why));
+                    desired_slices::groups(&service, wish, of_namespace).unwrap_or_else(|error| {
+                        refused.insert(service.uid.clone(), (Arc::clone(&service), error.to_string()));
                         Vec::new()
                     })
                 }
@@ -367,16 +370,27 @@ fn by_namespace(pods: &[Arc<Backend>]) -> BTreeMap<String, Vec<Arc<Backend>>> {
     all
 }
 
+/// Reason why the version of EndpointSlices is not known.
+#[derive(Debug, Error)]
+enum VersionError {
+    /// The API server refuses, or cannot be reached.
+    #[error("{}", api_error::said(.0))]
+    Api(kube::Error),
+    /// The server has no EndpointSlices.
+    #[error("the cluster has none: discovery.k8s.io is there from Kubernetes 1.17 on")]
+    None,
+}
+
 /// Which EndpointSlices the server has: `v1` from Kubernetes 1.21 on.
-async fn version(client: &Client) -> Result<Version, String> {
-    let groups = client.list_api_groups().await.map_err(|error| api_error::said(&error))?;
+async fn version(client: &Client) -> Result<Version, VersionError> {
+    let groups = client.list_api_groups().await.map_err(VersionError::Api)?;
     let versions = groups.groups.into_iter().filter(|group| group.name == "discovery.k8s.io");
     let versions: Vec<String> =
         versions.flat_map(|group| group.versions).map(|version| version.version).collect();
     match () {
         () if versions.iter().any(|version| version == "v1") => Ok(Version::V1),
         () if versions.iter().any(|version| version == "v1beta1") => Ok(Version::V1beta1),
-        () => Err("the cluster has none: discovery.k8s.io is there from Kubernetes 1.17 on".to_owned()),
+        () => Err(VersionError::None),
     }
 }
 

@@ -20,6 +20,7 @@ use cni::runtime::chain;
 use cni::{Error, Verb};
 use rpc::journal::Entry;
 use sha2::{Digest, Sha512};
+use thiserror::Error;
 use tonic::Status;
 
 use super::fallback::OnDisk;
@@ -37,6 +38,30 @@ use node_support::sandboxes::Sandboxes;
 const FAULTS_MAX: usize = 8;
 /// How long plugins are asked for one who wants to know: none is begun after that.
 const ASK_MAX: Duration = Duration::from_secs(12);
+
+/// Reason why no sandbox can be made.
+#[derive(Debug, Error)]
+pub(crate) enum ReadinessError {
+    /// The default network is not ready.
+    #[error("network {label}: {error}")]
+    Default {
+        /// The name of the network.
+        label: String,
+        /// The error of its plugins.
+        error: Box<Error>,
+    },
+    /// There is no default network, and no other one is ready.
+    #[error("{absent}{}", sentences(.networks))]
+    None {
+        /// The reason why there is no default network.
+        absent: String,
+        /// Networks with the errors of their plugins.
+        networks: Vec<(String, Error)>,
+    },
+    /// The networks were not asked.
+    #[error("{}", .0.message())]
+    Unasked(Status),
+}
 
 /// The networks and their sandboxes, watched.
 #[derive(Debug)]
@@ -85,13 +110,13 @@ impl Conditions {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) async fn readiness(self: &Arc<Conditions>) -> Result<(), String> {
+    pub(crate) async fn readiness(self: &Arc<Conditions>) -> Result<(), ReadinessError> {
         let conditions = Arc::clone(self);
         let looked = blocking(move || conditions.is_ready()).await;
-        looked.unwrap_or_else(|status| Err(status.message().to_owned()))
+        looked.unwrap_or_else(|status| Err(ReadinessError::Unasked(status)))
     }
 
-    fn is_ready(&self) -> Result<(), String> {
+    fn is_ready(&self) -> Result<(), ReadinessError> {
         let look = Look::at(&self.networks);
         let managed = |label: &str, network: &Network| {
             let needs = network.needs()?;
@@ -100,12 +125,13 @@ impl Conditions {
         let absent = match self.networks.default_network() {
             Ok(usable) => {
                 let managed = managed(&usable.label, &usable.network);
-                return managed.map_err(|error| format!("network {}: {error}", usable.label));
+                let label = usable.label;
+                return managed.map_err(|error| ReadinessError::Default { label, error: Box::new(error) });
             }
             Err(error) => error.msg,
         };
         if let OnDisk::Broken(_) = self.networks.fallback.read() {
-            return Err(absent);
+            return Err(ReadinessError::None { absent, networks: Vec::new() });
         }
         let usable: Vec<Arc<Stored>> =
             self.networks.all().into_iter().filter(|stored| !stored.draining).collect();
@@ -128,8 +154,7 @@ impl Conditions {
             return Ok(());
         }
         let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let told = faults.iter().take(FAULTS_MAX).map(|(label, error)| format!("; network {label}: {error}"));
-        Err(format!("{absent}{}", told.collect::<String>()))
+        Err(ReadinessError::None { absent, networks: faults.into_iter().take(FAULTS_MAX).collect() })
     }
 
     fn on_disk(&self) -> Option<Arc<Stored>> {
@@ -251,6 +276,11 @@ fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
         }
         some();
     });
+}
+
+/// The error of each network, as the end of a sentence.
+fn sentences(networks: &[(String, Error)]) -> String {
+    networks.iter().map(|(label, error)| format!("; network {label}: {error}")).collect()
 }
 
 /// The live attachments on each of these networks, with the network's place among them.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use thiserror::Error;
 use tracing::error;
 
 use cli_support::failure::Failure;
@@ -67,6 +68,16 @@ impl fmt::Display for Unread {
     }
 }
 
+/// File of a network that was not read.
+#[derive(Debug, Error)]
+#[error("{}: {cause}", .file.display())]
+pub(crate) struct StoreError {
+    /// The file.
+    file: PathBuf,
+    /// The reason.
+    cause: Unread,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Document {
     version: u32,
@@ -109,12 +120,12 @@ impl Store {
     /// What is stored under this name.
     ///
     /// # Errors
-    /// Why it cannot be read, with its file.
-    pub(crate) fn look(&self, name: &Name) -> Result<Option<Stored>, String> {
+    /// The file cannot be read.
+    pub(crate) fn look(&self, name: &Name) -> Result<Option<Stored>, StoreError> {
         let path = self.file(name);
         match path.try_exists() {
             Ok(false) => Ok(None),
-            _ => read(&path).map(Some).map_err(|why| format!("{}: {why}", path.display())),
+            _ => read(&path).map(Some).map_err(|cause| StoreError { file: path, cause }),
         }
     }
 

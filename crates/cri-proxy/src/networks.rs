@@ -182,7 +182,9 @@ impl Networks {
         match blocking(move || store.look(&wanted)).await {
             Ok(Ok(Some(there))) => drop(self.known().insert(name.clone(), Arc::new(there))),
             Ok(Ok(None)) => drop(self.known().remove(name)),
-            Ok(Err(why)) => warn!(network = %name, why, "what is stored cannot be read"),
+            Ok(Err(error)) => {
+                warn!(network = %name, why = error.to_string(), "what is stored cannot be read");
+            }
             Err(status) => warn!(network = %name, why = status.message(), "what is stored is not known"),
         }
         Status::internal(format!("network {name}: not {what}: {cause}: try again"))
@@ -229,7 +231,7 @@ impl Networks {
         let unread = match blocking(move || store.look(&wanted)).await? {
             Ok(None) => return Ok(()),
             Ok(Some(_)) => "it was not there, or not readable, when the proxy was started".to_owned(),
-            Err(why) => why,
+            Err(error) => error.to_string(),
         };
         if !uid.is_empty() {
             let why = format!("network {name}: {unread}: whether its uid is {uid:?} is not known: name none");
@@ -467,7 +469,7 @@ async fn finished<T: Send + 'static>(
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    aside(work).await.map_err(Status::internal)
+    aside(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
 #[cfg(test)]

@@ -161,7 +161,7 @@ fn forget(value: &mut Value) {
 }
 
 /// `StatusResponse`: whether the network is ready, as the runtime and its networks are.
-pub(crate) fn readiness(message: &[u8], ready: &Result<(), String>) -> Option<Vec<u8>> {
+pub(crate) fn readiness(message: &[u8], ready: &Result<(), impl ToString>) -> Option<Vec<u8>> {
     wire::edit(message, |response| {
         let status = response.content.filter(|_| response.number == 1)?;
         let edited = wire::edit(status, |record| {
@@ -177,14 +177,14 @@ pub(crate) fn readiness(message: &[u8], ready: &Result<(), String>) -> Option<Ve
 }
 
 /// The condition with its truth and its reason replaced.
-fn condition(content: &[u8], ready: &Result<(), String>) -> Vec<u8> {
+fn condition(content: &[u8], ready: &Result<(), impl ToString>) -> Vec<u8> {
     let replaced = |number: u32| (2..=4).contains(&number);
     let mut inner = wire::edit(content, |record| replaced(record.number).then(Vec::new))
         .unwrap_or_else(|| content.to_vec());
     wire::push_bool(&mut inner, 2, ready.is_ok());
     if let Err(why) = ready {
         wire::push(&mut inner, 3, b"NetworkPluginNotReady");
-        wire::push(&mut inner, 4, why.as_bytes());
+        wire::push(&mut inner, 4, why.to_string().as_bytes());
     }
     let mut out = Vec::new();
     wire::push(&mut out, 1, &inner);

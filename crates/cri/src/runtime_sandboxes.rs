@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prost::Message;
+use prost::{DecodeError, Message};
+use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use crate::unix_service;
+use crate::unix_service::{self, CallError};
 use crate::wire;
 
 /// How often it is looked, at most and at least.
@@ -113,7 +114,7 @@ pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes
         let listed = look(&socket).await;
         match (&listed, failing) {
             (Err(why), false) => {
-                warn!(socket = %socket.display(), why, "the runtime cannot be asked for its sandboxes");
+                warn!(socket = %socket.display(), why = why.to_string(), "the runtime cannot be asked for its sandboxes");
             }
             (Ok(_), true) => info!(socket = %socket.display(), "the runtime answers again"),
             _ => {}
@@ -123,21 +124,41 @@ pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes
     }
 }
 
-async fn look(socket: &Path) -> Result<BTreeSet<String>, String> {
+/// Failure of a look at the sandboxes of the runtime.
+#[derive(Debug, Error)]
+enum LookError {
+    /// The runtime does not answer in time.
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Late,
+    /// The runtime cannot be reached, or refuses.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The answer is no message.
+    #[error("its answer is no message")]
+    Answer,
+    /// A sandbox in the answer cannot be read.
+    #[error("{0}")]
+    Sandbox(DecodeError),
+    /// The answer has more sandboxes than a node can have.
+    #[error("it has more than {SANDBOXES_MAX} sandboxes")]
+    TooMany,
+}
+
+async fn look(socket: &Path) -> Result<BTreeSet<String>, LookError> {
     let answer = timeout(PATIENCE, unix_service::call(socket, LIST, &ListRequest {})).await;
-    let answer = answer.map_err(|_| format!("no answer within {} s", PATIENCE.as_secs()))??;
+    let answer = answer.map_err(|_| LookError::Late)??;
     unfolded(&answer)
 }
 
 /// The names of the sandboxes in an answer.
-fn unfolded(answer: &[u8]) -> Result<BTreeSet<String>, String> {
+fn unfolded(answer: &[u8]) -> Result<BTreeSet<String>, LookError> {
     let mut listed = BTreeSet::new();
     for record in wire::records(answer) {
-        let record = record.map_err(|_| "its answer is no message".to_owned())?;
+        let record = record.map_err(|_| LookError::Answer)?;
         let Some(item) = record.content.filter(|_| record.number == ITEMS) else { continue };
-        listed.insert(PodSandbox::decode(item).map_err(|cause| cause.to_string())?.id);
+        listed.insert(PodSandbox::decode(item).map_err(LookError::Sandbox)?.id);
         if listed.len() > SANDBOXES_MAX {
-            return Err(format!("it has more than {SANDBOXES_MAX} sandboxes"));
+            return Err(LookError::TooMany);
         }
     }
     Ok(listed)
@@ -159,12 +180,12 @@ mod tests {
             wire::push(&mut item, 7, &wire::entry("a", "label"));
             wire::push(&mut answer, ITEMS, &item);
         }
-        assert_eq!(unfolded(&answer), Ok(BTreeSet::from(["a".to_owned(), "b".to_owned()])));
-        assert_eq!(unfolded(b"\x0a\x09"), Err("its answer is no message".to_owned()));
+        assert_eq!(unfolded(&answer).unwrap(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        assert!(matches!(unfolded(b"\x0a\x09"), Err(LookError::Answer)));
         for number in 0..=SANDBOXES_MAX {
             wire::push(&mut answer, ITEMS, &PodSandbox { id: number.to_string() }.encode_to_vec());
         }
-        assert!(unfolded(&answer).unwrap_err().contains("more than 65536"));
+        assert!(unfolded(&answer).unwrap_err().to_string().contains("more than 65536"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::Path;
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes};
+use thiserror::Error;
 use tokio::net::UnixStream;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -22,11 +23,22 @@ const ANSWER_MAX: usize = 16 << 20;
 #[derive(Clone, Copy, Debug)]
 struct Folded;
 
+/// Failure of a question to a service.
+#[derive(Debug, Error)]
+pub enum CallError {
+    /// The service does not answer on its socket.
+    #[error("{}", with_sources(.0))]
+    Connect(tonic::transport::Error),
+    /// The service refused the question, or its answer was not read.
+    #[error("{}", .0.message())]
+    Refused(Status),
+}
+
 /// Asks `question` of the method `path`, `/package.Service/Method`; the message that comes back, as it is.
 ///
 /// # Errors
-/// Why there is no answer, for people.
-pub async fn call(socket: &Path, path: &'static str, question: &impl Message) -> Result<Bytes, String> {
+/// There is no connection to the service, or it refuses the question.
+pub async fn call(socket: &Path, path: &'static str, question: &impl Message) -> Result<Bytes, CallError> {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
@@ -34,13 +46,12 @@ pub async fn call(socket: &Path, path: &'static str, question: &impl Message) ->
     });
     // The name of the host is of no account: the connector knows the socket.
     let endpoint = Endpoint::from_static("http://localhost");
-    let channel: Channel =
-        endpoint.connect_with_connector(connect).await.map_err(|cause| with_sources(&cause))?;
+    let channel: Channel = endpoint.connect_with_connector(connect).await.map_err(CallError::Connect)?;
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_MAX);
-    client.ready().await.map_err(|cause| with_sources(&cause))?;
+    client.ready().await.map_err(CallError::Connect)?;
     let question = tonic::Request::new(question.encode_to_vec());
     let answer = client.unary(question, PathAndQuery::from_static(path), Folded).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+    answer.map(tonic::Response::into_inner).map_err(CallError::Refused)
 }
 
 /// An error and what it came of.

@@ -236,7 +236,7 @@ impl Registry for Cluster {
         let (namespace, name) = &self.pod;
         let uid = owner.split('/').next().unwrap_or_default();
         let asked = ask(Api::<PodObject>::namespaced(self.client.clone(), namespace), name).await;
-        let pod = asked.map_err(RegistryError::Unknown)?;
+        let pod = asked.map_err(|error| RegistryError::Unknown(error.to_string()))?;
         Ok(!uid.is_empty() && pod.is_none_or(|pod| pod.uid != uid))
     }
 

@@ -20,6 +20,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use npwg::status::NETWORK_STATUS;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use tokio::time::timeout;
 
 use crate::cluster_snapshot::address_use::Sighting;
@@ -73,18 +74,34 @@ struct Shown {
     ips: Vec<String>,
 }
 
+/// Failure of a snapshot.
+#[derive(Debug, Error)]
+pub enum SnapshotError {
+    /// The API server refuses a list, or cannot be reached.
+    #[error("list {kind}: {}", api_error::said(.error))]
+    List {
+        /// The kind of the objects, in the plural.
+        kind: &'static str,
+        /// The error of the API.
+        error: kube::Error,
+    },
+    /// What is followed was not listed in time.
+    #[error("list {kind}: not within {} s", LIST_MAX.as_secs())]
+    Late {
+        /// The kind of the objects, in the plural.
+        kind: &'static str,
+    },
+}
+
 /// Every object of a kind, page by page.
-async fn list<K>(api: Api<K>, what: &str) -> Result<Vec<K>, String>
+async fn list<K>(api: Api<K>, kind: &'static str) -> Result<Vec<K>, SnapshotError>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let mut parameters = ListParams::default().limit(PAGE);
     let mut all = Vec::new();
     loop {
-        let page = api
-            .list(&parameters)
-            .await
-            .map_err(|error| format!("list {what}: {}", api_error::said(&error)))?;
+        let page = api.list(&parameters).await.map_err(|error| SnapshotError::List { kind, error })?;
         all.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
@@ -95,7 +112,7 @@ where
 
 impl Census {
     /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
-    pub async fn take(client: &Client) -> Result<Census, String> {
+    pub async fn take(client: &Client) -> Result<Census, SnapshotError> {
         let census = Census::of_objects(client).await?;
         let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
         let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
@@ -107,7 +124,7 @@ impl Census {
     }
 
     /// The same without asking for what is followed, which may be a little behind.
-    pub async fn beside(client: &Client, followed: &Followed) -> Result<Census, String> {
+    pub async fn beside(client: &Client, followed: &Followed) -> Result<Census, SnapshotError> {
         let census = Census::of_objects(client).await?;
         let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
         let pod = |pod: Arc<Holder>| (pod.key(), Holder::clone(&pod));
@@ -116,12 +133,12 @@ impl Census {
     }
 
     /// The pods of a namespace, as they are at this moment.
-    pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, String> {
+    pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, SnapshotError> {
         let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
         Ok(pods.into_iter().map(ShownPod::reduce).collect())
     }
 
-    async fn of_objects(client: &Client) -> Result<Census, String> {
+    async fn of_objects(client: &Client) -> Result<Census, SnapshotError> {
         let pools = list(Api::<PoolObject>::all(client.clone()), "ippools").await?;
         let blocks = list(Api::<BlockObject>::all(client.clone()), "ipblocks").await?;
         Ok(Census { pools, blocks, ..Census::default() })
@@ -234,8 +251,8 @@ impl Followed {
     ///
     /// # Errors
     /// Which was not, for so long.
-    pub async fn listed(&self) -> Result<(), String> {
-        let unlisted = |what: &str| format!("list {what}: not within {} s", LIST_MAX.as_secs());
+    pub async fn listed(&self) -> Result<(), SnapshotError> {
+        let unlisted = |kind| SnapshotError::Late { kind };
         timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
         timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
     }

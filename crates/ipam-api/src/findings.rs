@@ -43,7 +43,11 @@ impl Census {
         for pool in &self.pools {
             let object = format!("ippool {}", pool.metadata.name.as_deref().unwrap_or_default());
             let wrong = pool.grid().map(drop).and_then(|()| pool.exclude().map(drop));
-            findings.extend(wrong.err().map(|why| Finding { what: "spoilt", object, why }));
+            findings.extend(wrong.err().map(|error| Finding {
+                what: "spoilt",
+                object,
+                why: error.to_string(),
+            }));
         }
         for block in &self.blocks {
             let name = block.metadata.name.as_deref().unwrap_or_default();

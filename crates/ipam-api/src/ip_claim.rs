@@ -22,6 +22,7 @@ use kube::{Api, Client};
 use rpc::allocate::AllocateRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use thiserror::Error;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -47,6 +48,43 @@ pub struct ClaimObject {
 
 resource!(ClaimObject as IPAMClaim);
 
+/// Reason why a claim gives no address.
+#[derive(Debug, Error)]
+#[error("ipamclaim {namespace}/{name}: {fault}")]
+pub struct ClaimError {
+    /// The namespace of the claim.
+    pub namespace: String,
+    /// The name of the claim.
+    pub name: String,
+    /// The fault of the claim.
+    pub fault: ClaimFault,
+}
+
+/// Fault of a claim.
+#[derive(Debug, Error)]
+pub enum ClaimFault {
+    /// There is no such object.
+    #[error("not there: its workload's controller makes it")]
+    Missing,
+    /// The API server refuses, or cannot be reached.
+    #[error("{}", api_error::said(.0))]
+    Api(kube::Error),
+    /// The API server does not answer in time.
+    #[error("the API server does not answer")]
+    Late,
+    /// The claim is of another interface than the one that the pod asks for.
+    #[error("spec.interface: {interface}: the pod asks with it for {asked}")]
+    Interface {
+        /// The interface of the claim.
+        interface: String,
+        /// The interface that the pod asks for.
+        asked: String,
+    },
+    /// An entry of its status is no address.
+    #[error("status.ips: {0:?}: not an address")]
+    Address(String),
+}
+
 /// The claim of a demand.
 pub struct Claim {
     api: Api<ClaimObject>,
@@ -60,24 +98,25 @@ impl Claim {
     ///
     /// # Errors
     /// It is not there, or of another interface.
-    pub async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, String> {
+    pub async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, ClaimError> {
         let Some((namespace, name)) =
             demand.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
         else {
             return Ok(None);
         };
         let api: Api<ClaimObject> = Api::namespaced(client.clone(), namespace);
-        let failed = |why: String| format!("ipamclaim {namespace}/{name}: {why}");
+        let failed = |fault| ClaimError { namespace: namespace.to_owned(), name: name.to_owned(), fault };
         let object = match timeout(ASK_MAX, api.get_opt(name)).await {
             Ok(Ok(Some(object))) => object,
-            Ok(Ok(None)) => return Err(failed("not there: its workload's controller makes it".to_owned())),
-            Ok(Err(error)) => return Err(failed(api_error::said(&error))),
-            Err(_) => return Err(failed("the API server does not answer".to_owned())),
+            Ok(Ok(None)) => return Err(failed(ClaimFault::Missing)),
+            Ok(Err(error)) => return Err(failed(ClaimFault::Api(error))),
+            Err(_) => return Err(failed(ClaimFault::Late)),
         };
         let own = demand.owner.rsplit('/').next().unwrap_or_default();
         let interface = object.spec.interface.as_str();
         if !interface.is_empty() && interface != own {
-            return Err(failed(format!("spec.interface: {interface}: the pod asks with it for {own}")));
+            let (interface, asked) = (interface.to_owned(), own.to_owned());
+            return Err(failed(ClaimFault::Interface { interface, asked }));
         }
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         Ok(Some(Claim { api, namespace, name, object }))
@@ -92,10 +131,14 @@ impl Claim {
     ///
     /// # Errors
     /// An entry that is no address.
-    pub fn address(&self, range: IpNet) -> Result<Option<IpAddr>, String> {
+    pub fn address(&self, range: IpNet) -> Result<Option<IpAddr>, ClaimError> {
         for text in &self.object.status.ips {
             let read = text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse::<IpAddr>());
-            let ip = read.map_err(|_| format!("{}: status.ips: {text:?}: not an address", self.name()))?;
+            let ip = read.map_err(|_| ClaimError {
+                namespace: self.namespace.clone(),
+                name: self.name.clone(),
+                fault: ClaimFault::Address(text.clone()),
+            })?;
             if range.contains(&ip) {
                 return Ok(Some(ip));
             }

@@ -21,6 +21,7 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
+use thiserror::Error;
 
 use kube_support::custom_resources::{
     IPBlock, IPBlockSpec, IPBlockStatus, IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout,
@@ -276,6 +277,58 @@ impl BlockObject {
     }
 }
 
+/// Reason why a pool makes no sense, in a sentence about the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("pool {pool}: {fault}")]
+pub struct PoolError {
+    /// The name of the pool.
+    pub pool: String,
+    /// The fault of the pool.
+    pub fault: PoolFault,
+}
+
+/// Fault of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PoolFault {
+    /// The spec was changed after the pool was first used.
+    #[error(
+        "spec: range, blockBits and networkName are {now:?} and were {recorded:?} when it was first used: restore them, or, \
+         when no pod has an address of it, delete its IPBlocks and the pool and create it again"
+    )]
+    Changed {
+        /// The layout of the spec.
+        now: String,
+        /// The layout that was recorded.
+        recorded: String,
+    },
+    /// The recorded layout cannot be read.
+    #[error(
+        "status.layout cannot be read: when no pod has an address of the pool, delete its IPBlocks and the pool and create it \
+         again"
+    )]
+    RecordUnreadable,
+    /// The range is no network.
+    #[error("spec.range: {0:?}: not a network")]
+    Range(String),
+    /// The range has host bits set.
+    #[error("spec.range: {range}: has host bits set: the network is {network}")]
+    HostBits {
+        /// The range.
+        range: String,
+        /// The network that it is in.
+        network: IpNet,
+    },
+    /// The blocks are too large.
+    #[error("spec.blockBits: {0}: at most {most}", most = pool_layout::BITS_MAX)]
+    BlockBits(u8),
+    /// The size of the blocks is missing.
+    #[error("spec.blockBits: missing")]
+    NoBlockBits,
+    /// An entry of what is excluded is no network.
+    #[error("spec.exclude: {0:?}: not a network")]
+    Exclude(String),
+}
+
 /// Status that records single addresses in these sections of a pool, in addition to the recorded ones; `complete_for`:
 /// the uid of the pool for which the record is complete.
 pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&str>) -> Value {
@@ -292,24 +345,18 @@ impl PoolObject {
     /// # Errors
     /// The spec differs from the layout that was recorded when the pool was first used: its leased addresses would be leased
     /// again. Or the record cannot be read.
-    pub fn cut(&self) -> Result<Cut, String> {
-        let name = self.metadata.name.as_deref().unwrap_or_default();
+    pub fn cut(&self) -> Result<Cut, PoolError> {
         let Some(recorded) = self.status.as_ref().and_then(|status| status.layout.as_ref()) else {
             return Ok(Cut::No);
         };
         match recorded.phase {
             LayoutPhase::Pending => Ok(Cut::Begun),
             LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(Cut::Done),
-            LayoutPhase::Fixed => Err(format!(
-                "pool {name}: spec: range, blockBits and networkName are {:?} and were {:?} when it was first used: restore them, or, \
-                 when no pod has an address of it, delete its IPBlocks and the pool and create it again",
-                summary(&self.layout_now()),
-                summary(recorded)
-            )),
-            LayoutPhase::Unreadable => Err(format!(
-                "pool {name}: status.layout cannot be read: when no pod has an address of the pool, delete its IPBlocks and the \
-                 pool and create it again"
-            )),
+            LayoutPhase::Fixed => {
+                let (now, recorded) = (summary(&self.layout_now()), summary(recorded));
+                Err(self.fault(PoolFault::Changed { now, recorded }))
+            }
+            LayoutPhase::Unreadable => Err(self.fault(PoolFault::RecordUnreadable)),
         }
     }
 
@@ -330,6 +377,11 @@ impl PoolObject {
         complete_for.map(|_| singles.keys().filter_map(|section| section.parse().ok()).collect())
     }
 
+    /// Error about this pool.
+    pub(crate) fn fault(&self, fault: PoolFault) -> PoolError {
+        PoolError { pool: self.metadata.name.clone().unwrap_or_default(), fault }
+    }
+
     fn layout_now(&self) -> RecordedLayout {
         let IPPoolSpec { range, block_bits, network_name, exclude: _ } = self.spec.clone();
         RecordedLayout { phase: LayoutPhase::Fixed, range, block_bits, network_name }
@@ -339,22 +391,16 @@ impl PoolObject {
     ///
     /// # Errors
     /// Which key is wrong, or was changed since it was cut.
-    pub fn grid(&self) -> Result<Option<PoolLayout>, String> {
+    pub fn grid(&self) -> Result<Option<PoolLayout>, PoolError> {
         self.cut()?;
-        let name = self.metadata.name.as_deref().unwrap_or_default();
         let IPPoolSpec { range, block_bits, .. } = &self.spec;
-        let net: IpNet =
-            range.parse().map_err(|_| format!("pool {name}: spec.range: {range:?}: not a network"))?;
+        let net: IpNet = range.parse().map_err(|_| self.fault(PoolFault::Range(range.clone())))?;
         if net != net.trunc() {
-            return Err(format!(
-                "pool {name}: spec.range: {range}: has host bits set: the network is {}",
-                net.trunc()
-            ));
+            let (range, network) = (range.clone(), net.trunc());
+            return Err(self.fault(PoolFault::HostBits { range, network }));
         }
         match block_bits {
-            Some(bits) if *bits > pool_layout::BITS_MAX => {
-                Err(format!("pool {name}: spec.blockBits: {bits}: at most {}", pool_layout::BITS_MAX))
-            }
+            Some(bits) if *bits > pool_layout::BITS_MAX => Err(self.fault(PoolFault::BlockBits(*bits))),
             bits => Ok(bits.map(|bits| PoolLayout::new(net, bits))),
         }
     }
@@ -363,12 +409,11 @@ impl PoolObject {
     ///
     /// # Errors
     /// Which entry is wrong.
-    pub fn exclude(&self) -> Result<Vec<IpNet>, String> {
-        let name = self.metadata.name.as_deref().unwrap_or_default();
+    pub fn exclude(&self) -> Result<Vec<IpNet>, PoolError> {
         let read = |text: &String| {
             text.parse::<IpNet>()
                 .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-                .map_err(|_| format!("pool {name}: spec.exclude: {text:?}: not a network"))
+                .map_err(|_| self.fault(PoolFault::Exclude(text.clone())))
         };
         self.spec.exclude.iter().map(read).collect()
     }
@@ -493,13 +538,13 @@ mod tests {
         for edit in edits {
             let mut edited = pool.clone();
             edit(&mut edited.spec);
-            let why = edited.grid().unwrap_err();
+            let why = edited.grid().unwrap_err().to_string();
             assert!(why.contains("were \"10.0.0.0/24 4 red\" when it was first used"), "{why}");
         }
         pool.spec.exclude.push("10.0.0.0/28".into());
         assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is excluded may change");
         let unreadable = recorded(&pool, &json!({ "layout": { "phase": "Other" } }));
-        assert!(unreadable.grid().unwrap_err().contains("status.layout cannot be read"));
+        assert!(unreadable.grid().unwrap_err().to_string().contains("status.layout cannot be read"));
         let written = serde_json::to_value(&pool).unwrap();
         assert_eq!(written.get("status"), None, "a subresource");
     }

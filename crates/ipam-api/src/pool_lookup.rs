@@ -27,7 +27,9 @@ use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::ip_objects::{BlockObject, Cut, POOL_LABEL, PoolObject, kind_of, label, record_of};
+use crate::ip_objects::{
+    BlockObject, Cut, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
+};
 use kube_support::api_error;
 use kube_support::custom_resources::IPPoolSpec;
 use kube_support::resources::NodeObject;
@@ -100,6 +102,12 @@ struct Asking<'a> {
 impl From<String> for Unusable {
     fn from(why: String) -> Unusable {
         Unusable::Refused(why)
+    }
+}
+
+impl From<PoolError> for Unusable {
+    fn from(error: PoolError) -> Unusable {
+        Unusable::Refused(error.to_string())
     }
 }
 
@@ -391,9 +399,9 @@ fn single_addresses(
     (!grid.has_single_addresses_only()).then(|| record_of(sections, pool.metadata.uid.as_deref()))
 }
 
-fn read(object: &PoolObject) -> Result<Pool, String> {
+fn read(object: &PoolObject) -> Result<Pool, PoolError> {
     let (name, exclude) = (name(object), object.exclude()?);
-    let grid = object.grid()?.ok_or_else(|| format!("pool {name}: spec.blockBits: missing"))?;
+    let grid = object.grid()?.ok_or_else(|| object.fault(PoolFault::NoBlockBits))?;
     Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude, told: object.told() })
 }
 

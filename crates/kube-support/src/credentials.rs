@@ -33,7 +33,7 @@ pub(super) async fn within<T: Send + 'static>(
     let runtime = Handle::current();
     let had = aside(move || runtime.block_on(having));
     if let Ok(had) = timeout(PATIENCE, had).await {
-        return had.map_err(Failure::new)?;
+        return had.map_err(|error| Failure::new(error.to_string()))?;
     }
     end_descendants().await;
     let whose =

@@ -14,6 +14,7 @@ use neutron::pod_state::PodState;
 use npwg::metadata::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use thiserror::Error;
 
 use crate::api_error;
 use crate::custom_resources;
@@ -50,13 +51,55 @@ pub struct KuryrPort {
 
 resource!(KuryrPort as custom_resources::KuryrPort);
 
-/// Why nothing was read.
-#[derive(Debug)]
+/// Reason why the ports of a pod were not read.
+#[derive(Debug, Error)]
 pub enum Unread {
-    /// Who asks has no right to it.
-    Forbidden(String),
-    /// It cannot be read, or not now.
-    Failed(String),
+    /// The API server does not let the program read the KuryrPort.
+    #[error("{0}")]
+    Forbidden(RequestError),
+    /// The request for the KuryrPort failed.
+    #[error("{0}")]
+    Request(RequestError),
+    /// The annotation of the pod makes no sense.
+    #[error("annotation {ANNOTATION}: {why}")]
+    Annotation {
+        /// The sentence of the reader.
+        why: String,
+    },
+    /// The KuryrPort makes no sense.
+    #[error("KuryrPort {name}: {why}")]
+    KuryrPort {
+        /// The name of the object.
+        name: String,
+        /// The sentence of the reader.
+        why: String,
+    },
+}
+
+/// Failure of a request for the KuryrPort of a pod.
+#[derive(Debug, Error)]
+#[error("{verb} KuryrPort {namespace}/{name}: {}", api_error::said(.error))]
+pub struct RequestError {
+    /// The request, as RBAC names it.
+    verb: &'static str,
+    /// The namespace of the pod.
+    namespace: String,
+    /// The name of the pod.
+    name: String,
+    /// The error of the API.
+    error: Box<kube::Error>,
+}
+
+impl RequestError {
+    /// Failure of the request `verb` for the KuryrPort of `pod`.
+    pub fn new(verb: &'static str, pod: &Pod, error: kube::Error) -> RequestError {
+        RequestError {
+            verb,
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            error: Box::new(error),
+        }
+    }
 }
 
 /// The VIFs that a pod has, if any were written.
@@ -65,43 +108,32 @@ pub enum Unread {
 /// What is written cannot be read, or not now, or not by us.
 pub async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
     if place == Place::Annotation {
-        return of_annotation(pod).map_err(Unread::Failed);
+        return of_annotation(pod);
     }
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
     match ports.get_opt(&pod.name).await {
-        Ok(Some(port)) => of_kuryr_port(&port, &pod.uid).map_err(Unread::Failed),
+        Ok(Some(port)) => of_kuryr_port(&port, &pod.uid),
         Ok(None) => Ok(None),
         Err(error) if matches!(&error, kube::Error::Api(status) if status.code == 403) => {
-            Err(Unread::Forbidden(refused("get", pod, &error)))
+            Err(Unread::Forbidden(RequestError::new("get", pod, error)))
         }
-        Err(error) => Err(Unread::Failed(refused("get", pod, &error))),
+        Err(error) => Err(Unread::Request(RequestError::new("get", pod, error))),
     }
 }
 
 /// The VIFs in a pod's annotation.
-pub fn of_annotation(pod: &Pod) -> Result<Option<PodState>, String> {
+pub fn of_annotation(pod: &Pod) -> Result<Option<PodState>, Unread> {
     let text = pod.annotations.get(ANNOTATION).filter(|text| !text.trim().is_empty());
     let read = text.map(|text| PodState::from_annotation(text)).transpose();
-    read.map_err(|why| format!("annotation {ANNOTATION}: {why}"))
+    read.map_err(|why| Unread::Annotation { why })
 }
 
 /// The VIFs in a KuryrPort, if it is this pod's.
-pub fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, String> {
+pub fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, Unread> {
     let own = uid.is_empty() || port.spec["podUid"] == uid;
     let vifs =
         Some(&port.status["vifs"]).filter(|vifs| own && vifs.as_object().is_some_and(|map| !map.is_empty()));
     let read = vifs.map(PodState::from_vifs).transpose();
-    read.map_err(|why| format!("KuryrPort {}: {why}", port.metadata.name.as_deref().unwrap_or_default()))
-}
-
-/// The text of an error of the API about a pod's KuryrPort; `what` is the request.
-pub fn refused(what: &str, pod: &Pod, error: &kube::Error) -> String {
-    format!("{what} KuryrPort {}/{}: {}", pod.namespace, pod.name, api_error::said(error))
-}
-
-impl From<Unread> for String {
-    fn from(unread: Unread) -> String {
-        let (Unread::Forbidden(why) | Unread::Failed(why)) = unread;
-        why
-    }
+    let name = port.metadata.name.clone().unwrap_or_default();
+    read.map_err(|why| Unread::KuryrPort { name, why })
 }

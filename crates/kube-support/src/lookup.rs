@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::Api;
 use serde::de::DeserializeOwned;
+use thiserror::Error;
 use tokio::time::timeout;
 
 use super::resources::Reduced;
@@ -13,14 +14,28 @@ use crate::api_error;
 /// How long the API may take for one object.
 pub const ASK_MAX: Duration = Duration::from_secs(5);
 
+/// Failure of a lookup.
+#[derive(Debug, Error)]
+pub enum LookupError {
+    /// The API server refuses, or cannot be reached.
+    #[error("{}", api_error::said(.0))]
+    Api(kube::Error),
+    /// The API server does not answer in time.
+    #[error("the API server does not answer within {} s", ASK_MAX.as_secs())]
+    Late,
+}
+
 /// Asks the API for one object.
-pub async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, String>
+///
+/// # Errors
+/// The API server refuses, cannot be reached, or does not answer in time.
+pub async fn ask<K>(api: Api<K>, name: &str) -> Result<Option<K::Form>, LookupError>
 where
     K: Reduced + Clone + Debug + DeserializeOwned,
 {
     match timeout(ASK_MAX, api.get_opt(name)).await {
         Ok(Ok(object)) => Ok(object.map(K::reduce)),
-        Ok(Err(error)) => Err(api_error::said(&error)),
-        Err(_) => Err(format!("the API server does not answer within {} s", ASK_MAX.as_secs())),
+        Ok(Err(error)) => Err(LookupError::Api(error)),
+        Err(_) => Err(LookupError::Late),
     }
 }

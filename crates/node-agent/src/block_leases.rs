@@ -210,7 +210,7 @@ impl Leases {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
         let doubted =
             aside(move || Hands::find().and_then(|hands| hands.mark_unconfirmed(&ledgers, &name, &lease)));
-        let doubted = doubted.await?;
+        let doubted = doubted.await.map_err(|error| error.to_string())?;
         if doubted.map_err(|failure| failure.to_string())? {
             warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
         }

@@ -313,11 +313,11 @@ impl Supplier {
         wanted: AllocationKind,
         shelf: &mut Shelf,
     ) -> Result<LeaseResponse, String> {
-        let Some(claim) = Claim::of(&self.client, demand).await? else {
+        let Some(claim) = Claim::of(&self.client, demand).await.map_err(|error| error.to_string())? else {
             return self.serve(counter, pool, (demand, probe), (wanted, wanted), shelf).await;
         };
         let range = demand.pool.range;
-        let kind = match (claim.address(range)?, wanted) {
+        let kind = match (claim.address(range).map_err(|error| error.to_string())?, wanted) {
             (Some(ip), _) if !counter.filter.admits(ip) => {
                 return Err(format!("{}: status.ips: {ip}: the network may not give it", claim.name()));
             }

@@ -158,7 +158,7 @@ impl Planner {
             let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
             let now = now.as_deref().unwrap_or(pod);
             let state = kube_support::kuryr::read(self.vif_store, &self.client, now).await;
-            let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread))?;
+            let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread.to_string()))?;
             if let Some(state) = &state
                 && neutron_ports::put(plan, wanted, state)?
             {

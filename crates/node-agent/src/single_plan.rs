@@ -138,7 +138,7 @@ async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<
             Ok(state) => return Ok(state),
             // There may be no right to them where nobody needs it. (No such resource is none of them.)
             Err(Unread::Forbidden(_)) if index + 1 < places.len() => {}
-            Err(unread) => return Err(Error::new(code::TRY_AGAIN_LATER, unread)),
+            Err(unread) => return Err(Error::new(code::TRY_AGAIN_LATER, unread.to_string())),
         }
     }
     Ok(None)

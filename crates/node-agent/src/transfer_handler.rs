@@ -91,7 +91,8 @@ impl Giver {
             .await
             .map_err(|_| "the API server does not answer".to_owned())?;
         let found = found.map_err(|error| api_error::said(&error))?;
-        let grid = found.as_ref().map(PoolObject::grid).transpose()?.flatten();
+        let grid =
+            found.as_ref().map(PoolObject::grid).transpose().map_err(|error| error.to_string())?.flatten();
         let cluster = found
             .as_ref()
             .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
@@ -119,7 +120,7 @@ impl Giver {
             let hands = Hands::find().map_err(|failure| failure.to_string())?;
             hands.release_address(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
         });
-        let given = given.await??;
+        let given = given.await.map_err(|error| error.to_string())??;
         transfer::complete_transfer(&registry, object, block, given, now())
             .await
             .map_err(|fault| fault.to_string())

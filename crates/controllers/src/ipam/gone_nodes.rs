@@ -19,11 +19,11 @@ use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
+use crate::ipam::reconciler::RoundError;
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::Census;
 use ipam_api::ip_objects::BlockObject;
-use kube_support::api_error;
 use kube_support::resources::{NodeObject, PodObject};
 
 /// How long an agent may take to answer a notice: its watch may have to be begun anew.
@@ -57,7 +57,7 @@ impl Dead {
     }
 
     /// Takes back what nodes have that have been gone for a while; how much it was.
-    pub(super) async fn take(&mut self, census: &Census) -> Result<u64, String> {
+    pub(super) async fn take(&mut self, census: &Census) -> Result<u64, RoundError> {
         let holding: BTreeSet<&str> = census.blocks.iter().map(|block| block.spec.node.as_str()).collect();
         let off = |node: &&str| !node.is_empty() && census.is_off(node);
         let off: BTreeSet<&str> = holding.into_iter().filter(off).collect();
@@ -81,7 +81,7 @@ impl Dead {
     }
 
     /// Asks the node, and takes what it does not answer for.
-    async fn take_of(&mut self, census: &Census, node: &str) -> Result<u64, String> {
+    async fn take_of(&mut self, census: &Census, node: &str) -> Result<u64, RoundError> {
         let mut silent = Vec::new();
         for block in census.blocks.iter().filter(|block| block.spec.node == node) {
             let Some(object) = block.object() else { continue };
@@ -89,7 +89,7 @@ impl Dead {
                 Ok(Look::Waits) => {}
                 Ok(Look::Silent) => silent.push((block.spec.pool.as_str(), object)),
                 // What is wrong with one block is nothing to the others.
-                Err(why) => warn!(node, why, "the node cannot be asked for it"),
+                Err(why) => warn!(node, why = why.to_string(), "the node cannot be asked for it"),
                 Ok(Look::Changed) => {
                     info!(node, block = %object.net, "it seems to be gone, and its agent answers");
                     self.gone.remove(node);
@@ -117,7 +117,7 @@ impl Dead {
     }
 
     /// Writes the notice, if it is not there; else whether it was answered.
-    async fn look(&mut self, block: &BlockObject, object: &IpBlock) -> Result<Look, String> {
+    async fn look(&mut self, block: &BlockObject, object: &IpBlock) -> Result<Look, RoundError> {
         let name = block.metadata.name.clone().unwrap_or_default();
         if let Some((version, since)) = self.asked.get(&name) {
             return Ok(match *version == object.version {
@@ -138,14 +138,14 @@ impl Dead {
             }
             // The next round sees what it is now.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Look::Waits),
-            Err(error) => Err(format!("ipblock {name}: {}", api_error::said(&error))),
+            Err(error) => Err(RoundError::Probe { block: name, error }),
         }
     }
 
     /// The node's object and its pods, as they are at this moment. Of a node that is out of service those stay bound that
     /// tolerate this.
-    async fn is_off_now(&self, node: &str) -> Result<bool, String> {
-        let failed = |error: kube::Error| format!("node {node}: {}", api_error::said(&error));
+    async fn is_off_now(&self, node: &str) -> Result<bool, RoundError> {
+        let failed = |error| RoundError::Node { node: node.to_owned(), error };
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
         let found = nodes.get_opt(node).await.map_err(failed)?;
         let is_marked = found.is_some();

@@ -25,13 +25,14 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
+use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::Dead;
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot;
-use ipam_api::cluster_snapshot::{Census, Followed};
+use ipam_api::cluster_snapshot::{Census, Followed, SnapshotError};
 use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -81,6 +82,41 @@ pub(crate) struct Round {
     pub(crate) leased: u64,
 }
 
+/// Failure of a round.
+#[derive(Debug, Error)]
+pub(crate) enum RoundError {
+    /// The objects of the cluster cannot be read.
+    #[error("{0}")]
+    Snapshot(#[from] SnapshotError),
+    /// The status of a pool was not written.
+    #[error("status of pool {pool}: {}", api_error::said(.error))]
+    Status {
+        /// The name of the pool.
+        pool: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+    /// The IPAMClaims cannot be listed.
+    #[error("list ipamclaims: {}", api_error::said(.0))]
+    Claims(kube::Error),
+    /// The state of a node that seems to be gone cannot be read.
+    #[error("node {node}: {}", api_error::said(.error))]
+    Node {
+        /// The name of the node.
+        node: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+    /// The probe of a block was not written.
+    #[error("ipblock {block}: {}", api_error::said(.error))]
+    Probe {
+        /// The name of the object.
+        block: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+}
+
 impl Keeper {
     /// One with these rules.
     pub(crate) fn new(client: Client, grace: Duration, retention: Duration, identity: &str) -> Keeper {
@@ -99,7 +135,7 @@ impl Keeper {
     }
 
     /// Looks at everything once and does what is to be done.
-    pub(crate) async fn round(&mut self) -> Result<Round, String> {
+    pub(crate) async fn round(&mut self) -> Result<Round, RoundError> {
         self.followed.listed().await?;
         let mut census = Census::beside(&self.client, &self.followed).await?;
         let mut findings = census.findings();
@@ -125,7 +161,7 @@ impl Keeper {
     }
 
     /// Writes how full a pool is, if that has changed.
-    async fn tell_status(&self, census: &Census, pool: &PoolObject) -> Result<u64, String> {
+    async fn tell_status(&self, census: &Census, pool: &PoolObject) -> Result<u64, RoundError> {
         let status = census.status_of(pool);
         let leased = status.leased_blocks;
         let Some(name) = pool.metadata.name.as_deref().filter(|_| pool.status.as_ref() != Some(&status))
@@ -137,7 +173,7 @@ impl Keeper {
         match pools.patch_status(name, &PatchParams::default(), &patch).await {
             Ok(_) => Ok(leased),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(leased),
-            Err(error) => Err(format!("status of pool {name}: {}", api_error::said(&error))),
+            Err(error) => Err(RoundError::Status { pool: name.to_owned(), error }),
         }
     }
 
@@ -183,7 +219,7 @@ impl Keeper {
     }
 
     /// Ends what is kept for nobody, and removes what is left of addresses that are nobody's and have rested.
-    async fn end_claims(&self, census: &Census) -> Result<u64, String> {
+    async fn end_claims(&self, census: &Census) -> Result<u64, RoundError> {
         let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
         let mut claims = None;
         let mut ended = 0;
@@ -281,7 +317,7 @@ impl Keeper {
     }
 
     /// The IPAMClaims; nothing where the cluster does not know such objects.
-    async fn claims(&self) -> Result<Option<BTreeSet<(String, String)>>, String> {
+    async fn claims(&self) -> Result<Option<BTreeSet<(String, String)>>, RoundError> {
         let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1alpha1", "IPAMClaim");
         let resource = ApiResource::from_gvk_with_plural(&kind, "ipamclaims");
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
@@ -294,7 +330,7 @@ impl Keeper {
                     .collect(),
             )),
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(None),
-            Err(error) => Err(format!("list ipamclaims: {}", api_error::said(&error))),
+            Err(error) => Err(RoundError::Claims(error)),
         }
     }
 

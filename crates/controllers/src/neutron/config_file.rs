@@ -40,9 +40,9 @@ pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settin
             .and_then(|conf| conf.settings())
             .map_err(|why| Failure::new(format!("{}: {why}", path.display()))),
         (Some(path), None) => {
-            let failed = |why: String| Failure::new(format!("{}: {why}", path.display()));
+            let failed = |why: &dyn fmt::Display| Failure::new(format!("{}: {why}", path.display()));
             let File { cloud, neutron: rules } =
-                serde_saphyr::from_str(&text(path)?).map_err(|cause| failed(cause.to_string()))?;
+                serde_saphyr::from_str(&text(path)?).map_err(|cause| failed(&cause))?;
             let cloud = match cloud {
                 None => clouds::from_environment(environment),
                 Some(Cloud { name, file }) => {
@@ -51,7 +51,10 @@ pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settin
                     clouds::from_file(&file, &name)
                 }
             };
-            Ok(Settings { cloud: cloud.map_err(cloud_failure)?, rules: rules.check().map_err(failed)? })
+            Ok(Settings {
+                cloud: cloud.map_err(cloud_failure)?,
+                rules: rules.check().map_err(|error| failed(&error))?,
+            })
         }
         (None, None) => {
             let cloud = clouds::from_environment(environment).map_err(cloud_failure)?;

@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 
 use neutron::clouds::{self, Words};
+use thiserror::Error;
 
-use crate::neutron::port_rules::{Driver, Pool, Rules, Settings};
+use crate::neutron::port_rules::{Driver, Pool, Rules, RulesError, Settings, UnknownDriver};
 
 /// The drivers of Kuryr's that decide about ports: key, those whose work is done here, what to do about another one.
 const DRIVERS: [(&str, &[&str], &str); 4] = [
@@ -45,12 +46,67 @@ fn unquoted(value: &str) -> &str {
     pair.unwrap_or(value)
 }
 
+/// Reason why Kuryr's configuration cannot be followed.
+#[derive(Debug, Error)]
+pub(crate) enum ConfError {
+    /// A line is neither a section nor a setting.
+    #[error("line {0}: neither a section nor KEY = VALUE")]
+    Line(usize),
+    /// A setting is no truth value.
+    #[error("[{section}] {key}: {text:?} is neither true nor false")]
+    Truth {
+        /// The section.
+        section: String,
+        /// The key.
+        key: String,
+        /// The value.
+        text: String,
+    },
+    /// A setting is no number.
+    #[error("[{section}] {key}: {text:?} is no number")]
+    Number {
+        /// The section.
+        section: String,
+        /// The key.
+        key: String,
+        /// The value.
+        text: String,
+    },
+    /// A setting names a driver of Kuryr's that weft does not have.
+    #[error("[kubernetes] {key}: {named:?} is not one of {}: {cure}", .known.join(", "))]
+    Driver {
+        /// The key.
+        key: &'static str,
+        /// The name.
+        named: String,
+        /// The names that weft knows.
+        known: &'static [&'static str],
+        /// The advice for the reader.
+        cure: &'static str,
+    },
+    /// An item of the subnet mapping is no pair.
+    #[error("[neutron_defaults] subnet_mapping: {0:?} is not DRIVER:SUBNET")]
+    SubnetMapping(String),
+    /// The driver of pods' ports is unknown.
+    #[error("[kubernetes] pod_vif_driver: {0}")]
+    VifDriver(UnknownDriver),
+    /// The MTU is larger than any.
+    #[error("[neutron_defaults] network_device_mtu: larger than any MTU")]
+    Mtu,
+    /// The access to the cloud is wrong.
+    #[error("{0}")]
+    Cloud(neutron::Error),
+    /// The settings cannot be kept.
+    #[error("{0}")]
+    Rules(#[from] RulesError),
+}
+
 impl KuryrConf {
     /// Reads the text.
     ///
     /// # Errors
     /// A line that is none, by its number.
-    pub(crate) fn parse(text: &str) -> Result<KuryrConf, String> {
+    pub(crate) fn parse(text: &str) -> Result<KuryrConf, ConfError> {
         let mut conf = KuryrConf::default();
         let mut section = "DEFAULT".to_owned();
         let mut last: Option<String> = None;
@@ -73,7 +129,7 @@ impl KuryrConf {
                 continue;
             }
             let Some((key, value)) = trimmed.split_once(['=', ':']) else {
-                return Err(format!("line {}: neither a section nor KEY = VALUE", number + 1));
+                return Err(ConfError::Line(number + 1));
             };
             words.insert(key.trim().to_owned(), unquoted(value.trim()).to_owned());
             last = Some(key.trim().to_owned());
@@ -97,33 +153,38 @@ impl KuryrConf {
     }
 
     /// As oslo.config reads one.
-    fn truth(&self, section: &str, key: &str) -> Result<bool, String> {
+    fn truth(&self, section: &str, key: &str) -> Result<bool, ConfError> {
         let text = self.text(section, key).unwrap_or("false");
         match text.to_ascii_lowercase().as_str() {
             "true" | "1" | "on" | "yes" => Ok(true),
             "false" | "0" | "off" | "no" => Ok(false),
-            _ => Err(format!("[{section}] {key}: {text:?} is neither true nor false")),
+            _ => Err(ConfError::Truth {
+                section: section.to_owned(),
+                key: key.to_owned(),
+                text: text.to_owned(),
+            }),
         }
     }
 
     /// Who names a driver that is not there is told: without it ports would be made that are not those he has had.
-    fn check_drivers(&self) -> Result<(), String> {
+    fn check_drivers(&self) -> Result<(), ConfError> {
         for (key, known, cure) in DRIVERS {
             let named = self.text("kubernetes", key).unwrap_or("default");
             if !known.contains(&named) {
-                return Err(format!(
-                    "[kubernetes] {key}: {named:?} is not one of {}: {cure}",
-                    known.join(", ")
-                ));
+                return Err(ConfError::Driver { key, named: named.to_owned(), known, cure });
             }
         }
         Ok(())
     }
 
-    fn number(&self, section: &str, key: &str, default: usize) -> Result<usize, String> {
+    fn number(&self, section: &str, key: &str, default: usize) -> Result<usize, ConfError> {
         match self.text(section, key) {
             None => Ok(default),
-            Some(text) => text.parse().map_err(|_| format!("[{section}] {key}: {text:?} is no number")),
+            Some(text) => text.parse().map_err(|_| ConfError::Number {
+                section: section.to_owned(),
+                key: key.to_owned(),
+                text: text.to_owned(),
+            }),
         }
     }
 
@@ -131,13 +192,13 @@ impl KuryrConf {
     ///
     /// # Errors
     /// The key that cannot be followed.
-    pub(crate) fn settings(&self) -> Result<Settings, String> {
+    pub(crate) fn settings(&self) -> Result<Settings, ConfError> {
         let text = |section: &str, key: &str| self.text(section, key).unwrap_or_default().to_owned();
         self.check_drivers()?;
         let mapping = self.list("neutron_defaults", "subnet_mapping").unwrap_or_default();
         let subnet_mapping = mapping.iter().map(|pair| match pair.split_once(':') {
             Some((driver, subnet)) => Ok((driver.trim().to_owned(), subnet.trim().to_owned())),
-            None => Err(format!("[neutron_defaults] subnet_mapping: {pair:?} is not DRIVER:SUBNET")),
+            None => Err(ConfError::SubnetMapping(pair.clone())),
         });
         let drivers = self
             .list("kubernetes", "multi_vif_drivers")
@@ -152,12 +213,10 @@ impl KuryrConf {
             // Kuryr is every pod's default network.
             default_network: true,
             pod_subnet: text("neutron_defaults", "pod_subnet"),
-            subnet_mapping: subnet_mapping.collect::<Result<_, _>>()?,
+            subnet_mapping: subnet_mapping.collect::<Result<_, ConfError>>()?,
             pod_vif_driver: match vif_driver {
                 None => Driver::NeutronVif,
-                Some(name) => {
-                    Driver::named(name).map_err(|why| format!("[kubernetes] pod_vif_driver: {why}"))?
-                }
+                Some(name) => Driver::named(name).map_err(ConfError::VifDriver)?,
             },
             project: text("neutron_defaults", "project"),
             pod_security_groups: self.list("neutron_defaults", "pod_security_groups").unwrap_or_default(),
@@ -165,7 +224,7 @@ impl KuryrConf {
             resource_tags: self.list("neutron_defaults", "resource_tags").unwrap_or_default(),
             port_debug: self.truth("kubernetes", "port_debug")?,
             network_device_mtu: u32::try_from(self.number("neutron_defaults", "network_device_mtu", 0)?)
-                .map_err(|_| "[neutron_defaults] network_device_mtu: larger than any MTU".to_owned())?,
+                .map_err(|_| ConfError::Mtu)?,
             additional_ifname_prefix: prefix,
             worker_nodes_subnets: self
                 .list("pod_vif_nested", "worker_nodes_subnets")
@@ -180,7 +239,7 @@ impl KuryrConf {
             ..Rules::default()
         };
         let cloud = clouds::from_words("[neutron]", self.0.get("neutron").unwrap_or(&Words::new()));
-        Ok(Settings { cloud: cloud.map_err(|error| error.to_string())?, rules: rules.check()? })
+        Ok(Settings { cloud: cloud.map_err(ConfError::Cloud)?, rules: rules.check()? })
     }
 }
 
@@ -223,7 +282,7 @@ mod tests {
             ("[neutron_defaults]\nnetwork_device_mtu = big\n", "network_device_mtu: \"big\""),
         ] {
             let refused = KuryrConf::parse(&format!("{base}{more}")).and_then(|conf| conf.settings());
-            let refused = refused.unwrap_err();
+            let refused = refused.unwrap_err().to_string();
             assert!(refused.contains(words), "{more}: {refused}");
         }
     }

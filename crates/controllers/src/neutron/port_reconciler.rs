@@ -294,7 +294,7 @@ impl Desk {
             Ok(None) => return,
             Err(why) => {
                 // It stays as it is: somebody may need it.
-                self.events.troubled(pod, EventReason::VifUnreadable, &why);
+                self.events.troubled(pod, EventReason::VifUnreadable, &why.to_string());
                 cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Left));
                 return;
             }

@@ -16,8 +16,9 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::refusal::Refusal;
 use npwg::selection::{Annotation, Element, Reading};
 use serde::Deserialize;
+use thiserror::Error;
 
-use crate::neutron::port_rules::{Driver, Rules};
+use crate::neutron::port_rules::{Driver, Rules, UnknownDriver};
 use kube_support::kuryr::definition::is_of_plugin;
 
 /// Longest of them that is read, in bytes.
@@ -64,12 +65,51 @@ impl Selected {
     }
 }
 
+/// Reason why a pod's ports cannot be made.
+#[derive(Debug, Error)]
+pub(crate) enum RequestError {
+    /// What the annotations select cannot be attached.
+    #[error("{0}")]
+    Selection(Refusal),
+    /// The definition of a network is not there.
+    #[error("network {0}: no such NetworkAttachmentDefinition")]
+    NoDefinition(NetworkReference),
+    /// Kuryr's annotation of a definition is wrong.
+    #[error("network {network}: {KURYR_CONFIG}: {error}")]
+    Definition {
+        /// The definition.
+        network: NetworkReference,
+        /// The fault of the annotation.
+        error: ConfigError,
+    },
+}
+
+/// Fault of Kuryr's annotation of a definition.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    /// The annotation is too large.
+    #[error("larger than {CONFIG_MAX} bytes")]
+    TooLarge,
+    /// The annotation is not of the form.
+    #[error("{0}")]
+    Form(#[from] serde_json::Error),
+    /// The driver is unknown.
+    #[error("driverType: {0}")]
+    Driver(UnknownDriver),
+    /// The subnet is missing.
+    #[error("subnetId is missing, and there is no podSubnet")]
+    NoSubnet,
+    /// The subnet is no id.
+    #[error("subnetId: {0:?} is no id")]
+    SubnetId(String),
+}
+
 /// What a pod's annotations select. One that is invalid selects nothing, as on a node: a node that is told to refuse such a
 /// pod does so, whatever ports there are.
 ///
 /// # Errors
 /// What is selected cannot be attached.
-pub(crate) fn selected(pod: &Pod, rules: &Rules) -> Result<Selected, String> {
+pub(crate) fn selected(pod: &Pod, rules: &Rules) -> Result<Selected, RequestError> {
     let mut selected = Selected::default();
     let mut read = |annotation: Annotation, home: &str| {
         let Some(text) = pod.annotations.get(annotation.key()) else { return Ok(Vec::new()) };
@@ -79,7 +119,7 @@ pub(crate) fn selected(pod: &Pod, rules: &Rules) -> Result<Selected, String> {
                 selected.ignored.push(fault.to_string());
                 Ok(Vec::new())
             }
-            Err(refusal) => Err(refusal.to_string()),
+            Err(refusal) => Err(RequestError::Selection(refusal)),
         }
     };
     let default = read(Annotation::DefaultNetwork, &rules.multus_namespace)?.into_iter().next();
@@ -98,15 +138,15 @@ pub(crate) fn wishes(
     selected: &Selected,
     definitions: &BTreeMap<NetworkReference, Definition>,
     rules: &Rules,
-) -> Result<Vec<Wish>, String> {
+) -> Result<Vec<Wish>, RequestError> {
     let find = |element: &Element| {
         let network = &element.network;
         let found = definitions.get(network);
-        found.ok_or_else(|| format!("network {network}: no such NetworkAttachmentDefinition"))
+        found.ok_or_else(|| RequestError::NoDefinition(network.clone()))
     };
     let of = |name: String, element: &Element, text: &str| {
         wish(name, element, text, rules)
-            .map_err(|why| format!("network {}: {KURYR_CONFIG}: {why}", element.network))
+            .map_err(|error| RequestError::Definition { network: element.network.clone(), error })
     };
     let mut wishes = Vec::new();
     match &selected.default {
@@ -143,23 +183,23 @@ fn default_wish(rules: &Rules) -> Wish {
     }
 }
 
-fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<Wish, String> {
+fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<Wish, ConfigError> {
     if text.len() > CONFIG_MAX {
-        return Err(format!("larger than {CONFIG_MAX} bytes"));
+        return Err(ConfigError::TooLarge);
     }
-    let Config { subnet_id, driver_type } = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+    let Config { subnet_id, driver_type } = serde_json::from_str(text)?;
     let driver = match &driver_type {
         None => rules.pod_vif_driver,
-        Some(name) => Driver::named(name).map_err(|why| format!("driverType: {why}"))?,
+        Some(name) => Driver::named(name).map_err(ConfigError::Driver)?,
     };
     let mapped = driver_type.and_then(|name| rules.subnet_mapping.get(&name).cloned());
     let subnet = subnet_id.or(mapped).unwrap_or_else(|| rules.pod_subnet.clone());
     let is_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if subnet.is_empty() {
-        return Err("subnetId is missing, and there is no podSubnet".to_owned());
+        return Err(ConfigError::NoSubnet);
     }
     if subnet.len() > 64 || !subnet.bytes().all(is_id) {
-        return Err(format!("subnetId: {subnet:?} is no id"));
+        return Err(ConfigError::SubnetId(subnet));
     }
     Ok(Wish {
         name,
@@ -176,7 +216,10 @@ mod tests {
 
     use super::*;
 
-    fn wished(annotations: &[(&str, &str)], rules: &Rules) -> Result<(Vec<(String, String)>, usize), String> {
+    fn wished(
+        annotations: &[(&str, &str)],
+        rules: &Rules,
+    ) -> Result<(Vec<(String, String)>, usize), RequestError> {
         let definition = |namespace: &str, name: &str, config: &str, kuryr: Option<&str>| {
             let annotations =
                 kuryr.map(|text| (KURYR_CONFIG.to_owned(), text.to_owned())).into_iter().collect();
@@ -214,7 +257,12 @@ mod tests {
         assert_eq!(names(&[(default, "bridge")], &everywhere), [""; 0]);
         assert_eq!(names(&[(default, "own")], &Rules::default()), ["eth0 s-own"]);
         assert_eq!(names(&[], &Rules::default()), [""; 0]);
-        assert!(wished(&[(default, "nowhere")], &everywhere).unwrap_err().contains("kube-system/nowhere"));
+        assert!(
+            wished(&[(default, "nowhere")], &everywhere)
+                .unwrap_err()
+                .to_string()
+                .contains("kube-system/nowhere")
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
+use thiserror::Error;
 
 /// The beginning of the tag that says which cluster's a port is.
 pub(super) const CLUSTER: &str = "weft-cluster=";
@@ -102,13 +103,38 @@ impl Driver {
     ///
     /// # Errors
     /// It is none, with the list of those there are.
-    pub(crate) fn named(name: &str) -> Result<Driver, String> {
+    pub(crate) fn named(name: &str) -> Result<Driver, UnknownDriver> {
         let found = Driver::ALL.iter().find(|(known, _)| *known == name);
-        found.map(|(_, driver)| *driver).ok_or_else(|| {
-            let known: Vec<&str> = Driver::ALL.iter().map(|(known, _)| *known).collect();
-            format!("{name:?} is not one of {}", known.join(", "))
-        })
+        found.map(|(_, driver)| *driver).ok_or_else(|| UnknownDriver(name.to_owned()))
     }
+}
+
+/// Name that no driver has.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is not one of {names}", names = Driver::ALL.map(|(known, _)| known).join(", "))]
+pub(crate) struct UnknownDriver(String);
+
+/// Reason why rules cannot be kept.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum RulesError {
+    /// A source of further interfaces is unknown.
+    #[error("enabled_vif_drivers: {0:?} is not one of {names}", names = MULTI_DRIVERS.join(", "))]
+    MultiDriver(String),
+    /// A driver of the subnet mapping is unknown.
+    #[error("subnet_mapping: {0}")]
+    SubnetMapping(UnknownDriver),
+    /// The subnet of the default interfaces is missing.
+    #[error("pod_subnet is missing: it is where the default interface of every pod is")]
+    NoPodSubnet,
+    /// The size of a batch is out of bounds.
+    #[error("ports_pool_batch: {0} is not within 1..=1000")]
+    Batch(usize),
+    /// The prefix begins no interface's name.
+    #[error("additional_ifname_prefix: {0:?} is not one to ten small letters")]
+    Prefix(String),
+    /// The name of the cluster is no tag.
+    #[error("cluster: {0:?} is not one to forty characters without a comma or a space")]
+    Cluster(String),
 }
 
 impl fmt::Display for Driver {
@@ -119,9 +145,9 @@ impl fmt::Display for Driver {
 }
 
 impl TryFrom<String> for Driver {
-    type Error = String;
+    type Error = UnknownDriver;
 
-    fn try_from(name: String) -> Result<Driver, String> {
+    fn try_from(name: String) -> Result<Driver, UnknownDriver> {
         Driver::named(&name)
     }
 }
@@ -157,31 +183,28 @@ impl Default for Rules {
 
 impl Rules {
     /// What cannot be seen from the form of a key alone.
-    pub(crate) fn check(self) -> Result<Rules, String> {
+    pub(crate) fn check(self) -> Result<Rules, RulesError> {
         let known = |name: &&String| !MULTI_DRIVERS.contains(&name.as_str());
         if let Some(name) = self.enabled_vif_drivers.iter().find(known) {
-            return Err(format!("enabled_vif_drivers: {name:?} is not one of {}", MULTI_DRIVERS.join(", ")));
+            return Err(RulesError::MultiDriver(name.clone()));
         }
         for driver in self.subnet_mapping.keys() {
-            Driver::named(driver).map_err(|why| format!("subnet_mapping: {why}"))?;
+            Driver::named(driver).map_err(RulesError::SubnetMapping)?;
         }
         if self.default_network && self.pod_subnet.is_empty() {
-            return Err("pod_subnet is missing: it is where the default interface of every pod is".to_owned());
+            return Err(RulesError::NoPodSubnet);
         }
         if self.pool.enabled && !(1..=1000).contains(&self.pool.batch) {
-            return Err(format!("ports_pool_batch: {} is not within 1..=1000", self.pool.batch));
+            return Err(RulesError::Batch(self.pool.batch));
         }
         let prefix = &self.additional_ifname_prefix;
         if prefix.is_empty() || prefix.len() > 10 || !prefix.bytes().all(|byte| byte.is_ascii_lowercase()) {
-            return Err(format!("additional_ifname_prefix: {prefix:?} is not one to ten small letters"));
+            return Err(RulesError::Prefix(prefix.clone()));
         }
         // A tag has at most 60 characters; in a description tags are words.
         let separates = |character: char| character == ',' || character.is_whitespace();
         if self.cluster.is_empty() || self.cluster.len() > 40 || self.cluster.contains(separates) {
-            return Err(format!(
-                "cluster: {:?} is not one to forty characters without a comma or a space",
-                self.cluster
-            ));
+            return Err(RulesError::Cluster(self.cluster));
         }
         Ok(self)
     }
@@ -228,9 +251,13 @@ mod tests {
     #[test]
     fn rules_that_cannot_be_kept_are_refused_by_name() {
         let wrong = Rules { enabled_vif_drivers: vec!["sriov".into()], ..Rules::default() };
-        assert!(wrong.check().unwrap_err().contains("noop, npwg_multiple_interfaces"));
+        assert!(wrong.check().unwrap_err().to_string().contains("noop, npwg_multiple_interfaces"));
         assert!(
-            Rules { default_network: true, ..Rules::default() }.check().unwrap_err().contains("pod_subnet")
+            Rules { default_network: true, ..Rules::default() }
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("pod_subnet")
         );
     }
 }

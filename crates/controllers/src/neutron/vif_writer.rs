@@ -11,14 +11,42 @@ use kube::{Api, Client, Resource};
 use neutron::pod_state::PodState;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use thiserror::Error;
 
 use crate::neutron::pod_subject::{POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
 use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
-use kube_support::kuryr::{ANNOTATION, KuryrPort, Place, refused};
+use kube_support::kuryr::{ANNOTATION, KuryrPort, Place, RequestError};
 
 /// The label of a KuryrPort that says where its pod is.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
+
+/// Failure of a write to a pod or to its KuryrPort.
+#[derive(Debug, Error)]
+pub(crate) enum WriteError {
+    /// The request for the pod failed.
+    #[error("get pod: {}", api_error::said(.0))]
+    GetPod(kube::Error),
+    /// The annotation of the pod was not written.
+    #[error("{}", api_error::said(.0))]
+    Annotate(kube::Error),
+    /// The request for the KuryrPort failed.
+    #[error("{0}")]
+    Request(#[from] RequestError),
+    /// The change is no JSON patch.
+    #[error("{0}")]
+    Patch(#[from] serde_json::Error),
+    /// The finalizer was not removed.
+    #[error("{kind}: {finalizer}: {}", api_error::said(.error))]
+    Unhold {
+        /// The kind of the object.
+        kind: String,
+        /// The finalizer.
+        finalizer: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+}
 
 /// Why nothing was written.
 #[derive(Debug)]
@@ -26,7 +54,7 @@ pub(crate) enum Unwritten {
     /// The pod is gone, or is another one of its name; nothing else is this.
     Gone,
     /// The API does not take it now, or has no such resource.
-    Failed(String),
+    Failed(WriteError),
 }
 
 /// Writes a pod's VIFs.
@@ -51,45 +79,45 @@ async fn annotate(client: &Client, subject: &Subject, state: &PodState) -> Resul
     match pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || is_about_uid(&status) => Err(Unwritten::Gone),
-        Err(error) => Err(Unwritten::Failed(api_error::said(&error))),
+        Err(error) => Err(Unwritten::Failed(WriteError::Annotate(error))),
     }
 }
 
 /// Makes or changes the KuryrPort of a pod. That there is no such resource says nothing of the pod: whether it is gone is
 /// seen by the pod alone.
-async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Result<(), String> {
+async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Result<(), WriteError> {
     let pod = &subject.pod;
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
-    let known = ports.get_opt(&pod.name).await.map_err(|error| refused("get", pod, &error))?;
+    let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
     if known.as_ref().is_some_and(|port| port.spec["podUid"] == pod.uid) {
         let change = Value::Array(vec![
             json!({ "op": "test", "path": "/spec/podUid", "value": pod.uid }),
             json!({ "op": "add", "path": "/status", "value": { "vifs": state.to_vifs() } }),
         ]);
-        let change = serde_json::from_value(change).map_err(|why| why.to_string())?;
+        let change = serde_json::from_value(change)?;
         let patched = ports.patch(&pod.name, &PatchParams::default(), &Patch::Json::<()>(change)).await;
-        return patched.map(drop).map_err(|error| refused("patch", pod, &error));
+        return patched.map(drop).map_err(|error| RequestError::new("patch", pod, error).into());
     }
     if let Some(port) = known {
         // Of a pod that had the name: its owner's end takes it away, too, but later.
         let exactly = Preconditions { uid: port.metadata.uid.clone(), resource_version: None };
         let condition = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
         let deleted = ports.delete(&pod.name, &condition).await;
-        deleted.map_err(|error| refused("delete another pod's", pod, &error))?;
+        deleted.map_err(|error| RequestError::new("delete another pod's", pod, error))?;
     }
     let made = ports.create(&PostParams::default(), &kuryr_port(subject, state)).await;
-    made.map(drop).map_err(|error| refused("create", pod, &error))
+    made.map(drop).map_err(|error| RequestError::new("create", pod, error).into())
 }
 
 /// Lets a pod go, and its KuryrPort, that Kuryr's finalizers hold: its ports are released.
 ///
 /// # Errors
 /// The API does not take it now.
-pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> Result<(), String> {
+pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> Result<(), WriteError> {
     let pod = &subject.pod;
     if place == Place::Kuryrport {
         let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
-        let known = ports.get_opt(&pod.name).await.map_err(|error| refused("get", pod, &error))?;
+        let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
         let own = known.filter(|port| port.spec["podUid"] == pod.uid);
         if let Some(port) = own {
             unhold(&ports, &pod.name, &port.metadata, PORT_FINALIZER).await?;
@@ -99,10 +127,7 @@ pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> 
         return Ok(());
     }
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
-    let there = pods
-        .get_metadata_opt(&pod.name)
-        .await
-        .map_err(|error| format!("get pod: {}", api_error::said(&error)))?;
+    let there = pods.get_metadata_opt(&pod.name).await.map_err(WriteError::GetPod)?;
     match there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object)) {
         Some(there) => unhold(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
         None => Ok(()),
@@ -110,7 +135,7 @@ pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> 
 }
 
 /// Takes a finalizer off an object, and no other: `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
-async fn unhold<K>(api: &Api<K>, name: &str, of: &ObjectMeta, finalizer: &str) -> Result<(), String>
+async fn unhold<K>(api: &Api<K>, name: &str, of: &ObjectMeta, finalizer: &str) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -122,12 +147,13 @@ where
         { "op": "test", "path": &path, "value": finalizer },
         { "op": "remove", "path": &path },
     ]);
-    let change = serde_json::from_value(change).map_err(|why| why.to_string())?;
+    let change = serde_json::from_value(change)?;
     match api.patch_metadata(name, &PatchParams::default(), &Patch::Json::<()>(change)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => other
-            .map(drop)
-            .map_err(|error| format!("{}: {finalizer}: {}", K::kind(&()), api_error::said(&error))),
+        other => {
+            let (kind, finalizer) = (K::kind(&()).into_owned(), finalizer.to_owned());
+            other.map(drop).map_err(|error| WriteError::Unhold { kind, finalizer, error })
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use npwg::metadata::{NetworkReference, definition_name_fault, label_fault};
 use serde_json::Value;
+use thiserror::Error;
 
 use crate::services::service_objects::{
     Backend, Conditions, Endpoint, Port, SERVICE_NETWORK, SERVICE_SELECTOR, Service, ServicePort, Target,
@@ -45,11 +46,69 @@ pub(crate) struct Group {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
+/// Reason why a Service lists nothing: a sentence for its owner.
+#[derive(Debug, Error)]
+pub(crate) enum ServiceError {
+    /// The Service is a name, without addresses.
+    #[error(
+        "{SERVICE_NETWORK}: spec.type ExternalName is a name and has no addresses: leave out the type, and set \
+         spec.clusterIP: None"
+    )]
+    ExternalName,
+    /// The Service has an address of its own.
+    #[error(
+        "{SERVICE_NETWORK}: spec.clusterIP is {}: addresses of further networks are listed for headless Services alone: \
+         make it anew with spec.clusterIP: None",
+        shown(.0)
+    )]
+    NotHeadless(String),
+    /// Kubernetes lists the addresses of the default network for it.
+    #[error(
+        "{SERVICE_NETWORK}: spec.selector has {key}={value}: Kubernetes lists the default network's addresses for it, \
+         and leaves them there when it is taken out: make the Service anew, with the annotation {SERVICE_SELECTOR} instead"
+    )]
+    Selector {
+        /// The first label of the selector.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// An item of the networks names no network.
+    #[error("{SERVICE_NETWORK}: {}: {fault}: it is NAME or NAMESPACE/NAME, or several with commas", shown(.item))]
+    Network {
+        /// The item.
+        item: String,
+        /// The fault of the name.
+        fault: String,
+    },
+    /// There are too many networks.
+    #[error("{SERVICE_NETWORK}: more than {NETWORKS_MAX} networks")]
+    TooManyNetworks,
+    /// The pods are not selected.
+    #[error("{SERVICE_SELECTOR} is missing: it says which pods, as KEY=VALUE, or several with commas")]
+    NoLabels,
+    /// An item of the labels is no label.
+    #[error("{SERVICE_SELECTOR}: {}: {fault}: it is KEY=VALUE, or several with commas", shown(.item))]
+    Label {
+        /// The item.
+        item: String,
+        /// The fault of the label.
+        fault: &'static str,
+    },
+    /// There are too many labels.
+    #[error("{SERVICE_SELECTOR}: more than {LABELS_MAX} labels")]
+    TooManyLabels,
+}
+
 /// What a Service should list, of the pods of its namespace.
 ///
 /// # Errors
 /// A sentence for its owner.
-pub(crate) fn groups(service: &Service, wish: &Wish, pods: &[Arc<Backend>]) -> Result<Vec<Group>, String> {
+pub(crate) fn groups(
+    service: &Service,
+    wish: &Wish,
+    pods: &[Arc<Backend>],
+) -> Result<Vec<Group>, ServiceError> {
     is_headless(wish)?;
     let networks = networks(service, &wish.networks)?;
     let selector = selector(wish)?;
@@ -138,61 +197,41 @@ fn ports(ports: &[ServicePort], pod: &Backend) -> Vec<Port> {
 }
 
 /// Refuses what Kubernetes lists by itself, or gives an address of its own that nothing would forward.
-fn is_headless(wish: &Wish) -> Result<(), String> {
+fn is_headless(wish: &Wish) -> Result<(), ServiceError> {
     let spec = &wish.spec;
     if spec.kind == "ExternalName" {
-        return Err(format!(
-            "{SERVICE_NETWORK}: spec.type ExternalName is a name and has no addresses: leave out the type, and set \
-             spec.clusterIP: None"
-        ));
+        return Err(ServiceError::ExternalName);
     }
     if spec.cluster_ip != "None" {
-        return Err(format!(
-            "{SERVICE_NETWORK}: spec.clusterIP is {}: addresses of further networks are listed for headless Services alone: \
-             make it anew with spec.clusterIP: None",
-            shown(&spec.cluster_ip)
-        ));
+        return Err(ServiceError::NotHeadless(spec.cluster_ip.clone()));
     }
     if let Some((key, value)) = spec.selector.first_key_value() {
-        return Err(format!(
-            "{SERVICE_NETWORK}: spec.selector has {key}={value}: Kubernetes lists the default network's addresses for it, \
-             and leaves them there when it is taken out: make the Service anew, with the annotation {SERVICE_SELECTOR} instead"
-        ));
+        return Err(ServiceError::Selector { key: key.clone(), value: value.clone() });
     }
     Ok(())
 }
 
 /// The networks, as a network-status names them.
-fn networks(service: &Service, text: &str) -> Result<BTreeSet<String>, String> {
-    let refused = |item: &str, why: &str| {
-        format!(
-            "{SERVICE_NETWORK}: {}: {why}: it is NAME or NAMESPACE/NAME, or several with commas",
-            shown(item)
-        )
-    };
+fn networks(service: &Service, text: &str) -> Result<BTreeSet<String>, ServiceError> {
     let mut networks = BTreeSet::new();
     for item in text.split(',').map(str::trim) {
         let (namespace, name) = item.split_once('/').unwrap_or((&service.namespace, item));
-        if let Some(why) = label_fault(namespace).or_else(|| definition_name_fault(name)) {
-            return Err(refused(item, &why));
+        if let Some(fault) = label_fault(namespace).or_else(|| definition_name_fault(name)) {
+            return Err(ServiceError::Network { item: item.to_owned(), fault });
         }
         networks.insert(NetworkReference::new(namespace, name).to_string());
         if networks.len() > NETWORKS_MAX {
-            return Err(format!("{SERVICE_NETWORK}: more than {NETWORKS_MAX} networks"));
+            return Err(ServiceError::TooManyNetworks);
         }
     }
     Ok(networks)
 }
 
 /// The labels that a pod has to have, as in `spec.selector` of a Service.
-fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, String> {
-    let refused = |item: &str, why: &str| {
-        format!("{SERVICE_SELECTOR}: {}: {why}: it is KEY=VALUE, or several with commas", shown(item))
-    };
+fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, ServiceError> {
+    let refused = |item: &str, fault| ServiceError::Label { item: item.to_owned(), fault };
     let Some(text) = &wish.selector else {
-        return Err(format!(
-            "{SERVICE_SELECTOR} is missing: it says which pods, as KEY=VALUE, or several with commas"
-        ));
+        return Err(ServiceError::NoLabels);
     };
     let mut labels = BTreeMap::new();
     for item in text.split(',').map(str::trim) {
@@ -206,7 +245,7 @@ fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, String> {
             return Err(refused(item, "no pod has a label twice"));
         }
         if labels.len() > LABELS_MAX {
-            return Err(format!("{SERVICE_SELECTOR}: more than {LABELS_MAX} labels"));
+            return Err(ServiceError::TooManyLabels);
         }
     }
     Ok(labels)

@@ -182,7 +182,7 @@ impl Client<'_> {
                             best = Some(offer);
                         }
                     }
-                    Err(text) => why = Some(text),
+                    Err(error) => why = Some(error.to_string()),
                 }
                 let is_enough = |best: &Offer| best.preference == PREFERRED || !is_first;
                 best.as_ref().is_some_and(is_enough).then_some(None)
@@ -506,18 +506,35 @@ fn transaction() -> u32 {
     random() & 0x00ff_ffff
 }
 
+/// Reason why an answer to a SOLICIT offers nothing.
+#[derive(Debug, thiserror::Error)]
+enum OfferError {
+    /// The server refuses.
+    #[error("the DHCPv6 server has no address for it ({0})")]
+    Refused(Status),
+    /// The server answered with an address where none was to be given at once.
+    #[error("the DHCPv6 server gave an address unasked")]
+    Unasked,
+    /// The lease in the answer cannot be used.
+    #[error("{}", .0.msg)]
+    Lease(Error),
+    /// No address of the offer can be an interface's.
+    #[error("the DHCPv6 server offered no address that a container could have")]
+    NoAddress,
+}
+
 /// What an answer to a SOLICIT offers, or why it offers nothing.
-fn offer(answer: Message, id: u32) -> Result<Heard, String> {
+fn offer(answer: Message, id: u32) -> Result<Heard, OfferError> {
     let association = answer.association(id);
     let status = whole(&answer, association.as_ref());
     if status.code != Code::Success {
-        return Err(format!("the DHCPv6 server has no address for it ({status})"));
+        return Err(OfferError::Refused(status));
     }
     if answer.kind == Kind::Reply {
         if answer.option(option::RAPID_COMMIT).is_none() {
-            return Err("the DHCPv6 server gave an address unasked".to_owned());
+            return Err(OfferError::Unasked);
         }
-        let lease = Lease::of(answer, id).map_err(|error| error.msg)?;
+        let lease = Lease::of(answer, id).map_err(OfferError::Lease)?;
         return Ok(Heard::Lease(Box::new(lease)));
     }
     let preference = answer.option(option::PREFERENCE).and_then(|value| value.first().copied());
@@ -525,7 +542,7 @@ fn offer(answer: Message, id: u32) -> Result<Heard, String> {
     let addresses: Vec<Address> =
         association.map(|it| it.addresses).unwrap_or_default().into_iter().filter(is_granted).collect();
     match addresses.is_empty() {
-        true => Err("the DHCPv6 server offered no address that a container could have".to_owned()),
+        true => Err(OfferError::NoAddress),
         false => Ok(Heard::Offer(Offer { server, preference: preference.unwrap_or(0), addresses })),
     }
 }

@@ -88,7 +88,7 @@ impl Options {
                         options.provided.retain(|(known, _)| *known != number);
                         options.provided.push((number, bytes));
                     }
-                    Err(why) => return fault(why),
+                    Err(error) => return fault(error.to_string()),
                 }
             }
         }
@@ -126,27 +126,35 @@ fn number(key: &str, option: &Value) -> Result<u16, Error> {
     })
 }
 
+/// Reason why a text is not the value of an option.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+enum ValueError {
+    /// The client identifier has a length that no DUID has.
+    #[error("a DUID of {0} bytes; it has {least} to {most}", least = CLIENT.start(), most = CLIENT.end())]
+    ClientLength(usize),
+    /// The vendor class names no enterprise.
+    #[error("not an enterprise number, a colon and a class, as 32473:printers")]
+    VendorClass,
+    /// The name is none of DNS.
+    #[error("not a name of DNS")]
+    Name,
+}
+
 /// A text in the form of its option, or what is wrong with it.
-fn form(number: u16, text: &str) -> Result<Vec<u8>, String> {
+fn form(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
     match number {
         option::CLIENT => {
             let bytes = digits(text).unwrap_or_else(|| text.as_bytes().to_vec());
             match CLIENT.contains(&bytes.len()) {
                 true => Ok(bytes),
-                false => Err(format!(
-                    "a DUID of {} bytes; it has {} to {}",
-                    bytes.len(),
-                    CLIENT.start(),
-                    CLIENT.end()
-                )),
+                false => Err(ValueError::ClientLength(bytes.len())),
             }
         }
         option::USER_CLASS => Ok(counted(text)),
         option::VENDOR_CLASS => {
             let parts = text.split_once(':');
             let enterprise = parts.and_then(|(number, class)| Some((number.parse::<u32>().ok()?, class)));
-            let (enterprise, class) =
-                enterprise.ok_or("not an enterprise number, a colon and a class, as 32473:printers")?;
+            let (enterprise, class) = enterprise.ok_or(ValueError::VendorClass)?;
             Ok([&enterprise.to_be_bytes()[..], &counted(class)].concat())
         }
         option::NAME => name(text),
@@ -171,7 +179,7 @@ fn counted(text: &str) -> Vec<u8> {
 }
 
 /// A name as DNS has it; one without a dot is a beginning, which the server completes.
-fn name(text: &str) -> Result<Vec<u8>, String> {
+fn name(text: &str) -> Result<Vec<u8>, ValueError> {
     let mut bytes = vec![SERVER_ENTERS];
     let whole = text.strip_suffix('.').unwrap_or(text);
     for label in whole.split('.') {
@@ -181,7 +189,7 @@ fn name(text: &str) -> Result<Vec<u8>, String> {
                 bytes.push(length);
                 bytes.extend(label.as_bytes());
             }
-            _ => return Err("not a name of DNS".to_owned()),
+            _ => return Err(ValueError::Name),
         }
     }
     if text.contains('.') {

@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { what, kubeconfig, format } = arguments;
     runtime()?.block_on(async {
         let client = client::client_of_person(kubeconfig.as_deref()).await?;
-        let census = Census::take(&client).await.map_err(Failure::new)?;
+        let census = Census::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
         match what {
             What::Show { blocks, address_stores } => show(&census, *blocks, address_stores, *format),
             What::Who { address, address_stores } => who(&census, *address, address_stores, *format),

@@ -191,7 +191,7 @@ impl Desk {
         };
         let written = vif_writer::write(self.place, &self.client, &confirmed.subject, &confirmed.state).await;
         if let Err(Unwritten::Failed(why)) = &written {
-            warn!(why, "not written; again soon");
+            warn!(why = why.to_string(), "not written; again soon");
         }
         confirmed.note_written();
         let stage = match self.cases().get_mut(uid) {
@@ -275,7 +275,8 @@ mod tests {
         let mut gone = case.clone();
         assert_eq!(gone.end_confirmation(Err(Unwritten::Gone)), Stage::Waiting);
         let mut failed = case.clone();
-        assert_eq!(failed.end_confirmation(Err(Unwritten::Failed(String::new()))), Stage::Waiting);
+        let late = serde_json::from_str::<()>("").unwrap_err();
+        assert_eq!(failed.end_confirmation(Err(Unwritten::Failed(late.into()))), Stage::Waiting);
         assert!(!failed.state.is_active());
         assert_eq!(case.end_confirmation(Ok(confirmed)), Stage::Active);
         assert!(case.is_written());

@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError};
 use kube::Api;
 use neutron::pod_state::PodState;
 use neutron::port::Port;
+use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -20,8 +21,7 @@ use crate::neutron::pod_subject::Subject;
 use crate::neutron::port_allocator::owner;
 use crate::neutron::port_pool::User;
 use kube_support::api_error;
-use kube_support::kuryr::KuryrPort;
-use kube_support::kuryr::Place;
+use kube_support::kuryr::{KuryrPort, Place, Unread};
 
 /// What becomes of a port that nobody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,19 @@ struct Written {
     unreadable: Vec<String>,
 }
 
+/// Failure of a comparison.
+#[derive(Debug, Error)]
+pub(super) enum ComparisonError {
+    /// The ports cannot be listed.
+    #[error("{0}")]
+    Ports(neutron::Error),
+    /// The KuryrPorts cannot be listed.
+    #[error("list kuryrports: {}", api_error::said(.0))]
+    KuryrPorts(kube::Error),
+}
+
 impl Written {
-    fn add(&mut self, user: &User, read: Result<Option<PodState>, String>, text: impl FnOnce() -> String) {
+    fn add(&mut self, user: &User, read: Result<Option<PodState>, Unread>, text: impl FnOnce() -> String) {
         match read {
             Ok(state) => state.iter().for_each(|state| self.note(user, state)),
             Err(_) => self.unreadable.push(text()),
@@ -78,8 +89,8 @@ impl Desk {
         &self,
         suspects: &mut BTreeSet<String>,
         orphans: Orphans,
-    ) -> Result<(), String> {
-        let ports = self.allocator.all().await.map_err(|error| error.to_string())?;
+    ) -> Result<(), ComparisonError> {
+        let ports = self.allocator.all().await.map_err(ComparisonError::Ports)?;
         let mut written = self.written().await?;
         for (uid, case) in &*self.cases() {
             written.note(&User::Pod(uid.clone()), &case.state);
@@ -153,7 +164,7 @@ impl Desk {
     ///
     /// # Errors
     /// Not all of it can be seen now: what is not seen would be taken for nobody's.
-    async fn written(&self) -> Result<Written, String> {
+    async fn written(&self) -> Result<Written, ComparisonError> {
         let subjects = self.pods.all();
         let living = subjects.iter().filter(|subject| !subject.ended);
         let mut written = Written {
@@ -175,7 +186,7 @@ impl Desk {
                 Ok(all) => all.items,
                 // Where there is no such resource nothing is written in one.
                 Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-                Err(error) => return Err(format!("list kuryrports: {}", api_error::said(&error))),
+                Err(error) => return Err(ComparisonError::KuryrPorts(error)),
             };
             for port in &listed {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();

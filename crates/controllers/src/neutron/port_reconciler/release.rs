@@ -3,12 +3,28 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kube_support::kuryr::Unread;
 use neutron::pod_state::PodState;
+use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::{Case, Desk, PAUSES, Stage, jittered};
-use crate::neutron::vif_writer;
+use crate::neutron::vif_writer::{self, WriteError};
+
+/// Failure of the end of a case.
+#[derive(Debug, Error)]
+enum ReleaseError {
+    /// The ports of the pod cannot be read.
+    #[error("{0}")]
+    Read(#[from] Unread),
+    /// A port was not released.
+    #[error("{0}")]
+    Ports(#[from] neutron::Error),
+    /// The finalizers of the pod or of its KuryrPort were not removed.
+    #[error("{0}")]
+    LetGo(#[from] WriteError),
+}
 
 impl Desk {
     pub(super) async fn release(self: Arc<Desk>, uid: String) {
@@ -18,7 +34,9 @@ impl Desk {
             let Some(case) = self.cases().get(&uid).cloned() else { return };
             let turn = self.turns.acquire().await.ok();
             let outcome = match self.release_ports(&case, &mut released).await {
-                Ok(()) => vif_writer::let_go(self.place, &self.client, &case.subject).await,
+                Ok(()) => {
+                    vif_writer::let_go(self.place, &self.client, &case.subject).await.map_err(Into::into)
+                }
                 failed => failed,
             };
             drop(turn);
@@ -38,7 +56,7 @@ impl Desk {
     }
 
     /// Releases a pod's ports but for those that have been `released`; the others are added to these.
-    async fn release_ports(&self, case: &Case, released: &mut BTreeSet<String>) -> Result<(), String> {
+    async fn release_ports(&self, case: &Case, released: &mut BTreeSet<String>) -> Result<(), ReleaseError> {
         let Case { subject, state, .. } = case;
         let uid = &subject.pod.uid;
         let mut state = state.clone();
@@ -50,7 +68,7 @@ impl Desk {
         let mut failed = None;
         if state.is_empty() {
             // Was something made of which we were not told?
-            for port in self.allocator.of_pod(uid).await.map_err(|error| error.to_string())? {
+            for port in self.allocator.of_pod(uid).await? {
                 failed = self.allocator.remove(&port).await.err().or(failed);
             }
         }
@@ -64,7 +82,7 @@ impl Desk {
                 Err(error) => failed = Some(error),
             }
         }
-        failed.map_or(Ok(()), |error| Err(error.to_string()))
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Those of these ports that other pods have, or say that they have.

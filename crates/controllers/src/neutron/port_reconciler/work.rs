@@ -16,8 +16,7 @@ use tracing::{info, warn};
 use super::{Case, Desk, PAUSES, Stage, Written, jittered, selection};
 use crate::neutron::pod_subject::Subject;
 use crate::neutron::port_allocator::Trouble;
-use crate::neutron::port_request;
-use crate::neutron::port_request::Wish;
+use crate::neutron::port_request::{self, RequestError, Wish};
 use crate::neutron::vif_writer;
 use crate::neutron::vif_writer::Unwritten;
 use kube_support::events::EventReason;
@@ -135,7 +134,7 @@ impl Desk {
             let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
             let read = read.map_err(|unread| Trouble {
                 reason: EventReason::VifUnreadable,
-                why: unread.into(),
+                why: unread.to_string(),
                 passes: true,
             })?;
             // What could not be written may have been, and only the answer was lost.
@@ -171,7 +170,7 @@ impl Desk {
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
             Err(Unwritten::Failed(why)) => {
-                Err(Trouble { reason: EventReason::VifNotWritten, why, passes: true })
+                Err(Trouble { reason: EventReason::VifNotWritten, why: why.to_string(), passes: true })
             }
         }
     }
@@ -204,7 +203,7 @@ impl Desk {
 
     pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
         let rules = &self.allocator.rules;
-        let refused = |why: String| Trouble::new(EventReason::NetworkRefused, why);
+        let refused = |error: RequestError| Trouble::new(EventReason::NetworkRefused, error.to_string());
         let selected = port_request::selected(&subject.pod, rules).map_err(refused)?;
         let mut definitions = BTreeMap::new();
         for network in selected.networks() {

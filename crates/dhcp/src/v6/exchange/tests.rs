@@ -74,7 +74,7 @@ fn an_offer_has_an_address_and_a_lease_was_committed() {
     let mut preferred = advertise(Code::Success, 9);
     preferred.set(option::PREFERENCE, [255]);
     assert!(matches!(offer(preferred, US), Ok(Heard::Offer(Offer { preference: PREFERRED, .. }))));
-    let why = |answer: Message| offer(answer, US).err().unwrap_or_default();
+    let why = |answer: Message| offer(answer, US).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(why(advertise(Code::NoAddress, 9)).contains("NoAddrsAvail"));
     assert!(why(advertise(Code::Unspecified, 9)).contains("UnspecFail"));
     assert!(why(advertise(Code::Success, 0)).contains("no address that a container could have"));

@@ -327,7 +327,7 @@ impl fmt::Display for Outcome {
 
 /// Makes pools, and an object for each address; what became of each.
 async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
-    let census = Census::take(client).await.map_err(Failure::new)?;
+    let census = Census::take(client).await.map_err(|error| Failure::new(error.to_string()))?;
     let mut known: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
     let mut made = BTreeMap::new();
     // Wide ranges first: a narrow one in them is the same pool.
@@ -365,7 +365,7 @@ async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap
     for Allocation { pod, .. } in allocations {
         let Some((namespace, _)) = pod.split_once('/') else { continue };
         if !pods.contains_key(namespace) {
-            let found = Census::pods_of(client, namespace).await.map_err(Failure::new)?;
+            let found = Census::pods_of(client, namespace).await.map_err(|error| Failure::new(error.to_string()))?;
             pods.insert(namespace.to_owned(), found.into_iter().map(|pod| pod.name).collect());
         }
     }
