@@ -64,7 +64,7 @@ pub enum Unread {
     #[error("annotation {ANNOTATION}: {why}")]
     Annotation {
         /// The sentence of the reader.
-        why: String,
+        why: neutron::vif::DecodeError,
     },
     /// The KuryrPort makes no sense.
     #[error("KuryrPort {name}: {why}")]
@@ -72,7 +72,7 @@ pub enum Unread {
         /// The name of the object.
         name: String,
         /// The sentence of the reader.
-        why: String,
+        why: neutron::vif::DecodeError,
     },
 }
 

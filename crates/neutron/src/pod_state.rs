@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::primitive::{Data, object, open};
-use crate::vif::Vif;
+use crate::vif::{DecodeError, Vif};
 
 /// The name of a pod's default interface.
 pub const DEFAULT: &str = "eth0";
@@ -89,9 +89,9 @@ impl PodState {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn from_annotation(text: &str) -> Result<PodState, String> {
-        let value: Value = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
-        let state = open(&value).ok_or("not an object of os_vif")?;
+    pub fn from_annotation(text: &str) -> Result<PodState, DecodeError> {
+        let value: Value = serde_json::from_str(text)?;
+        let state = open(&value).ok_or(DecodeError::NotAnObject)?;
         if state.name != "PodState" {
             return Ok(PodState { default: Some(Vif::from_primitive(&value)?), ..PodState::default() });
         }
@@ -118,7 +118,7 @@ impl PodState {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn from_vifs(vifs: &Value) -> Result<PodState, String> {
+    pub fn from_vifs(vifs: &Value) -> Result<PodState, DecodeError> {
         let mut read = PodState::default();
         for (name, entry) in vifs.as_object().into_iter().flatten() {
             let vif = Vif::from_primitive(entry.get("vif").unwrap_or(&Value::Null))?;

@@ -113,6 +113,52 @@ pub struct Route {
     pub gateway: IpAddr,
 }
 
+/// A binding of Neutron that weft cannot plug in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{vif_type}")]
+pub struct UnknownBinding {
+    /// The type of the binding, as Neutron writes it.
+    pub vif_type: String,
+}
+
+/// A reason why a VIF, or the VIFs of a pod, cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The text is not JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The value is not an object of os_vif.
+    #[error("not an object of os_vif")]
+    NotAnObject,
+    /// The object is not a VIF.
+    #[error("{object} is no VIF")]
+    NotAVif {
+        /// The name of the object.
+        object: String,
+    },
+    /// A field of an object is missing.
+    #[error("{object}: {field} is missing")]
+    MissingField {
+        /// The name of the object.
+        object: String,
+        /// The name of the field.
+        field: String,
+    },
+    /// A field of an object has a text of another form.
+    #[error("{object}: {field}: {text:?} is none")]
+    ParseField {
+        /// The name of the object.
+        object: String,
+        /// The name of the field.
+        field: String,
+        /// The text of the field.
+        text: String,
+    },
+    /// The VLAN id of a nested VIF is missing or out of range.
+    #[error("VIFVlanNested: vlan_id is not within 1..=4094")]
+    VlanId,
+}
+
 /// Which of the VIFs a port becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plugging {
@@ -139,7 +185,7 @@ impl Vif {
         network: &port::Network,
         subnets: &[port::Subnet],
         how: &Plugging,
-    ) -> Result<Vif, String> {
+    ) -> Result<Vif, UnknownBinding> {
         let details = &port.vif_details;
         let hybrid = details.get("ovs_hybrid_plug").and_then(Value::as_bool).unwrap_or_default();
         let mut described = Network::of(port, network, subnets);
@@ -156,7 +202,7 @@ impl Vif {
                     false => Kind::OpenVSwitch { bridge },
                 }
             }
-            (Plugging::Bound { .. }, other) => return Err(other.to_owned()),
+            (Plugging::Bound { .. }, other) => return Err(UnknownBinding { vif_type: other.to_owned() }),
         };
         Ok(Vif {
             id: port.id.clone(),
@@ -212,25 +258,25 @@ impl Vif {
     ///
     /// # Errors
     /// What is missing.
-    pub fn from_primitive(value: &Value) -> Result<Vif, String> {
-        let object = open(value).ok_or("not an object of os_vif")?;
+    pub fn from_primitive(value: &Value) -> Result<Vif, DecodeError> {
+        let object = open(value).ok_or(DecodeError::NotAnObject)?;
         let text = |key: &str| match object.text(key) {
             Some(text) => Ok(text.to_owned()),
-            None => Err(format!("{}: {key} is missing", object.name)),
+            None => Err(missing(&object, key)),
         };
         let network = object.data.get("network").and_then(open);
-        let network = network.ok_or_else(|| format!("{}: network is missing", object.name))?;
+        let network = network.ok_or_else(|| missing(&object, "network"))?;
         let kind = match object.name {
             OPEN_VSWITCH => Kind::OpenVSwitch { bridge: text("bridge_name")? },
             BRIDGE => Kind::Bridge { bridge: text("bridge_name")? },
             VLAN_NESTED => {
                 let id = object.data.get("vlan_id").and_then(Value::as_u64);
                 let id = id.and_then(|id| u16::try_from(id).ok()).filter(|id| (1..=4094).contains(id));
-                Kind::VlanNested { vlan_id: id.ok_or("VIFVlanNested: vlan_id is not within 1..=4094")? }
+                Kind::VlanNested { vlan_id: id.ok_or(DecodeError::VlanId)? }
             }
             MACVLAN_NESTED => Kind::MacvlanNested,
             name if name.starts_with("VIF") => Kind::foreign(&object),
-            other => return Err(format!("{other} is no VIF")),
+            other => return Err(DecodeError::NotAVif { object: other.to_owned() }),
         };
         Ok(Vif {
             id: text("id")?,
@@ -311,10 +357,10 @@ impl Network {
         object("Network", "1.1", data)
     }
 
-    fn from_object(object: &Object<'_>) -> Result<Network, String> {
+    fn from_object(object: &Object<'_>) -> Result<Network, DecodeError> {
         let number = |key: &str| object.data.get(key).and_then(Value::as_u64);
         Ok(Network {
-            id: object.text("id").ok_or("Network: id is missing")?.to_owned(),
+            id: object.text("id").ok_or_else(|| missing(object, "id"))?.to_owned(),
             label: object.text("label").unwrap_or_default().to_owned(),
             mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()),
             bridge: object.text("bridge").map(str::to_owned),
@@ -365,7 +411,7 @@ impl Subnet {
         object("Subnet", "1.0", data)
     }
 
-    fn from_object(object: &Object<'_>) -> Result<Subnet, String> {
+    fn from_object(object: &Object<'_>) -> Result<Subnet, DecodeError> {
         let dns = object.data.get("dns").and_then(Value::as_array).into_iter().flatten();
         let route =
             |route: Object<'_>| Ok(Route { cidr: read(&route, "cidr")?, gateway: read(&route, "gateway")? });
@@ -373,13 +419,21 @@ impl Subnet {
             cidr: read(object, "cidr")?,
             dns: dns.filter_map(|dns| dns.as_str()?.parse().ok()).collect(),
             gateway: object.text("gateway").map(|_| read(object, "gateway")).transpose()?,
-            routes: object.objects("routes").map(route).collect::<Result<_, String>>()?,
+            routes: object.objects("routes").map(route).collect::<Result<_, DecodeError>>()?,
             ips: object.objects("ips").map(|ip| read(&ip, "address")).collect::<Result<_, _>>()?,
         })
     }
 }
 
-fn read<T: std::str::FromStr>(object: &Object<'_>, key: &str) -> Result<T, String> {
+fn read<T: std::str::FromStr>(object: &Object<'_>, key: &str) -> Result<T, DecodeError> {
     let text = object.text(key).unwrap_or_default();
-    text.parse().map_err(|_| format!("{}: {key}: {text:?} is none", object.name))
+    text.parse().map_err(|_| DecodeError::ParseField {
+        object: object.name.to_owned(),
+        field: key.to_owned(),
+        text: text.to_owned(),
+    })
+}
+
+fn missing(object: &Object<'_>, field: &str) -> DecodeError {
+    DecodeError::MissingField { object: object.name.to_owned(), field: field.to_owned() }
 }

@@ -147,7 +147,7 @@ fn what_nobody_can_plug_is_refused_by_name_and_what_is_none_too() {
     let network: Network = serde_json::from_value(part["network"].clone()).unwrap();
     for binding in ["binding_failed", "unbound", "hw_veb"] {
         port.vif_type = binding.into();
-        assert_eq!(Vif::of(&port, &network, &[], &bound()).unwrap_err(), binding);
+        assert_eq!(Vif::of(&port, &network, &[], &bound()).unwrap_err().vif_type, binding);
     }
     for broken in
         ["", "{}", "[]", "null", r#"{"versioned_object.namespace":"os_vif","versioned_object.name":"VIFX"}"#]

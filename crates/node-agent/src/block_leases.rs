@@ -19,12 +19,13 @@
 mod deleted_blocks;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipam::address_store::Block;
-use ipam::{BlockState, Holder, Registry};
+use ipam::{BlockState, Holder, Registry, RegistryError};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -34,6 +35,7 @@ use tracing::{info, warn};
 
 use crate::agent_state::Brain;
 use cli_support::background::aside;
+use cli_support::failure::Failure;
 use ipam_api::api_registry::{Cluster, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, Cut, PoolObject, block_name};
@@ -42,7 +44,7 @@ use kube_support::api_error;
 use kube_support::cache::Cache;
 use kube_support::lookup::ASK_MAX;
 use node_support::address_store;
-use node_support::address_store::Held;
+use node_support::address_store::{Held, ReadError};
 use node_support::weft_cni::Hands;
 
 /// How long changes are gathered.
@@ -93,10 +95,84 @@ enum Done {
     Others,
 }
 
+/// A reason why the leases of this node's address stores could not be brought up to date.
+#[derive(Debug, thiserror::Error)]
+enum LeaseError {
+    /// The API server was asked, and there was no answer in time.
+    #[error("the API server does not answer")]
+    NoAnswer,
+    /// The API server refused a request.
+    #[error("{request}: {reason}")]
+    Request {
+        /// The request, or its object.
+        request: String,
+        /// The text of the error of the API.
+        reason: String,
+    },
+    /// The registry could not be read or changed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A lease could not be made again.
+    #[error("lease {net} again: {cause}")]
+    Recreate {
+        /// The block.
+        net: IpNet,
+        /// The error of the registry.
+        cause: RegistryError,
+    },
+    /// An address store could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A lease could not be marked as unconfirmed: no thread ran weft-cni to the end.
+    #[error("{reason}")]
+    RunAside {
+        /// The text of the error.
+        reason: String,
+    },
+    /// A lease could not be marked as unconfirmed: weft-cni failed.
+    #[error("{reason}")]
+    MarkUnconfirmed {
+        /// The text of the failure.
+        reason: String,
+    },
+    /// A block that was deleted could not be given back.
+    #[error("block {block}: {cause}")]
+    GiveBack {
+        /// The block.
+        block: IpNet,
+        /// The reason.
+        cause: Box<LeaseError>,
+    },
+    /// Leases of some address stores could not be compared.
+    #[error("{}", joined(.0))]
+    Compare(Vec<(String, LeaseError)>),
+}
+
+/// The errors of several address stores, each with the name of its store.
+fn joined(failed: &[(String, LeaseError)]) -> String {
+    let lines: Vec<String> = failed.iter().map(|(store, error)| format!("ledger {store}: {error}")).collect();
+    lines.join("; ")
+}
+
+impl LeaseError {
+    /// An error of the thread that runs weft-cni.
+    fn run_aside(error: &dyn Display) -> LeaseError {
+        LeaseError::RunAside { reason: error.to_string() }
+    }
+
+    /// An error of the API about a request.
+    fn request(request: impl Into<String>, error: &kube::Error) -> LeaseError {
+        LeaseError::Request { request: request.into(), reason: api_error::said(error) }
+    }
+}
+
 /// Waits until something changes, or it is time to try again.
-async fn wait(changes: &mut Receiver<u64>, done: Result<Done, String>) {
-    if let Err(why) = &done {
-        warn!(why, "whose the leases of this node's ledgers are could not be asked, or not be written down");
+async fn wait(changes: &mut Receiver<u64>, done: Result<Done, LeaseError>) {
+    if let Err(error) = &done {
+        warn!(
+            why = error.to_string(),
+            "whose the leases of this node's ledgers are could not be asked, or not be written down"
+        );
     }
     let wait = match done {
         Ok(Done::All) => LONG,
@@ -140,7 +216,7 @@ impl Leases {
                 done = match self.give_back(owned).await {
                     Ok(Done::All) => done,
                     Ok(others) => done.and(Ok(others)),
-                    Err(why) => Err(format!("block {block}: {why}")),
+                    Err(error) => Err(LeaseError::GiveBack { block: *block, cause: Box::new(error) }),
                 };
             }
             wait(&mut changes, done).await;
@@ -148,7 +224,7 @@ impl Leases {
     }
 
     /// Says that this node is there.
-    async fn answer(&self, name: &str) -> Result<(), String> {
+    async fn answer(&self, name: &str) -> Result<(), LeaseError> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let work = async {
             let Some(mut object) = blocks.get_opt(name).await? else { return Ok(()) };
@@ -161,14 +237,14 @@ impl Leases {
                 other => other.map(drop),
             }
         };
-        let done = timeout(ASK_MAX, work).await.map_err(|_| "the API server does not answer".to_owned())?;
-        done.map_err(|error| format!("ipblock {name}: {}", api_error::said(&error)))?;
+        let done = timeout(ASK_MAX, work).await.map_err(|_| LeaseError::NoAnswer)?;
+        done.map_err(|error| LeaseError::request(format!("ipblock {name}"), &error))?;
         info!(block = name, "the cluster took this node for gone: it was told otherwise");
         Ok(())
     }
 
     /// Looks for leases that the ledgers have and the cluster does not.
-    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<Done, String> {
+    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<Done, LeaseError> {
         let mut missing = in_ledgers(&self.ledgers)?;
         missing.retain(|written| !known.contains(&written.lease));
         if missing.is_empty() {
@@ -177,8 +253,8 @@ impl Leases {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let own = ListParams::default().labels(&of_node(&self.node));
         let found = timeout(ASK_MAX, blocks.list(&own)).await;
-        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
-        let found = found.map_err(|error| format!("list ipblocks: {}", api_error::said(&error)))?.items;
+        let found = found.map_err(|_| LeaseError::NoAnswer)?;
+        let found = found.map_err(|error| LeaseError::request("list ipblocks", &error))?.items;
         let of_node = found.iter().filter(|block| block.spec.node == self.node);
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
@@ -200,18 +276,19 @@ impl Leases {
                     Err(why) => Err(why),
                 };
             }
-            failed.extend(done.err().map(|why| format!("ledger {}: {why}", written.ledger)));
+            failed.extend(done.err().map(|error| (written.ledger, error)));
         }
-        if failed.is_empty() { Ok(outcome) } else { Err(failed.join("; ")) }
+        if failed.is_empty() { Ok(outcome) } else { Err(LeaseError::Compare(failed)) }
     }
 
     /// Has nothing new given of a lease.
-    async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), String> {
+    async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), LeaseError> {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
         let doubted =
             aside(move || Hands::find().and_then(|hands| hands.mark_unconfirmed(&ledgers, &name, &lease)));
-        let doubted = doubted.await.map_err(|error| error.to_string())?;
-        if doubted.map_err(|failure| failure.to_string())? {
+        let doubted = doubted.await.map_err(|error| LeaseError::run_aside(&error))?;
+        let failed = |failure: Failure| LeaseError::MarkUnconfirmed { reason: failure.to_string() };
+        if doubted.map_err(failed)? {
             warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
         }
         Ok(())
@@ -219,14 +296,14 @@ impl Leases {
 
     /// Leases what is in doubt and held, if it is nobody's: the next question of its ledger finds it. For whom a single address is
     /// held, and what keeps it for others, is written beside the ledger.
-    async fn lease_again(&self, missing: &Written) -> Result<Done, String> {
+    async fn lease_again(&self, missing: &Written) -> Result<Done, LeaseError> {
         let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
         let place = self.ledgers.join(ledger);
         let Some(written) = address_store::read(&place)? else { return Ok(Done::All) };
         let is_held = |block: &Block| block.lease == *lease && written.is_unconfirmed_and_used(block);
         let Some(block) = written.blocks().find(is_held) else { return Ok(Done::All) };
         let Some(registry) = self.pool_of(missing).await? else { return Ok(Done::All) };
-        let failed = |fault| format!("lease {net} again: {fault}");
+        let failed = |cause| LeaseError::Recreate { net: *net, cause };
         let known = registry.read(*net).await.map_err(failed)?;
         if known.is_some_and(|known| !known.holder.node.is_empty()) {
             return Ok(Done::Others);
@@ -248,12 +325,12 @@ impl Leases {
 
     /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is
     /// not called so may be a copy of the one that is.
-    async fn pool_of(&self, missing: &Written) -> Result<Option<Cluster>, String> {
+    async fn pool_of(&self, missing: &Written) -> Result<Option<Cluster>, LeaseError> {
         let Written { ledger, lease: (net, _), state: _, alone } = missing;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.list(&ListParams::default())).await;
-        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
-        let found = found.map_err(|error| format!("list ippools: {}", api_error::said(&error)))?.items;
+        let found = found.map_err(|_| LeaseError::NoAnswer)?;
+        let found = found.map_err(|error| LeaseError::request("list ippools", &error))?.items;
         let has = |pool: &&PoolObject| {
             let grid = pool.grid().ok().flatten().filter(|_| pool.cut() == Ok(Cut::Done));
             let is_single = net.prefix_len() == net.max_prefix_len();
@@ -276,7 +353,7 @@ fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
 
 /// The leases from which the ledgers below a directory give, and those in doubt of which something is held. What lies beside
 /// them is no ledger; a copy under a name that one may have is.
-fn in_ledgers(directory: &Path) -> Result<Vec<Written>, String> {
+fn in_ledgers(directory: &Path) -> Result<Vec<Written>, ReadError> {
     let mut leases = Vec::new();
     let mut holders: BTreeMap<Lease, usize> = BTreeMap::new();
     for (name, place) in address_store::all(directory)? {

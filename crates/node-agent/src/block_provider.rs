@@ -17,6 +17,8 @@
 //! ledger does not have.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,7 +45,7 @@ use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{elsewhere, placed};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
-use node_support::client_probe::ClientProbe;
+use node_support::client_probe::{ClientProbe, Unconfirmed};
 use node_support::metrics::Metrics;
 
 /// How long the watch of our blocks is waited for.
@@ -62,6 +64,51 @@ pub(crate) struct Supplier {
     wanted: Once,
     asked: Sender<bool>,
     shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
+}
+
+/// A reason why a request for addresses could not be served at all.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    /// The pool could not be found or created.
+    #[error("{0}")]
+    FindPool(Unusable),
+    /// The registry could not be read or changed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The client did not confirm that it is connected.
+    #[error(transparent)]
+    Confirm(#[from] Unconfirmed),
+    /// The IPAMClaim, or an address in it, could not be read.
+    #[error("{reason}")]
+    ReadClaim {
+        /// The text of the error.
+        reason: String,
+    },
+    /// The address of the IPAMClaim is not one of the network's.
+    #[error("{claim}: status.ips: {address}: the network may not give it")]
+    AllocateClaimed {
+        /// The name of the IPAMClaim.
+        claim: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// The pod asks for another address than that of the IPAMClaim.
+    #[error("{claim}: status.ips: {address}: the pod asks for {requested}")]
+    AllocateRequested {
+        /// The name of the IPAMClaim.
+        claim: String,
+        /// The address of the IPAMClaim.
+        address: IpAddr,
+        /// The address that the pod asks for.
+        requested: IpAddr,
+    },
+}
+
+impl ServeError {
+    /// An error of an IPAMClaim.
+    fn read_claim(error: &dyn Display) -> ServeError {
+        ServeError::ReadClaim { reason: error.to_string() }
+    }
 }
 
 /// What there is for one ledger.
@@ -104,7 +151,7 @@ impl Supplier {
             Ok(lease) => self.explained(demand, AllocateResponse { lease, ..AllocateResponse::default() }),
             Err(why) => {
                 warn!(pool = demand.pool.name, %why, "addresses");
-                self.explained(demand, refused(why))
+                self.explained(demand, refused(why.to_string()))
             }
         }
     }
@@ -188,7 +235,7 @@ impl Supplier {
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         shelf: &mut Shelf,
         metrics: &Metrics,
-    ) -> Result<LeaseResponse, String> {
+    ) -> Result<LeaseResponse, ServeError> {
         let pool = self.pool(demand, shelf).await?;
         let filter = filter(demand, &pool);
         let registry = Cluster::new(
@@ -241,7 +288,7 @@ impl Supplier {
 
     /// The pool, as it is if something may be made of it for who waits: one that was edited, or deleted and made anew, is told
     /// apart here, and is found not to stand where it was not. Ahead of need, and where there is something ready, it is as it was.
-    async fn pool(&self, demand: &AllocateRequest, shelf: &mut Shelf) -> Result<Pool, String> {
+    async fn pool(&self, demand: &AllocateRequest, shelf: &mut Shelf) -> Result<Pool, ServeError> {
         let may_be_old = match demand.operation {
             Operation::Allocate(AllocationKind::Any) => !shelf.ready.is_empty(),
             operation => !operation.needs_address(),
@@ -261,7 +308,7 @@ impl Supplier {
             }
             // It was there a while ago.
             (Err(Unusable::Unknown(_)), Some((_, pool))) => Ok(pool.clone()),
-            (Err(why), _) => Err(why.to_string()),
+            (Err(why), _) => Err(ServeError::FindPool(why)),
         }
     }
 
@@ -278,7 +325,7 @@ impl Supplier {
         counter: &BlockAllocator<'_, Cluster>,
         known: &[BlockInfo],
         shelf: &mut Shelf,
-    ) -> Result<LeaseResponse, String> {
+    ) -> Result<LeaseResponse, ServeError> {
         if !counter.layout.has_single_addresses_only() && shelf.ready.is_empty() {
             match counter.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
                 Ok(object) => {
@@ -296,10 +343,10 @@ impl Supplier {
         &self,
         counter: &BlockAllocator<'_, Cluster>,
         shelf: &mut Shelf,
-    ) -> Result<(), String> {
+    ) -> Result<(), ServeError> {
         for (_, ready) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
             let (net, lease, now) = (ready.net, ready.lease_id(), counter.clock.now);
-            release_lease(counter.registry, net, &lease, now).await.map_err(|fault| fault.to_string())?;
+            release_lease(counter.registry, net, &lease, now).await?;
         }
         Ok(())
     }
@@ -312,17 +359,24 @@ impl Supplier {
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         wanted: AllocationKind,
         shelf: &mut Shelf,
-    ) -> Result<LeaseResponse, String> {
-        let Some(claim) = Claim::of(&self.client, demand).await.map_err(|error| error.to_string())? else {
+    ) -> Result<LeaseResponse, ServeError> {
+        let Some(claim) =
+            Claim::of(&self.client, demand).await.map_err(|error| ServeError::read_claim(&error))?
+        else {
             return self.serve(counter, pool, (demand, probe), (wanted, wanted), shelf).await;
         };
         let range = demand.pool.range;
-        let kind = match (claim.address(range).map_err(|error| error.to_string())?, wanted) {
+        let kept = claim.address(range).map_err(|error| ServeError::read_claim(&error))?;
+        let kind = match (kept, wanted) {
             (Some(ip), _) if !counter.filter.admits(ip) => {
-                return Err(format!("{}: status.ips: {ip}: the network may not give it", claim.name()));
+                return Err(ServeError::AllocateClaimed { claim: claim.name(), address: ip });
             }
             (Some(ip), AllocationKind::AddressForClaim(named)) if ip != named => {
-                return Err(format!("{}: status.ips: {ip}: the pod asks for {named}", claim.name()));
+                return Err(ServeError::AllocateRequested {
+                    claim: claim.name(),
+                    address: ip,
+                    requested: named,
+                });
             }
             (Some(ip), _) => AllocationKind::AddressForClaim(ip),
             (None, wanted) => wanted,
@@ -350,7 +404,7 @@ impl Supplier {
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         (wanted, kind): (AllocationKind, AllocationKind),
         shelf: &mut Shelf,
-    ) -> Result<LeaseResponse, String> {
+    ) -> Result<LeaseResponse, ServeError> {
         let unconfirmed = demand.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
         if wanted == AllocationKind::Nothing {
             self.give_back_old(counter, shelf).await?;
@@ -367,7 +421,7 @@ impl Supplier {
         // It may be the next one's, who has the ledger by now.
         let is_known = |object: &IpBlock| ask.blocks.iter().any(|known| known.lease == object.lease_id());
         if !seen.iter().all(is_known) {
-            probe.confirm().await.map_err(|unconfirmed| unconfirmed.to_string())?;
+            probe.confirm().await?;
         }
         let mut supply = counter.serve(&ask, &seen).await;
         let wanted = match (wanted, &supply.error) {
@@ -418,7 +472,7 @@ fn without(mut supply: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse
     for lease in supply.leases.iter_mut().filter(|lease| !lease.single_owner) {
         let first = 0..ipam::pool_layout::address_count(lease.net);
         let all = first.map(|offset| ipam::pool_layout::nth(lease.net, offset));
-        let left_out = |ip: &std::net::IpAddr| exclude.iter().any(|net| net.contains(ip));
+        let left_out = |ip: &IpAddr| exclude.iter().any(|net| net.contains(ip));
         let holes: Vec<_> = all.filter(|ip| left_out(ip) && !lease.reserved.contains(ip)).collect();
         lease.reserved.extend(holes);
     }
@@ -431,7 +485,7 @@ async fn ready(
     counter: &BlockAllocator<'_, Cluster>,
     want: AllocationKind,
     shelf: &mut Shelf,
-) -> Result<Option<BlockLease>, String> {
+) -> Result<Option<BlockLease>, ServeError> {
     let suits = |ready: &IpBlock| match want {
         AllocationKind::Any => counter.filter.addresses(ready.net).any(|ip| !ready.reserved.contains(&ip)),
         // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
@@ -441,7 +495,7 @@ async fn ready(
     while let Some(at) = shelf.ready.iter().position(|(_, ready)| suits(ready)) {
         // Should the answer be lost, it is found by the watch.
         let (_, ready) = shelf.ready.remove(at);
-        match counter.use_prefetched(&ready).await.map_err(|fault| fault.to_string())? {
+        match counter.use_prefetched(&ready).await? {
             Some(lease) => return Ok(Some(lease)),
             None => info!(block = %ready.net, "leased ahead, and not this node's any more"),
         }

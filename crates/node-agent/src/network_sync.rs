@@ -91,7 +91,7 @@ async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>
         wanted.insert(name.clone());
         let done = match network(&definition) {
             Ok(config) => set(&client, &name, config, there.get(&name)).await,
-            Err(why) => Err(Status::invalid_argument(why)),
+            Err(error) => Err(Status::invalid_argument(error.to_string())),
         };
         match done {
             Ok(()) => drop(told.remove(&name)),
@@ -150,11 +150,22 @@ fn without_generation(config: &NetworkConfig) -> NetworkConfig {
     config
 }
 
+/// A reason why a definition is no network of the runtime.
+#[derive(Debug, thiserror::Error)]
+enum NetworkError {
+    /// The configuration of the definition cannot be resolved.
+    #[error("{}", .0.msg)]
+    Resolve(cni::Error),
+    /// The configuration has no form in the API of networks.
+    #[error(transparent)]
+    Represent(cni::Error),
+}
+
 /// The network that a definition stands for; a definition whose network is on the node's disk has none here.
-fn network(definition: &Definition) -> Result<NetworkConfig, String> {
+fn network(definition: &Definition) -> Result<NetworkConfig, NetworkError> {
     let resolved = resolve(definition, &Disk::default(), "the node, which the agent does not see");
-    let network = resolved.map_err(|refusal| cni::Error::from(refusal).msg)?.network;
-    let view = conflist::view(&network).map_err(|error| error.to_string())?;
+    let network = resolved.map_err(|refusal| NetworkError::Resolve(refusal.into()))?.network;
+    let view = conflist::view(&network).map_err(NetworkError::Represent)?;
     let metadata = NetworkMetadata {
         name: definition.name.clone(),
         namespace: definition.namespace.clone(),

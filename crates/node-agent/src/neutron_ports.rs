@@ -106,15 +106,23 @@ pub(crate) fn missing(wanted: &[Wanted], state: Option<&PodState>) -> Error {
         .details("`weft controller --neutron` makes them; an Event of the pod says why it has not")
 }
 
+/// A VIF of a class that the plugin neutron does not plug in.
+#[derive(Debug, thiserror::Error)]
+#[error("{class} cannot be plugged in by the plugin neutron")]
+struct ForeignVif {
+    /// The class of the VIF.
+    class: String,
+}
+
 /// A port, in the words of the plugin.
-fn describe(vif: &Vif, role: Role) -> Result<Value, String> {
+fn describe(vif: &Vif, role: Role) -> Result<Value, ForeignVif> {
     let (kind, bridge, vlan) = match &vif.kind {
         Kind::OpenVSwitch { bridge } => ("ovs", Some(bridge), None),
         Kind::Bridge { .. } => ("bridge", vif.network.bridge.as_ref(), None),
         Kind::VlanNested { vlan_id } => ("vlan", None, Some(vlan_id)),
         Kind::MacvlanNested => ("macvlan", None, None),
         Kind::Foreign { name, .. } => {
-            return Err(format!("{name} cannot be plugged in by the plugin neutron"));
+            return Err(ForeignVif { class: name.clone() });
         }
     };
     let (mut ips, mut routes, mut servers) = (Vec::new(), Vec::new(), Vec::new());

@@ -108,22 +108,41 @@ pub(crate) async fn given(socket: &Path, namespace: &str, name: &str) -> Result<
     Ok(to_pod(unfolded(&answer, namespace, name).map_err(|why| failed(&why))?))
 }
 
+/// A reason why an answer of the kubelet cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum AnswerError {
+    /// The answer is not a message.
+    #[error("its answer is no message")]
+    Frame,
+    /// A part of the answer has another form.
+    #[error(transparent)]
+    Decode(#[from] prost::DecodeError),
+    /// The answer says more of the pod than is read.
+    #[error("it tells more than {POD_MAX} bytes of pod {namespace}/{name}")]
+    TooLarge {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+}
+
 /// What an answer says of one pod.
-fn unfolded(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, String> {
+fn unfolded(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, AnswerError> {
     let mut all = PodResources::default();
     let mut length = 0;
     for record in wire::records(answer) {
-        let record = record.map_err(|_| "its answer is no message".to_owned())?;
+        let record = record.map_err(|_| AnswerError::Frame)?;
         let Some(pod) = record.content.filter(|_| record.number == PODS) else { continue };
-        let owner = Owner::decode(pod).map_err(|cause| cause.to_string())?;
+        let owner = Owner::decode(pod)?;
         if owner.namespace != namespace || owner.name != name {
             continue;
         }
         length += pod.len();
         if length > POD_MAX {
-            return Err(format!("it tells more than {POD_MAX} bytes of pod {namespace}/{name}"));
+            return Err(AnswerError::TooLarge { namespace: namespace.to_owned(), name: name.to_owned() });
         }
-        all.merge(pod).map_err(|cause| cause.to_string())?;
+        all.merge(pod)?;
     }
     Ok(all)
 }

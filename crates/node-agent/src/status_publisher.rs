@@ -299,18 +299,34 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
     Patched::Failed(last)
 }
 
+/// A reason why the status of a sandbox could not be published.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishError {
+    /// The status could not be rendered.
+    #[error(transparent)]
+    Render(cni::Error),
+    /// The status could not be written to the pod.
+    #[error("{reason}")]
+    Write {
+        /// The last reason why it could not.
+        reason: String,
+    },
+}
+
 /// Writes the status of one sandbox, trying for a while.
 ///
 /// # Errors
 /// The last reason why it could not be written.
-pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), String> {
-    let text = status::render(&entry.network_status).map_err(|error| error.to_string())?;
+pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), PublishError> {
+    let text = status::render(&entry.network_status).map_err(PublishError::Render)?;
     let started = Instant::now();
     let mut pause = RETRY_MIN;
     loop {
         match write(client.clone(), &entry.plan.pod, text.clone()).await {
             Written::Yes(_) | Written::Moot => return Ok(()),
-            Written::Failed(why) if started.elapsed() >= RETRY_MAX => return Err(why),
+            Written::Failed(why) if started.elapsed() >= RETRY_MAX => {
+                return Err(PublishError::Write { reason: why });
+            }
             Written::Failed(_) => tokio::time::sleep(pause).await,
         }
         pause *= 2;

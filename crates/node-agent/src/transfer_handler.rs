@@ -9,10 +9,12 @@
 //! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is
 //! enough); one address at a time; what cannot be done now is tried again. Nothing is watched on a node that has no addresses of the cluster's.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipam::RegistryError;
 use ipam::transfer::{self, TransferOutcome, TransferReply};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
@@ -21,6 +23,7 @@ use tracing::{info, warn};
 
 use crate::agent_state::Brain;
 use cli_support::background::aside;
+use cli_support::failure::Failure;
 use ipam_api::api_registry::{Cluster, asked_of};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -63,6 +66,47 @@ pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain
     }
 }
 
+/// A reason why an address could not be given up yet.
+#[derive(Debug, thiserror::Error)]
+enum TransferError {
+    /// The API server was asked, and there was no answer in time.
+    #[error("the API server does not answer")]
+    NoAnswer,
+    /// The pool could not be read.
+    #[error("{reason}")]
+    ReadPool {
+        /// The text of the error.
+        reason: String,
+    },
+    /// The registry could not be read or changed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// No thread ran weft-cni to the end.
+    #[error("{reason}")]
+    RunAside {
+        /// The text of the error.
+        reason: String,
+    },
+    /// weft-cni could not release the address.
+    #[error("{reason}")]
+    ReleaseAddress {
+        /// The text of the failure.
+        reason: String,
+    },
+}
+
+impl TransferError {
+    /// An error of the pool's object.
+    fn read_pool(error: &dyn Display) -> TransferError {
+        TransferError::ReadPool { reason: error.to_string() }
+    }
+
+    /// An error of the thread that runs weft-cni.
+    fn run_aside(error: &dyn Display) -> TransferError {
+        TransferError::RunAside { reason: error.to_string() }
+    }
+}
+
 impl Giver {
     /// Does what is asked; must it be tried again?
     async fn serve(&self, owned: &Owned) -> bool {
@@ -76,7 +120,8 @@ impl Giver {
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 warn!(pool = owned.pool, %address, why, "asked for by another node, and not given up yet");
                 return true;
             }
@@ -84,25 +129,23 @@ impl Giver {
         false
     }
 
-    async fn give_up(&self, owned: &Owned) -> Result<TransferOutcome, String> {
+    async fn give_up(&self, owned: &Owned) -> Result<TransferOutcome, TransferError> {
         let Owned { pool, object, .. } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
-        let found = timeout(PAUSE, pools.get_opt(pool))
-            .await
-            .map_err(|_| "the API server does not answer".to_owned())?;
-        let found = found.map_err(|error| api_error::said(&error))?;
-        let grid =
-            found.as_ref().map(PoolObject::grid).transpose().map_err(|error| error.to_string())?.flatten();
+        let found = timeout(PAUSE, pools.get_opt(pool)).await.map_err(|_| TransferError::NoAnswer)?;
+        let found = found.map_err(|error| TransferError::ReadPool { reason: api_error::said(&error) })?;
+        let grid = found.as_ref().map(PoolObject::grid).transpose();
+        let grid = grid.map_err(|error| TransferError::read_pool(&error))?.flatten();
         let cluster = found
             .as_ref()
             .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
         let Some((grid, registry)) = grid.zip(cluster) else { return Ok(TransferOutcome::Obsolete) };
         let wanted = transfer::requested_block(&registry, grid, &self.node, object, now()).await;
-        let Some(block) = wanted.map_err(|fault| fault.to_string())? else {
+        let Some(block) = wanted? else {
             return Ok(TransferOutcome::Obsolete);
         };
         let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;
-        if ahead.map_err(|fault| fault.to_string())? {
+        if ahead? {
             // Its block is nobody's now: the notice goes with the next look.
             return Ok(TransferOutcome::Pending);
         }
@@ -114,15 +157,14 @@ impl Giver {
                 format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --address-stores,");
             let told =
                 transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
-            return told.map_err(|fault| fault.to_string());
+            return Ok(told?);
         }
         let given = aside(move || {
-            let hands = Hands::find().map_err(|failure| failure.to_string())?;
-            hands.release_address(&ledgers, &ledger, &lease, ip).map_err(|failure| failure.to_string())
+            Hands::find().and_then(|hands| hands.release_address(&ledgers, &ledger, &lease, ip))
         });
-        let given = given.await.map_err(|error| error.to_string())??;
-        transfer::complete_transfer(&registry, object, block, given, now())
-            .await
-            .map_err(|fault| fault.to_string())
+        let given = given.await.map_err(|error| TransferError::run_aside(&error))?;
+        let failed = |failure: Failure| TransferError::ReleaseAddress { reason: failure.to_string() };
+        let given = given.map_err(failed)?;
+        Ok(transfer::complete_transfer(&registry, object, block, given, now()).await?)
     }
 }

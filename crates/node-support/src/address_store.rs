@@ -6,12 +6,12 @@
 
 use std::fmt;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ipam::AddressStore;
-use ipam::address_store::{self, SLOTS, SlotId};
+use ipam::address_store::{self, SLOTS, SlotId, StoreError};
 
 /// Length of an owner's record beside a ledger.
 const RECORD: usize = 1024;
@@ -44,12 +44,41 @@ pub struct Held {
     pub owner: Owner,
 }
 
+/// A reason why an address store of this node cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The directory of the address stores cannot be listed.
+    #[error("{}: {cause}", directory.display())]
+    List {
+        /// The directory.
+        directory: PathBuf,
+        /// The error of the system.
+        cause: io::Error,
+    },
+    /// The file of an address store, or of its owners, cannot be read.
+    #[error("{}: {cause}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The error of the system.
+        cause: io::Error,
+    },
+    /// The content of an address store is not valid.
+    #[error("{}: {cause}", file.display())]
+    Decode {
+        /// The file.
+        file: PathBuf,
+        /// The error in its content.
+        cause: StoreError,
+    },
+}
+
 /// Each ledger below a directory, which need not be there: its name and where it is.
 ///
 /// # Errors
 /// The directory cannot be read: what is below it is not known.
-pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    let failed = |cause| format!("{}: {cause}", directory.display());
+pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, ReadError> {
+    let failed = |cause| ReadError::List { directory: directory.to_owned(), cause };
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?,
@@ -65,14 +94,14 @@ pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, String> {
 ///
 /// # Errors
 /// It cannot be read: by us, or by anybody.
-pub fn read(place: &Path) -> Result<Option<AddressStore>, String> {
+pub fn read(place: &Path) -> Result<Option<AddressStore>, ReadError> {
     let path = place.join("ledger");
     match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
-        Err(cause) => Err(format!("{}: {cause}", path.display())),
+        Err(cause) => Err(ReadError::Read { file: path, cause }),
         Ok(bytes) => AddressStore::from_bytes(&bytes)
             .map(Some)
-            .map_err(|spoilt| format!("{}: {spoilt}", path.display())),
+            .map_err(|cause| ReadError::Decode { file: path, cause }),
     }
 }
 
@@ -80,11 +109,11 @@ pub fn read(place: &Path) -> Result<Option<AddressStore>, String> {
 ///
 /// # Errors
 /// The records of owners cannot be read.
-pub fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, String> {
+pub fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, ReadError> {
     let path = place.join("owners");
     let owners = match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(|cause| format!("{}: {cause}", path.display()))?,
+        read => read.map_err(|cause| ReadError::Read { file: path, cause })?,
     };
     let held = ledger.held().filter_map(|(at, since, _)| {
         Some(Held { ip: ledger.address(at)?, since, owner: Owner::read(&owners, at)? })

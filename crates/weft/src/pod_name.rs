@@ -34,14 +34,38 @@ pub(crate) struct PodName {
     pub(crate) name: String,
 }
 
+/// A reason why a text does not name a pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PodNameError {
+    /// The text has no `/`.
+    #[error("expected NAMESPACE/NAME")]
+    Separator,
+    /// The namespace is not a valid name.
+    #[error("the namespace {namespace:?} {fault}")]
+    Namespace {
+        /// The namespace.
+        namespace: String,
+        /// The rule that it breaks.
+        fault: String,
+    },
+    /// The pod's own name is not a valid name.
+    #[error("the name {name:?} {fault}")]
+    Name {
+        /// The name.
+        name: String,
+        /// The rule that it breaks.
+        fault: String,
+    },
+}
+
 impl PodName {
     /// Both parts, checked.
-    pub(crate) fn new(namespace: &str, name: &str) -> Result<PodName, String> {
+    pub(crate) fn new(namespace: &str, name: &str) -> Result<PodName, PodNameError> {
         if let Some(fault) = label_fault(namespace) {
-            return Err(format!("the namespace {namespace:?} {fault}"));
+            return Err(PodNameError::Namespace { namespace: namespace.to_owned(), fault });
         }
         match definition_name_fault(name) {
-            Some(fault) => Err(format!("the name {name:?} {fault}")),
+            Some(fault) => Err(PodNameError::Name { name: name.to_owned(), fault }),
             None => Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() }),
         }
     }
@@ -66,10 +90,10 @@ impl PodName {
 }
 
 impl FromStr for PodName {
-    type Err = String;
+    type Err = PodNameError;
 
-    fn from_str(text: &str) -> Result<PodName, String> {
-        let (namespace, name) = text.split_once('/').ok_or("expected NAMESPACE/NAME")?;
+    fn from_str(text: &str) -> Result<PodName, PodNameError> {
+        let (namespace, name) = text.split_once('/').ok_or(PodNameError::Separator)?;
         PodName::new(namespace, name)
     }
 }

@@ -150,8 +150,8 @@ impl Allocator {
                 Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
                     reason: EventReason::PortNotBound,
                     why: format!(
-                        "port {} is bound as {binding:?} on host {:?}: is there an agent of Neutron under that name?",
-                        port.id, port.host_id
+                        "port {} is bound as {:?} on host {:?}: is there an agent of Neutron under that name?",
+                        port.id, binding.vif_type, port.host_id
                     ),
                     passes: true,
                 })

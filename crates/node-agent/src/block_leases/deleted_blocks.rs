@@ -14,18 +14,17 @@ use kube::Api;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{Done, Leases};
+use super::{Done, LeaseError, Leases};
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::ip_objects::PoolObject;
 use ipam_api::owned_block::Owned;
-use kube_support::api_error;
 use kube_support::lookup::ASK_MAX;
 use node_support::address_store;
 
 impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.
-    pub(super) async fn give_back(&self, owned: &Owned) -> Result<Done, String> {
+    pub(super) async fn give_back(&self, owned: &Owned) -> Result<Done, LeaseError> {
         let Owned { pool, object, .. } = owned;
         let (name, lease) = (&object.holder.store, object.lease_id());
         // One in another directory nobody sees; it comes from the cluster and becomes part of a path.
@@ -33,8 +32,7 @@ impl Leases {
             return Ok(Done::All);
         }
         let Some(registry) = self.registry(pool).await? else { return Ok(Done::Others) };
-        let fault = |fault: ipam::RegistryError| fault.to_string();
-        if self.brain.supplier.give_back_ahead(&registry, object).await.map_err(fault)? {
+        if self.brain.supplier.give_back_ahead(&registry, object).await? {
             return Ok(Done::All);
         }
         let place = self.ledgers.join(name);
@@ -46,16 +44,16 @@ impl Leases {
         if !address_store::read(&place)?.is_some_and(|ledger| ledger.is_unconfirmed_and_unused(&lease)) {
             return Ok(Done::Others);
         }
-        release_lease(&registry, object.net, &lease, now()).await.map_err(fault)?;
+        release_lease(&registry, object.net, &lease, now()).await?;
         info!(pool, block = %object.net, "deleted by hand, and nothing in it is held: given back");
         Ok(Done::All)
     }
 
-    async fn registry(&self, pool: &str) -> Result<Option<Cluster>, String> {
+    async fn registry(&self, pool: &str) -> Result<Option<Cluster>, LeaseError> {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.get_opt(pool)).await;
-        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
-        let found = found.map_err(|error| format!("pool {pool}: {}", api_error::said(&error)))?;
+        let found = found.map_err(|_| LeaseError::NoAnswer)?;
+        let found = found.map_err(|error| LeaseError::request(format!("pool {pool}"), &error))?;
         let requests = &self.brain.metrics.address_requests;
         Ok(found.and_then(|pool| Cluster::of(&self.client, &pool, requests)))
     }

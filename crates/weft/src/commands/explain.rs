@@ -50,7 +50,7 @@ struct Explanation<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, inputs, output } = arguments;
     let pod = PodName::new(namespace, pod)
-        .map_err(|why| Failure::new(why).exit(cli_support::failure::Exit::Usage))?;
+        .map_err(|error| Failure::new(error.to_string()).exit(cli_support::failure::Exit::Usage))?;
     let material = inputs.read()?;
     let plan = material.plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {

@@ -192,7 +192,7 @@ fn leaked(census: &Census, directory: &Path) -> Vec<Finding> {
     };
     let all = match address_store::all(directory) {
         Ok(all) => all,
-        Err(why) => return unread("ledgers".to_owned(), why).into_iter().collect(),
+        Err(why) => return unread("ledgers".to_owned(), why.to_string()).into_iter().collect(),
     };
     let mut findings = Vec::new();
     for (name, place) in all {
@@ -201,7 +201,7 @@ fn leaked(census: &Census, directory: &Path) -> Vec<Finding> {
         let held = match held {
             Ok(held) => held,
             Err(why) => {
-                findings.extend(unread(format!("ledger {name}"), why));
+                findings.extend(unread(format!("ledger {name}"), why.to_string()));
                 continue;
             }
         };

@@ -46,7 +46,7 @@ pub(super) fn script(
     let material = Material { files, meta_plugin };
     let mut names = Vec::new();
     for pod in manifest_plan::collect(material.manifests()).pods {
-        names.push(PodName::new(&pod.namespace, &pod.name).map_err(Failure::new)?);
+        names.push(PodName::new(&pod.namespace, &pod.name).map_err(|error| Failure::new(error.to_string()))?);
     }
     let mut others = names.iter().filter(|name| Some(*name) != pod && Some(*name) != partner);
     let pod = pod.or_else(|| others.next()).cloned();

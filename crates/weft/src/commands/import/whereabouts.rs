@@ -83,6 +83,54 @@ pub(crate) struct Allocation {
     interface: String,
 }
 
+/// A reason why an object of whereabouts cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    /// The range of a pool, or of the slices of nodes, is not a network.
+    #[error("{object}: spec.range: {range:?}: not a network")]
+    ParseRange {
+        /// The kind and the name of the object.
+        object: String,
+        /// The range as it is written.
+        range: String,
+    },
+    /// The allocations of a pool are not a map.
+    #[error("ippool {pool}: spec.allocations: no map")]
+    Allocations {
+        /// The name of the pool.
+        pool: String,
+    },
+    /// One allocation of a pool is not valid.
+    #[error("ippool {pool}: spec.allocations: {offset:?}: {fault}")]
+    ReadAllocation {
+        /// The name of the pool.
+        pool: String,
+        /// The offset of the address in the range, as it is written.
+        offset: String,
+        /// The rule that the allocation breaks.
+        fault: &'static str,
+    },
+    /// The name of a reservation contains no address.
+    #[error("overlappingrangeipreservation {name}: its name has no address")]
+    ParseReservation {
+        /// The name of the reservation.
+        name: String,
+    },
+    /// The name of a reservation can be read as addresses of two pools.
+    #[error(
+        "overlappingrangeipreservation {name}: its name is {one} of one pool and {other} of another: remove it, if no pod \
+         has either"
+    )]
+    ChooseAddress {
+        /// The name of the reservation.
+        name: String,
+        /// The address in one pool.
+        one: IpAddr,
+        /// The address in the other pool.
+        other: IpAddr,
+    },
+}
+
 /// Whereabouts' objects, as lists of their JSON.
 #[derive(Debug, Default)]
 struct Found {
@@ -114,7 +162,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             reservations: list("overlappingrangeipreservations", "OverlappingRangeIPReservation").await?,
             slices: list("nodeslicepools", "NodeSlicePool").await?,
         };
-        let allocations = found.allocations().map_err(Failure::new)?;
+        let allocations = found.allocations().map_err(|error| Failure::new(error.to_string()))?;
         let made = match apply {
             true => take_over(&client, &allocations).await?,
             false => foresee(&client, &allocations).await?,
@@ -125,8 +173,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 impl Found {
     /// Every address, once.
-    fn allocations(&self) -> Result<Vec<Allocation>, String> {
-        let ranges = self.slices.iter().map(sliced).collect::<Result<Vec<_>, String>>()?;
+    fn allocations(&self) -> Result<Vec<Allocation>, ReadError> {
+        let ranges = self.slices.iter().map(sliced).collect::<Result<Vec<_>, ReadError>>()?;
         let mut found: BTreeMap<(String, IpAddr), Allocation> = BTreeMap::new();
         for pool in &self.pools {
             for allocation in of_pool(pool, &ranges)? {
@@ -158,7 +206,7 @@ impl Found {
         reservation: &Value,
         readings: Vec<(String, IpAddr)>,
         ranges: &[Sliced],
-    ) -> Result<Option<(String, IpAddr, IpNet)>, String> {
+    ) -> Result<Option<(String, IpAddr, IpNet)>, ReadError> {
         let places: Vec<_> = self.pools.iter().filter_map(|pool| place(pool, ranges).ok()).collect();
         let placed = readings.into_iter().filter_map(|(network, address)| {
             let holds =
@@ -170,11 +218,7 @@ impl Found {
             [] => Ok(None),
             [one] => Ok(Some(one.clone())),
             [(_, one, _), (_, other, _), ..] => {
-                let name = name_of(reservation);
-                Err(format!(
-                    "overlappingrangeipreservation {name}: its name is {one} of one pool and {other} of another: remove it, if no pod \
-                     has either"
-                ))
+                Err(ReadError::ChooseAddress { name: name_of(reservation), one: *one, other: *other })
             }
         }
     }
@@ -208,11 +252,12 @@ struct Sliced {
 }
 
 /// What a NodeSlicePool says.
-fn sliced(object: &Value) -> Result<Sliced, String> {
+fn sliced(object: &Value) -> Result<Sliced, ReadError> {
     let (name, range) = (name_of(object), text(&object["spec"]["range"]));
-    let net = range
-        .parse::<IpNet>()
-        .map_err(|_| format!("nodeslicepool {name}: spec.range: {range:?}: not a network"))?;
+    let net = range.parse::<IpNet>().map_err(|_| ReadError::ParseRange {
+        object: format!("nodeslicepool {name}"),
+        range: range.clone(),
+    })?;
     let slice = |entry: &Value| {
         let slice = entry["sliceRange"].as_str()?.parse::<IpNet>().ok()?;
         Some((text(&entry["nodeName"]), slice.trunc()))
@@ -237,11 +282,11 @@ impl Sliced {
 }
 
 /// The address space of a pool, its whole range, and the range its offsets count in.
-fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), String> {
+fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), ReadError> {
     let (name, range) = (name_of(pool), text(&pool["spec"]["range"]));
     let own = range
         .parse::<IpNet>()
-        .map_err(|_| format!("ippool {name}: spec.range: {range:?}: not a network"))?
+        .map_err(|_| ReadError::ParseRange { object: format!("ippool {name}"), range: range.clone() })?
         .trunc();
     let suffix = normal(&own.to_string());
     let mut around =
@@ -255,17 +300,21 @@ fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), Stri
     })
 }
 
-fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
+fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, ReadError> {
     let (network_name, range, own) = place(pool, slices)?;
     let name = name_of(pool);
     let mut all = Vec::new();
     let allocations = &pool["spec"]["allocations"];
     let Some(allocations) = allocations.as_object() else {
-        let wrong = (!allocations.is_null()).then(|| format!("ippool {name}: spec.allocations: no map"));
-        return wrong.map_or(Ok(all), Err);
+        let is_absent = allocations.is_null();
+        return if is_absent { Ok(all) } else { Err(ReadError::Allocations { pool: name }) };
     };
     for (offset, entry) in allocations {
-        let refuse = |why: &str| format!("ippool {name}: spec.allocations: {offset:?}: {why}");
+        let refuse = |fault: &'static str| ReadError::ReadAllocation {
+            pool: name.clone(),
+            offset: offset.clone(),
+            fault,
+        };
         let number: u128 = offset.parse().map_err(|_| refuse("not a number"))?;
         if number >= address_count(own) {
             return Err(refuse("outside of its range"));
@@ -287,7 +336,7 @@ fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, String> {
 
 /// Address space and address of a reservation: `[network-]address`, its colons written as dashes. In each way that its name can
 /// be read: of IPv6 every part is one of the groups, which may be the end of a network's name as well.
-fn reserved(object: &Value) -> Result<Vec<(String, IpAddr)>, String> {
+fn reserved(object: &Value) -> Result<Vec<(String, IpAddr)>, ReadError> {
     let name = name_of(object);
     let parts: Vec<&str> = name.split('-').collect();
     let reading = |from: usize| {
@@ -296,7 +345,7 @@ fn reserved(object: &Value) -> Result<Vec<(String, IpAddr)>, String> {
     };
     let readings: Vec<_> = (0..parts.len()).filter_map(reading).collect();
     match readings.is_empty() {
-        true => Err(format!("overlappingrangeipreservation {name}: its name has no address")),
+        true => Err(ReadError::ParseReservation { name }),
         false => Ok(readings),
     }
 }
@@ -365,7 +414,8 @@ async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap
     for Allocation { pod, .. } in allocations {
         let Some((namespace, _)) = pod.split_once('/') else { continue };
         if !pods.contains_key(namespace) {
-            let found = Census::pods_of(client, namespace).await.map_err(|error| Failure::new(error.to_string()))?;
+            let found =
+                Census::pods_of(client, namespace).await.map_err(|error| Failure::new(error.to_string()))?;
             pods.insert(namespace.to_owned(), found.into_iter().map(|pod| pod.name).collect());
         }
     }
@@ -562,7 +612,8 @@ mod tests {
         let pools = pools.iter().map(|(name, range)| pool(name, range, &json!({}))).collect();
         let reservations = names.iter().map(reservation).collect();
         let line = |one: Allocation| format!("{} {} {}", one.address, one.range, one.network_name);
-        let found = Found { pools, reservations, ..Found::default() }.allocations()?;
+        let found = Found { pools, reservations, ..Found::default() }.allocations();
+        let found = found.map_err(|error| error.to_string())?;
         Ok(found.into_iter().map(line).collect())
     }
 
@@ -603,10 +654,16 @@ mod tests {
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "5": null })), "\"5\": not an allocation"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!(["5"])), "spec.allocations: no map"),
         ] {
-            let why = Found { pools: vec![pool], ..Found::default() }.allocations().unwrap_err();
+            let why = Found { pools: vec![pool], ..Found::default() }.allocations().unwrap_err().to_string();
             assert!(why.contains(word), "{why}");
         }
         let reservations = vec![json!({ "metadata": { "name": "blue-sky" } })];
-        assert!(Found { reservations, ..Found::default() }.allocations().unwrap_err().contains("blue-sky"));
+        assert!(
+            Found { reservations, ..Found::default() }
+                .allocations()
+                .unwrap_err()
+                .to_string()
+                .contains("blue-sky")
+        );
     }
 }

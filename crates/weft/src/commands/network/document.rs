@@ -58,14 +58,26 @@ fn text(file: &PathBuf) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| failed(&"not UTF-8"))
 }
 
-fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, String> {
+/// A reason why a document is no network.
+#[derive(Debug, thiserror::Error)]
+enum NetworkError {
+    /// The document has neither form.
+    #[error("is no network: expected metadata and cniv1_config, or a CNI configuration list")]
+    Recognize,
+    /// The document does not have the form of the API.
+    #[error(transparent)]
+    Decode(#[from] serde_json::Error),
+    /// The configuration list is not valid, or has no form in the API.
+    #[error(transparent)]
+    ConvertList(#[from] cni::Error),
+}
+
+fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
     if document.get("plugins").is_some() || document.get("type").is_some() {
         return of_list(&document, name);
     }
     if !document.is_object() {
-        return Err(
-            "is no network: expected metadata and cniv1_config, or a CNI configuration list".to_owned()
-        );
+        return Err(NetworkError::Recognize);
     }
     let mut document = document;
     let plugins = document.get_mut("cniv1_config").and_then(|config| config.get_mut("plugins"));
@@ -77,7 +89,7 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, String>
             }
         }
     }
-    let mut config: NetworkConfig = serde_json::from_value(document).map_err(|cause| cause.to_string())?;
+    let mut config: NetworkConfig = serde_json::from_value(document)?;
     if let Some(name) = name {
         let Name { namespace, name } = Name::read(name);
         let metadata = config.metadata.get_or_insert_default();
@@ -87,7 +99,7 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, String>
 }
 
 /// A CNI configuration list, or one plugin's configuration.
-fn of_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, String> {
+fn of_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
     let network = match document.get("plugins") {
         Some(_) => Network::parse(document.to_string().as_bytes(), "network"),
         None => {
@@ -99,8 +111,8 @@ fn of_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, String
             Network::parse(Value::Object(list).to_string().as_bytes(), "network")
         }
     };
-    let network = network.map_err(|error| error.to_string())?;
-    let view = conflist::view(&network).map_err(|error| error.to_string())?;
+    let network = network?;
+    let view = conflist::view(&network)?;
     let Name { namespace, name } = Name::read(name.unwrap_or(network.name.as_str()));
     let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
     Ok(NetworkConfig { metadata: Some(metadata), ..view })
