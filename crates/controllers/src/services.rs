@@ -7,7 +7,7 @@
 //! Rules:
 //! - levels, not edges: at each change all of it is looked at again, changes of a second together;
 //! - slices that somebody else looks after are not even seen; ours go with their Service, by its ownership too;
-//! - what cannot be written is tried again, more and more rarely, and holds up nothing else ([`rests`]);
+//! - what cannot be written is tried again, more and more rarely, and holds up nothing else ([`backoff`]);
 //! - what a Service asks for and cannot have is told to its owner in an Event, once for each text.
 //!
 //! Source: Kubernetes EndpointSlices; multus-service for the annotation.

@@ -1,7 +1,7 @@
 //! What the cluster holds, as far as we heard of it: an informer's cache that is never half filled.
 //!
 //! Rules: a new list replaces the old one at once, when it is complete; while the API cannot be reached the last
-//! known state is served, and how long that has been is known; what the watch tells counts before any other answer ([`asking`]).
+//! known state is served, and how long that has been is known; what the watch tells counts before any other answer ([`pending_lookup`]).
 
 pub mod pending_lookup;
 

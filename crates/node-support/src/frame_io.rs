@@ -50,7 +50,7 @@ pub async fn read_within<M: Message>(
 /// Writes one message within `longest`.
 ///
 /// # Errors
-/// Those of [`write`]; [`ErrorKind::TimedOut`].
+/// Those of [`write()`]; [`ErrorKind::TimedOut`].
 pub async fn write_within<M: Message>(
     to: &mut (impl AsyncWrite + Unpin),
     message: &M,

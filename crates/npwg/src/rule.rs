@@ -113,7 +113,7 @@ rules! {
     DefaultNetworkCount "default-network-count" Error File Weft("docs/plugins/weft.md")
         "The default-network annotation must name exactly one network."
     MalformedNetworkReference "malformed-network-reference" Error File Specification("4.1.1")
-        "An element of the comma-separated form is not [NAMESPACE/]NAME[@INTERFACE]."
+        "An element of the comma-separated form is not `[NAMESPACE/]NAME[@INTERFACE]`."
     MissingNetworkName "missing-network-name" Error File Specification("4.1.2.1.1")
         "An element of the JSON form has no name."
     InvalidNetworkName "invalid-network-name" Error File Specification("3.3")
