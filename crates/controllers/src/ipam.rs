@@ -2,6 +2,7 @@
 
 mod gone_nodes;
 pub(crate) mod reconciler;
+mod round_error;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

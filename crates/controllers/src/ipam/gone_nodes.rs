@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
-use crate::ipam::reconciler::RoundError;
+use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::Census;

@@ -25,14 +25,14 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
-use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::Dead;
+use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::Cluster;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot;
-use ipam_api::cluster_snapshot::{Census, Followed, SnapshotError};
+use ipam_api::cluster_snapshot::{Census, Followed};
 use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -80,41 +80,6 @@ pub(crate) struct Round {
     pub(crate) pools: u64,
     /// Blocks that nodes have.
     pub(crate) leased: u64,
-}
-
-/// Failure of a round.
-#[derive(Debug, Error)]
-pub(crate) enum RoundError {
-    /// The objects of the cluster cannot be read.
-    #[error("{0}")]
-    Snapshot(#[from] SnapshotError),
-    /// The status of a pool was not written.
-    #[error("status of pool {pool}: {}", api_error::said(.error))]
-    Status {
-        /// The name of the pool.
-        pool: String,
-        /// The error of the API.
-        error: kube::Error,
-    },
-    /// The IPAMClaims cannot be listed.
-    #[error("list ipamclaims: {}", api_error::said(.0))]
-    Claims(kube::Error),
-    /// The state of a node that seems to be gone cannot be read.
-    #[error("node {node}: {}", api_error::said(.error))]
-    Node {
-        /// The name of the node.
-        node: String,
-        /// The error of the API.
-        error: kube::Error,
-    },
-    /// The probe of a block was not written.
-    #[error("ipblock {block}: {}", api_error::said(.error))]
-    Probe {
-        /// The name of the object.
-        block: String,
-        /// The error of the API.
-        error: kube::Error,
-    },
 }
 
 impl Keeper {

@@ -1,0 +1,40 @@
+//! Errors of a round of the IPAM reconciler.
+
+use ipam_api::cluster_snapshot::SnapshotError;
+use kube_support::api_error;
+use thiserror::Error;
+
+/// Failure of a round.
+#[derive(Debug, Error)]
+pub(crate) enum RoundError {
+    /// The objects of the cluster cannot be read.
+    #[error("{0}")]
+    Snapshot(#[from] SnapshotError),
+    /// The status of a pool was not written.
+    #[error("status of pool {pool}: {}", api_error::said(.error))]
+    Status {
+        /// The name of the pool.
+        pool: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+    /// The IPAMClaims cannot be listed.
+    #[error("list ipamclaims: {}", api_error::said(.0))]
+    Claims(kube::Error),
+    /// The state of a node that seems to be gone cannot be read.
+    #[error("node {node}: {}", api_error::said(.error))]
+    Node {
+        /// The name of the node.
+        node: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+    /// The probe of a block was not written.
+    #[error("ipblock {block}: {}", api_error::said(.error))]
+    Probe {
+        /// The name of the object.
+        block: String,
+        /// The error of the API.
+        error: kube::Error,
+    },
+}
