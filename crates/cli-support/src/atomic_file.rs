@@ -20,7 +20,7 @@ pub fn write(place: &Path, text: &str) -> io::Result<()> {
         .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, place));
     if written.is_err() {
-        // Half a file helps nobody.
+        // An incomplete file is useless.
         let _ = fs::remove_file(&temporary);
         return written;
     }

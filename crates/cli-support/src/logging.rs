@@ -5,7 +5,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Exit, Failure};
 
-/// What is logged, and how.
+/// Level and format of the log.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
     /// Log level: error, warn, info, debug, trace, or a filter per module as in RUST_LOG

@@ -7,8 +7,8 @@ pub fn plain(text: &str) -> String {
     text.chars().map(|c| if is_obeyed(c) { ' ' } else { c }).collect()
 }
 
-/// Does a terminal do something at it instead of showing it? What turns the direction of writing has a line read otherwise than it
-/// is, too.
+/// Whether a terminal executes the character instead of showing it. Characters that change the direction of text count, because
+/// they change how a line reads.
 pub(crate) fn is_obeyed(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -146,7 +146,7 @@ impl Store {
             .and_then(|()| file.sync_all())
             .and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
-            // Half a file helps nobody; on a full disk its room does.
+            // An incomplete file is useless, and a full disk needs its space.
             let _ = fs::remove_file(&temporary);
         }
         written.and_then(|()| self.sync())

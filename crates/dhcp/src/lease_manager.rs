@@ -75,7 +75,7 @@ pub struct Wanted {
 pub struct LeaseManager {
     settings: Settings,
     leases: Mutex<BTreeMap<(Owner, Family), Arc<HeldLease>>>,
-    /// Those being acquired, and whether somebody has said meanwhile that they are not wanted.
+    /// Leases being acquired; the value is set when a release is requested meanwhile.
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
     /// Those of the Go plugin's daemon that are being taken over, or could not be.
     orphans: Mutex<BTreeMap<Owner, Arc<Takeover>>>,
@@ -106,7 +106,7 @@ impl LeaseManager {
         Ok(manager)
     }
 
-    /// Leases for an interface: those it has, and new ones for what it lacks. `is_over`: nobody waits any more.
+    /// Leases for an interface: those it has, and new ones for what it lacks. `is_over`: the client no longer waits.
     pub fn allocate(
         self: &Arc<Self>,
         owner: &Owner,

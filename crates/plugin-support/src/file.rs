@@ -29,7 +29,7 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
         .and_then(|file| last(&file).map(|()| file))
         .and_then(|file| fs::rename(&temporary, path).map(|()| file));
     if written.is_err() {
-        // Half a file helps nobody; on a full disk its room does.
+        // An incomplete file is useless, and a full disk needs its space.
         let _ = fs::remove_file(&temporary);
     }
     written

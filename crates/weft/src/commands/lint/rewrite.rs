@@ -21,7 +21,7 @@ pub(super) fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let temporary = target.with_file_name(format!(".{name}.{}.new", std::process::id()));
     let written = write(&temporary, text, &old).and_then(|()| fs::rename(&temporary, &target));
     if written.is_err() {
-        // Half a file helps nobody; on a full disk its room does.
+        // An incomplete file is useless, and a full disk needs its space.
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(failed)
