@@ -9,6 +9,7 @@ mod cycles;
 mod documents;
 mod files;
 mod lanes;
+mod language;
 mod modules;
 mod tokens;
 mod tree;

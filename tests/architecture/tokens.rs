@@ -1,4 +1,4 @@
-//! The tokens of a Rust file that say which names it uses: no comments, no literals.
+//! The tokens of a Rust file that say which names it uses, and its comments and string literals.
 //!
 //! Source: the Rust reference, "Lexical structure".
 
@@ -12,49 +12,81 @@ pub(crate) enum Token {
     Attribute(String),
 }
 
+/// Piece of a source file that is a comment, a string literal or a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    /// Line or block comment, with its slashes.
+    Comment(&'a str),
+    /// String literal, with its quotation marks.
+    Literal(&'a str),
+    Token(Token),
+}
+
 /// Returns the tokens of a file.
 pub(crate) fn tokens(source: &str) -> Vec<Token> {
-    let mut tokens = Vec::new();
+    let tokens = pieces(source).into_iter().filter_map(|(_, piece)| match piece {
+        Piece::Token(token) => Some(token),
+        _ => None,
+    });
+    tokens.collect()
+}
+
+/// Returns the comments, literals and tokens of a file, each with the offset at which it begins.
+pub(crate) fn pieces(source: &str) -> Vec<(usize, Piece<'_>)> {
+    let mut pieces = Vec::new();
     let mut rest = source;
     while let Some(first) = rest.chars().next() {
-        let length = match first {
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |end| end + 2),
+        let (length, piece) = match first {
+            '/' if rest.starts_with("//") => {
+                let length = rest.find('\n').unwrap_or(rest.len());
+                (length, Some(Piece::Comment(&rest[..length])))
+            }
+            '/' if rest.starts_with("/*") => {
+                let length = rest.find("*/").map_or(rest.len(), |end| end + 2);
+                (length, Some(Piece::Comment(&rest[..length])))
+            }
             '#' if rest.starts_with("#[") || rest.starts_with("#![") => {
                 let length = attribute(rest);
-                if !rest.starts_with("#!") {
-                    let inside = rest[2..length].trim_end_matches(']');
-                    let plain = inside.chars().filter(|c| !c.is_whitespace() && *c != '"');
-                    tokens.push(Token::Attribute(plain.collect()));
-                }
-                length
+                let offset = source.len() - rest.len();
+                pieces.extend(literals(&rest[..length]).map(|(at, literal)| (offset + at, literal)));
+                (length, attribute_token(&rest[..length]).map(Piece::Token))
             }
-            '"' => string(rest),
-            '\'' => character_or_lifetime(rest),
-            ':' if rest.starts_with("::") => {
-                tokens.push(Token::Colons);
-                2
+            '"' => {
+                let length = string(rest);
+                (length, Some(Piece::Literal(&rest[..length])))
             }
+            '\'' => (character_or_lifetime(rest), None),
+            ':' if rest.starts_with("::") => (2, Some(Piece::Token(Token::Colons))),
             _ if first.is_alphabetic() || first == '_' => {
                 let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
                 match raw_string(rest, &rest[..end]) {
-                    Some(length) => length,
-                    None => {
-                        tokens.push(Token::Name(rest[..end].to_owned()));
-                        end
-                    }
+                    Some(length) => (length, Some(Piece::Literal(&rest[..length]))),
+                    None => (end, Some(Piece::Token(Token::Name(rest[..end].to_owned())))),
                 }
             }
-            _ => {
-                if !first.is_whitespace() {
-                    tokens.push(Token::Sign(first));
-                }
-                first.len_utf8()
-            }
+            _ if first.is_whitespace() => (first.len_utf8(), None),
+            _ => (first.len_utf8(), Some(Piece::Token(Token::Sign(first)))),
         };
+        pieces.extend(piece.map(|piece| (source.len() - rest.len(), piece)));
         rest = &rest[length..];
     }
-    tokens
+    pieces
+}
+
+/// The string literals in an attribute, such as a help text.
+fn literals(attribute: &str) -> impl Iterator<Item = (usize, Piece<'_>)> {
+    let mut place = 0;
+    std::iter::from_fn(move || {
+        let start = place + attribute[place..].find('"')?;
+        place = start + string(&attribute[start..]);
+        Some((start, Piece::Literal(&attribute[start..place])))
+    })
+}
+
+/// The token of an outer attribute; inner attributes have none.
+fn attribute_token(attribute: &str) -> Option<Token> {
+    let inside = attribute.strip_prefix("#[")?.trim_end_matches(']');
+    Some(Token::Attribute(inside.chars().filter(|c| !c.is_whitespace() && *c != '"').collect()))
 }
 
 /// The length of the attribute at the beginning.

@@ -127,7 +127,9 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
             || line.starts_with("+ directory /run/weft ")
             || line.get(2..).is_some_and(|rest| rest.starts_with("file /run/weft/checked.json "))
             || line.starts_with("+ address ") && line.contains(" fe80:")
-            || line.starts_with("+ route local ") && line.contains(" fe80:")
+            || line.starts_with("+ route ")
+                && line.contains(" fe80:")
+                && line.contains(r#""protocol":"kernel""#)
             || line.strip_prefix("+ route local local ").is_some_and(is_ipv6)
             || line.get(2..).is_some_and(|rest| rest.starts_with("route local multicast ff00::/8 "))
     };
