@@ -64,7 +64,11 @@ fn dhcp_add_fails_if_lease_file_or_log_cannot_be_written() {
     wait("the server has received the release of the second lease", || given(&host).len() == 1);
     let known = with(&config(), &json!({ "prevResult": result }));
     for _ in 0..2 {
-        assert_ne!(eth0.del(&known).code, Some(0), "the lease is still in the file, and the next daemon would renew it");
+        assert_ne!(
+            eth0.del(&known).code,
+            Some(0),
+            "the lease is still in the file, and the next daemon would renew it"
+        );
     }
     host.run(["sh", "-c", &format!("rmdir {STATE}; mv /run/kept {STATE}")]);
     assert_eq!(host.read(STATE), Some(kept));
@@ -255,7 +259,11 @@ fn dhcp_lease_is_rebound_by_another_server() {
 
 /// Runs a server that answers each request with what `answers` makes of its header, until `ended` is set. It
 /// sets `received` after the first request.
-fn mislead(pod: &Pod, (ended, received): (&AtomicBool, &AtomicBool), answers: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
+fn mislead(
+    pod: &Pod,
+    (ended, received): (&AtomicBool, &AtomicBool),
+    answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
+) {
     let socket = pod.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
@@ -640,7 +648,9 @@ fn dhcp_daemon_accepts_a_socket_of_the_service_manager() {
     host.run(["mkdir", "-p", "/run/cni"]);
     let line = ["-l", "/run/cni/dhcp.sock", "/opt/cni/bin/dhcp", "daemon"];
     let _manager = host.command("systemd-socket-activate").args(line).start();
-    wait("the service manager listens", || host.attempt(["test", "-S", "/run/cni/dhcp.sock"]).code == Some(0));
+    wait("the service manager listens", || {
+        host.attempt(["test", "-S", "/run/cni/dhcp.sock"]).code == Some(0)
+    });
     let pod = host.pod("a");
     host.attachment("dhcp", &pod, "eth0").call("STATUS", config().to_string()).success();
 }

@@ -127,7 +127,11 @@ fn tuning_all_options_are_set_checked_and_restored() {
     assert_eq!(world.sysctl("net.ipv4.conf.eth0.forwarding"), "1");
     assert_eq!(world.sysctl("net.ipv4.conf.eth0.arp_filter"), "1");
     assert_eq!(world.sysctl("net.core.somaxconn"), "1234");
-    assert_ne!(world.host.run(["sysctl", "-n", "net.core.somaxconn"]).trim(), "1234", "the host's parameter is unchanged");
+    assert_ne!(
+        world.host.run(["sysctl", "-n", "net.core.somaxconn"]).trim(),
+        "1234",
+        "the host's parameter is unchanged"
+    );
 
     let backup = world.backup().expect("a backup");
     assert_eq!(
@@ -169,7 +173,11 @@ fn tuning_del_succeeds_twice_and_without_netns_or_interface() {
     world.pod.run(["ip", "link", "delete", "eth0"]);
     world.attachment().del(&conf).success();
     assert_eq!(world.backup(), None);
-    assert_eq!(world.sysctl("net.core.somaxconn"), "4096", "parameters that are not the interface's are restored");
+    assert_eq!(
+        world.sysctl("net.core.somaxconn"),
+        "4096",
+        "parameters that are not the interface's are restored"
+    );
 }
 
 #[test]
