@@ -72,13 +72,13 @@ fn bandwidth_rate_is_met_within_a_tenth_in_both_directions() {
     // Without limits, traffic is many times as fast; otherwise the test would prove nothing.
     assert!(throughput(&host, &world.pod, "10.1.0.2", Duration::from_millis(200)) > 20.0 * RATE);
     world.bandwidth.add(&world.config(&both())).success();
-    for (what, rate) in [
+    for (label, rate) in [
         ("ingress", throughput(&host, &world.pod, "10.1.0.2", time)),
         ("egress", throughput(&world.pod, &host, "10.1.0.1", time)),
         ("egress, IPv6", throughput(&world.pod, &host, "fd01::1", time)),
     ] {
         let rate = rate * FRAMED;
-        assert!((0.9 * RATE..=1.1 * RATE).contains(&rate), "{what}: {rate:.0} bytes/s");
+        assert!((0.9 * RATE..=1.1 * RATE).contains(&rate), "{label}: {rate:.0} bytes/s");
     }
 }
 

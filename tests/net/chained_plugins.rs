@@ -202,27 +202,27 @@ fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     let (pod, before) = primed(host, case);
     let inside = pod.snapshot();
     for version in VERSIONS.into_iter().filter(|version| *version >= "0.3.0") {
-        let what = format!("{} {version}", case.plugin);
+        let label = format!("{} {version}", case.plugin);
         let chain = Chain::new(host, case, &pod, "eth0", version);
         let input = chain.begin();
         let result = chain.second.add(&input).success().json();
-        assert_eq!(result["cniVersion"], version, "{what}");
+        assert_eq!(result["cniVersion"], version, "{label}");
         let list = |result: &Value| result["interfaces"].as_array().cloned().unwrap_or_default();
         let (earlier, later) = (list(&input["prevResult"]), list(&result));
-        assert_eq!(later[..earlier.len()], earlier[..], "{what}: the previous interfaces are passed on");
-        assert_eq!(later.len(), earlier.len() + case.adds, "{what}: {result}");
+        assert_eq!(later[..earlier.len()], earlier[..], "{label}: the previous interfaces are passed on");
+        assert_eq!(later.len(), earlier.len() + case.adds, "{label}: {result}");
         for key in ["ips", "routes", "dns"] {
-            assert_eq!(result[key], input["prevResult"][key], "{what}: {key}");
+            assert_eq!(result[key], input["prevResult"][key], "{label}: {key}");
         }
         let known = with(&input, &json!({ "prevResult": result }));
         let checked = chain.second.check(&known);
         match version < "0.4.0" {
-            true => assert_refused(&what, &checked, 1, &["CHECK"]),
-            false => assert_eq!(checked.success().stdout, "", "{what}"),
+            true => assert_refused(&label, &checked, 1, &["CHECK"]),
+            false => assert_eq!(checked.success().stdout, "", "{label}"),
         }
         chain.del(&known);
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 
@@ -264,8 +264,8 @@ const LOSSES: [(&str, Loss); 6] = [
 fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
     let (pod, before) = primed(host, case);
     let mut pod = Some(pod);
-    for (what, lose) in LOSSES {
-        let what = format!("{}: DEL {what}", case.plugin);
+    for (label, lose) in LOSSES {
+        let label = format!("{}: DEL {label}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut chain = Chain::new(host, case, &own, "eth0", "1.1.0");
         let mut config = chain.add();
@@ -274,7 +274,7 @@ fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
         if pod.is_none() {
             pod = Some(host.pod("a"));
         }
-        assert_nothing_left(&what, host, &before);
+        assert_nothing_left(&label, host, &before);
     }
 }
 
@@ -296,10 +296,10 @@ fn add_failure_leaves_nothing(host: &Host, case: &Case) {
     let mut chain = Chain::new(host, case, &pod, "eth0", "1.1.0");
     let input = chain.begin();
     let (before, inside) = (host.snapshot(), pod.snapshot());
-    let refuse = |what: &str, finished: &Finished, code: u64, words: &[&str]| {
-        assert_refused(what, finished, code, words);
-        assert_nothing_left(what, host, &before);
-        assert_pod_unchanged(what, &pod, &inside);
+    let refuse = |label: &str, finished: &Finished, code: u64, words: &[&str]| {
+        assert_refused(label, finished, code, words);
+        assert_nothing_left(label, host, &before);
+        assert_pod_unchanged(label, &pod, &inside);
     };
     for (keys, code) in &case.failures {
         refuse(&format!("{}: {keys}", case.plugin), &chain.second.add(&with(&input, keys)), *code, &[]);
@@ -385,9 +385,9 @@ fn hostile_input_is_refused_and_changes_nothing(host: &Host, case: &Case) {
         (json!([]), 7),
         (json!({ "cniVersion": "7.0.0" }), 1),
     ] {
-        let what = previous.to_string();
+        let label = previous.to_string();
         assert_refused(
-            &what,
+            &label,
             &chain.second.add(&with(&input, &json!({ "prevResult": previous }))),
             code,
             &[],
@@ -494,9 +494,9 @@ fn iptables_chains_missing_in_iptables_save_are_not_flushed() {
             ("a part", "real \"$@\" | head -n 4\n".to_owned(), "only a part"),
             ("nothing", "true\n".to_owned(), "printed nothing"),
         ];
-        for (what, print, word) in &cases {
+        for (label, print, word) in &cases {
             attachment.through = filtered_iptables_save(&host, print);
-            assert_refused(&format!("{plugin}: {what}"), &attachment.add(&config), 5, &[word]);
+            assert_refused(&format!("{plugin}: {label}"), &attachment.add(&config), 5, &[word]);
             neighbour.0.check(&neighbour.1).success();
         }
         let late = filtered_iptables_save(

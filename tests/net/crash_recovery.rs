@@ -55,33 +55,33 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn assert_nothing_left(&self, what: &str) {
-        assert_nothing_left(what, self.host, &self.before);
-        assert_pod_unchanged(what, self.pod, &self.inside);
+    fn assert_nothing_left(&self, label: &str) {
+        assert_nothing_left(label, self.host, &self.before);
+        assert_pod_unchanged(label, self.pod, &self.inside);
     }
 
     /// Calls ADD, CHECK and DEL, which succeed.
-    fn assert_works(&self, what: &str) {
+    fn assert_works(&self, label: &str) {
         let result = self.attachment.add(&self.config);
-        assert_eq!(result.code, Some(0), "{what}, then DEL, then ADD: {result}");
+        assert_eq!(result.code, Some(0), "{label}, then DEL, then ADD: {result}");
         let known = with(&self.config, &json!({ "prevResult": result.json() }));
         let checked = self.attachment.check(&known);
-        assert_eq!(checked.code, Some(0), "{what}, then DEL, ADD and CHECK: {checked}");
+        assert_eq!(checked.code, Some(0), "{label}, then DEL, ADD and CHECK: {checked}");
         self.attachment.del(&known).success();
     }
 
     /// Kills ADD at every step. Returns the number of steps.
     fn add(mut self) -> u32 {
         for place in 1..STEPS_MAX {
-            let Some(what) = self.killed("ADD", place) else {
+            let Some(label) = self.killed("ADD", place) else {
                 self.attachment.del(&self.config).success();
                 self.assert_nothing_left("ADD at its end");
                 return place - 1;
             };
             let again = self.attachment.del(&self.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            self.assert_nothing_left(&what);
-            self.assert_works(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            self.assert_nothing_left(&label);
+            self.assert_works(&label);
         }
         panic!("ADD takes more than {STEPS_MAX} steps")
     }
@@ -90,15 +90,15 @@ impl<'a> Walk<'a> {
     fn del(mut self) -> u32 {
         for place in 1..STEPS_MAX {
             self.attachment.add(&self.config).success();
-            let Some(what) = self.killed("DEL", place) else {
+            let Some(label) = self.killed("DEL", place) else {
                 self.assert_nothing_left("DEL at its end");
                 return place - 1;
             };
             let again = self.attachment.del(&self.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            self.assert_nothing_left(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            self.assert_nothing_left(&label);
             if place % 4 == 0 {
-                self.assert_works(&what);
+                self.assert_works(&label);
             }
         }
         panic!("DEL takes more than {STEPS_MAX} steps")
@@ -224,7 +224,7 @@ fn crash_recovery_first_add_is_completed_by_the_next() {
         Feature::NftBridge,
         Feature::Ping
     );
-    first_adds(3, &plain(), |what, host, pod| assert_completed(what, host, pod, &plain()));
+    first_adds(3, &plain(), |label, host, pod| assert_completed(label, host, pod, &plain()));
 }
 
 /// In a VLAN the gateway is a port of the bridge, created in three steps.
@@ -238,21 +238,21 @@ fn crash_recovery_first_add_in_a_vlan_is_completed_by_the_next() {
         Feature::Ping
     );
     let config = with(&plain(), &json!({ "vlan": 5 }));
-    first_adds(2, &config, |what, host, pod| assert_completed(what, host, pod, &config));
+    first_adds(2, &config, |label, host, pod| assert_completed(label, host, pod, &config));
 }
 
 /// Calls DEL, and then an ADD that completes the existing objects.
-fn assert_completed(what: &str, host: &Host, pod: &Pod, config: &Value) {
+fn assert_completed(label: &str, host: &Host, pod: &Pod, config: &Value) {
     let eth0 = host.attachment("bridge", pod, "eth0");
     let again = eth0.del(config);
-    assert_eq!(again.code, Some(0), "{what}: {again}");
-    assert!(rig::links(pod).is_empty(), "{what}: {:?}", rig::links(pod));
+    assert_eq!(again.code, Some(0), "{label}: {again}");
+    assert!(rig::links(pod).is_empty(), "{label}: {:?}", rig::links(pod));
     let result = eth0.add(config);
-    assert_eq!(result.code, Some(0), "{what}: {result}");
+    assert_eq!(result.code, Some(0), "{label}: {result}");
     eth0.check(&with(config, &json!({ "prevResult": result.json() }))).success();
-    assert!(pod.pings("10.1.0.1"), "{what}: the gateway answers");
+    assert!(pod.pings("10.1.0.1"), "{label}: the gateway answers");
     let rules = host.run(["nft", "list", "ruleset"]);
-    assert!(rules.contains("masquerade") && rules.contains("@checked"), "{what}: {rules}");
+    assert!(rules.contains("masquerade") && rules.contains("@checked"), "{label}: {rules}");
 }
 
 #[test]
@@ -271,12 +271,12 @@ fn crash_recovery_killed_add_may_be_repeated_without_del() {
     let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);
     // Fewer steps than the walks with a DEL in between: the states are the same.
     for place in (5..STEPS_MAX).step_by(9) {
-        let Some(what) = walk.killed("ADD", place) else { break };
+        let Some(label) = walk.killed("ADD", place) else { break };
         let complete = cluster.entry(&pod).is_some_and(|entry| entry["complete"] == true);
         let again = walk.attachment.add(&walk.config);
-        assert_eq!(again.code, Some(i32::from(complete)), "{what}, then ADD: {again}");
+        assert_eq!(again.code, Some(i32::from(complete)), "{label}, then ADD: {again}");
         walk.attachment.del(&walk.config).success();
-        walk.assert_nothing_left(&what);
+        walk.assert_nothing_left(&label);
     }
 }
 
@@ -296,14 +296,14 @@ fn crash_recovery_gc_detaches_after_killed_add() {
     let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);
     let mut collected = 0;
     for place in (8..STEPS_MAX).step_by(11) {
-        let Some(what) = walk.killed("ADD", place) else { break };
+        let Some(label) = walk.killed("ADD", place) else { break };
         collected += u32::from(cluster.entry(&pod).is_some());
         rig::collect(&walk.attachment, &walk.config, Some(&[])).success();
-        assert_eq!(cluster.entry(&pod), None, "{what}, then GC");
-        assert_pod_unchanged(&what, &pod, &walk.inside);
+        assert_eq!(cluster.entry(&pod), None, "{label}, then GC");
+        assert_pod_unchanged(&label, &pod, &walk.inside);
         // Without an entry, GC leaves the lock file to DEL.
         walk.attachment.del(&walk.config).success();
-        walk.assert_nothing_left(&what);
+        walk.assert_nothing_left(&label);
     }
     walk.attachment.del(&walk.config).success();
     assert!(collected > 4, "only {collected} entries: does the killer see the steps?");
@@ -466,15 +466,15 @@ fn crash_recovery_vrf_killed_at_every_step() {
             if verb == "DEL" {
                 walk.attachment.add(&walk.config).success();
             }
-            let Some(what) = walk.killed(verb, place) else {
+            let Some(label) = walk.killed(verb, place) else {
                 assert!(place > 8, "only {place} steps: does the killer see all steps?");
                 break;
             };
             let again = walk.attachment.del(&walk.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            walk.assert_nothing_left(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            walk.assert_nothing_left(&label);
             if place % 4 == 0 {
-                walk.assert_works(&what);
+                walk.assert_works(&label);
             }
         }
         walk.attachment.del(&walk.config).success();

@@ -131,37 +131,37 @@ impl<'a> Walk<'a> {
     }
 
     /// Calls DEL, after which nothing is left.
-    fn detach(&self, what: &str) {
+    fn detach(&self, label: &str) {
         let deleted = self.attachment.del(&self.config);
-        assert_eq!(deleted.code, Some(0), "{what}, then DEL: {deleted}");
+        assert_eq!(deleted.code, Some(0), "{label}, then DEL: {deleted}");
         // The lock file of all changes; the next change, or a GC, removes it.
         self.host.run(["rm", "-f", "/var/lib/weft/sandboxes/changes.lock"]);
-        self.assert_nothing_left(what);
+        self.assert_nothing_left(label);
     }
 
-    fn assert_nothing_left(&self, what: &str) {
-        assert_nothing_left(what, self.host, &self.before);
-        assert_pod_unchanged(what, self.pod, &self.inside);
+    fn assert_nothing_left(&self, label: &str) {
+        assert_nothing_left(label, self.host, &self.before);
+        assert_pod_unchanged(label, self.pod, &self.inside);
     }
 
     /// Asserts that the sandbox has these networks, on interfaces of these names.
-    fn assert_changed(&self, what: &str, names: &[(&str, &str)]) {
+    fn assert_changed(&self, label: &str, names: &[(&str, &str)]) {
         let (networks, interfaces): (Vec<_>, Vec<_>) = names.iter().copied().unzip();
-        assert_eq!(rig::links(self.pod), [&interfaces[..], &["eth0"]].concat(), "{what}");
+        assert_eq!(rig::links(self.pod), [&interfaces[..], &["eth0"]].concat(), "{label}");
         let entry = self.cluster.entry(self.pod).expect("an entry");
         let status = entry["networkStatus"].as_array().expect("a list");
         let shown: Vec<_> = status.iter().filter_map(|one| one["interface"].as_str()).collect();
         assert_eq!(
             (&entry["complete"], shown),
             (&json!(true), [&["eth0"], &interfaces[..]].concat()),
-            "{what}"
+            "{label}"
         );
         let held = self.host.run(["sh", "-c", "cd /var/lib/cni/networks; ls -d */10.*"]);
         let of: Vec<_> = held.lines().filter_map(|line| line.split('/').next()).collect();
-        assert_eq!(of, [&["home"], &networks[..]].concat(), "{what}");
+        assert_eq!(of, [&["home"], &networks[..]].concat(), "{label}");
         let result = entry["attachments"][0]["result"].clone();
         let checked = self.attachment.check(&with(&self.config, &json!({ "prevResult": result })));
-        assert_eq!(checked.code, Some(0), "{what}, then CHECK: {checked}");
+        assert_eq!(checked.code, Some(0), "{label}, then CHECK: {checked}");
     }
 }
 
@@ -181,18 +181,18 @@ fn crash_recovery_change_task_killed_at_every_step() {
         // The agent sends the task again.
         walk.attach();
         let replaced = walk.killed(&other, place);
-        let what = replaced.clone().unwrap_or_else(|| "at its end".to_owned());
+        let label = replaced.clone().unwrap_or_else(|| "at its end".to_owned());
         walk.run(&other);
-        walk.assert_changed(&what, &[("net-b", "b0")]);
-        walk.detach(&what);
+        walk.assert_changed(&label, &[("net-b", "b0")]);
+        walk.detach(&label);
         // The runtime calls DEL first.
         walk.attach();
         let added = walk.killed(&more, place);
-        let what = added.clone().unwrap_or_else(|| "at its end".to_owned());
+        let label = added.clone().unwrap_or_else(|| "at its end".to_owned());
         if added.is_none() {
-            walk.assert_changed(&what, &[("net-a", "a0"), ("net-b", "b0")]);
+            walk.assert_changed(&label, &[("net-a", "a0"), ("net-b", "b0")]);
         }
-        walk.detach(&what);
+        walk.detach(&label);
         if replaced.is_none() && added.is_none() {
             assert!(place > 30, "only {place} steps: does the killer see all steps?");
             return;
@@ -240,9 +240,9 @@ fn crash_recovery_take_down_task_killed_at_every_step() {
     for place in 1..STEPS_MAX {
         walk.attach();
         let killed = walk.killed(&task, place);
-        let what = killed.clone().unwrap_or_else(|| "at its end".to_owned());
+        let label = killed.clone().unwrap_or_else(|| "at its end".to_owned());
         walk.run(&task);
-        walk.assert_nothing_left(&what);
+        walk.assert_nothing_left(&label);
         if killed.is_none() {
             assert!(place > 15, "only {place} steps: does the killer see all steps?");
             return;

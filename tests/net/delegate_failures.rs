@@ -254,7 +254,7 @@ fn delegate_that_misbehaves_is_ended_in_time_and_undone() {
         ("succeeds without output", json!({ "do": "exit", "code": 0 }), "no result"),
         ("returns another version", json!({ "do": "result", "value": { "cniVersion": "7.0.0" } }), "7.0.0"),
     ];
-    for (what, action, word) in verdicts {
+    for (label, action, word) in verdicts {
         let host = host!(Feature::Bridge);
         let cluster = Cluster::new(&host);
         cluster.definition("red", &bridge("red", 2));
@@ -266,13 +266,13 @@ fn delegate_that_misbehaves_is_ended_in_time_and_undone() {
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let started = Instant::now();
         let (_, message) = refusal(&cluster.attachment(&pod).add(&config));
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}: {:?}", started.elapsed());
-        assert!(message.contains(word), "{what}: {word:?} is missing in: {message}");
-        assert!(message.len() < 8192, "{what}: a short message: {} bytes", message.len());
-        assert_eq!(cluster.order(), ["ADD net2", "DEL net2"], "{what}");
-        assert_eq!(left_running(&host), "", "{what}");
-        assert_nothing_left(what, &host, &before);
-        assert_pod_unchanged(what, &pod, &inside);
+        assert!(started.elapsed() < Duration::from_secs(30), "{label}: {:?}", started.elapsed());
+        assert!(message.contains(word), "{label}: {word:?} is missing in: {message}");
+        assert!(message.len() < 8192, "{label}: a short message: {} bytes", message.len());
+        assert_eq!(cluster.order(), ["ADD net2", "DEL net2"], "{label}");
+        assert_eq!(left_running(&host), "", "{label}");
+        assert_nothing_left(label, &host, &before);
+        assert_pod_unchanged(label, &pod, &inside);
     }
 }
 
@@ -407,14 +407,14 @@ fn plan_without_agent_is_retried_unless_the_pod_selects_nothing() {
     };
     let mut by_name = with(&annotated(json!({})), &json!({ "clusterNetwork": "home" }));
     by_name.as_object_mut().expect("a map").remove("delegates");
-    for (what, config) in [
+    for (label, config) in [
         ("selects a network", annotated(json!({ "k8s.v1.cni.cncf.io/networks": "a" }))),
         ("an invalid selection", annotated(json!({ "k8s.v1.cni.cncf.io/networks": "," }))),
         ("selects a default network", annotated(json!({ "v1.multus-cni.io/default-network": "a" }))),
         ("has an annotation of weft", annotated(json!({ "weft.dev/networks": "a" }))),
         ("a network name that may be a definition", by_name),
     ] {
-        assert_refused(what, &attachment.add(&config), 11, &["there is no agent"]);
+        assert_refused(label, &attachment.add(&config), 11, &["there is no agent"]);
     }
     let plain = annotated(json!({ "example.org/other": "x" }));
     attachment.add(&plain).success();

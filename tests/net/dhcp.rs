@@ -353,7 +353,7 @@ fn dhcp_del_succeeds_without_server_or_link() {
 }
 
 #[test]
-fn dhcp_two_interfaces_have_two_leases_and_lost_netns_frees_both() {
+fn dhcp_two_interfaces_have_two_leases_and_netns_loss_frees_all() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &SHORT_TIMERS), daemon(&host));

@@ -141,27 +141,27 @@ fn firewall_accepts_pod_traffic_where_the_host_drops() {
             }
             let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
             let outside = world(&host);
-            let what = format!("{tool} drops, {backend}");
+            let label = format!("{tool} drops, {backend}");
             drop_forwarded(&host, lines);
             let a = Chain::new(&host, "a", 0);
             let others = Chain::new(&host, "b", 0);
             assert!(
                 OUTSIDE.iter().all(|to| !reaches(&a.pod, &outside, to)),
-                "{what}: no traffic passes without the plugin"
+                "{label}: no traffic passes without the plugin"
             );
             let config = a.add(&backend);
             a.plugin.check(&config).success();
             for to in OUTSIDE {
-                assert!(reaches(&a.pod, &outside, to), "{what}: to {to}");
-                assert!(!reaches(&others.pod, &outside, to), "{what}: another pod reaches {to}");
+                assert!(reaches(&a.pod, &outside, to), "{label}: to {to}");
+                assert!(!reaches(&others.pod, &outside, to), "{label}: another pod reaches {to}");
             }
             for to in a.addresses() {
-                assert!(!reaches(&outside, &a.pod, &to), "{what}: unrequested traffic reaches {to}");
+                assert!(!reaches(&outside, &a.pod, &to), "{label}: unrequested traffic reaches {to}");
             }
             a.plugin.del(&config).success();
             assert!(
                 OUTSIDE.iter().all(|to| !reaches(&a.pod, &outside, to)),
-                "{what}: no traffic passes after DEL"
+                "{label}: no traffic passes after DEL"
             );
         }
     }
@@ -358,13 +358,13 @@ fn firewall_del_leaves_nothing_whatever_its_input() {
         let _ = traces(&host, &a.pod);
         a.plugin.del(&prime).success();
         let before = host.snapshot();
-        for what in ["all", "twice", "no prevResult", "nothing", "other backend", "no backend", "rubbish"] {
+        for label in ["all", "twice", "no prevResult", "nothing", "other backend", "no backend", "rubbish"] {
             let config = a.add(&keys);
             assert!(!traces(&host, &a.pod).is_empty());
             let mut plugin = host.attachment("firewall", &a.pod, "eth0");
             let mut last = config.clone();
             let object = last.as_object_mut().unwrap();
-            match what {
+            match label {
                 "twice" => drop(plugin.del(&config).success()),
                 "no prevResult" => drop(object.remove("prevResult")),
                 "nothing" => {
@@ -379,7 +379,7 @@ fn firewall_del_leaves_nothing_whatever_its_input() {
                 _ => {}
             }
             assert_eq!(plugin.del(&last).success().stdout, "");
-            assert_nothing_left(&format!("{backend}: DEL with {what}"), &host, &before);
+            assert_nothing_left(&format!("{backend}: DEL with {label}"), &host, &before);
         }
     }
 }

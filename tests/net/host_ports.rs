@@ -54,7 +54,7 @@ fn host_ports_apply_to_the_default_network_until_del() {
     attachment.del(&first).success();
     let before = host.snapshot();
     // The host drops what it forwards: without the firewall plugin, nothing would be answered.
-    host.run(["nft", "table inet theirs { chain c { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }"]);
+    host.run(["nft", "table inet foreign { chain c { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }"]);
     let result = attachment.add(&config_with_ports(8080)).success().json();
     let address = rig::addresses(&result)[0].split('/').next().unwrap().to_owned();
     for (transport, port) in [(Transport::Tcp, 80), (Transport::Udp, 53)] {
@@ -70,6 +70,6 @@ fn host_ports_apply_to_the_default_network_until_del() {
     let mut last = config_with_ports(8080);
     last.as_object_mut().unwrap().remove("runtimeConfig");
     attachment.del(&last).success();
-    host.run(["nft", "delete", "table", "inet", "theirs"]);
+    host.run(["nft", "delete", "table", "inet", "foreign"]);
     assert_nothing_left("DEL", &host, &before);
 }

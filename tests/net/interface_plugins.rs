@@ -179,43 +179,43 @@ fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     let inside = pod.snapshot();
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in VERSIONS {
-        let what = format!("{} {version}", case.plugin);
+        let label = format!("{} {version}", case.plugin);
         let config = case.config(version);
         let result = eth0.add(&config).success().json();
-        assert_eq!(result["cniVersion"], version, "{what}");
+        assert_eq!(result["cniVersion"], version, "{label}");
         // S7, S23, trap 5.
         let old = version < "0.3.0";
-        assert_eq!(result.get("interfaces").is_some(), !old, "{what}: {result}");
-        assert_eq!(result.get("dns").is_some(), version < "1.0.0", "{what}: {result}");
+        assert_eq!(result.get("interfaces").is_some(), !old, "{label}: {result}");
+        assert_eq!(result.get("dns").is_some(), version < "1.0.0", "{label}: {result}");
         for ip in result["ips"].as_array().into_iter().flatten() {
-            assert_eq!(ip.get("version").is_some(), version < "1.0.0", "{what}: {ip}");
+            assert_eq!(ip.get("version").is_some(), version < "1.0.0", "{label}: {ip}");
         }
         if case.makes {
             let mut returned = addresses(&result);
             let mut there = rig::addresses_on(&pod, "eth0");
             returned.sort();
             there.sort();
-            assert_eq!(returned, there, "{what}: the result has the addresses of the interface");
-            assert_eq!(returned.len(), 2, "{what}: {returned:?}");
+            assert_eq!(returned, there, "{label}: the result has the addresses of the interface");
+            assert_eq!(returned.len(), 2, "{label}: {returned:?}");
             let shown = rig::link(&pod, "eth0").expect("eth0");
-            assert!(rig::is_up(&shown), "{what}: {shown}");
+            assert!(rig::is_up(&shown), "{label}: {shown}");
             if !old {
                 let list = result["interfaces"].as_array().expect("interfaces");
                 let own = list.iter().find(|i| i["name"] == "eth0").expect("eth0 in the result");
-                assert_eq!(own["mac"], shown["address"], "{what}");
-                assert_eq!(own["sandbox"], pod.path().to_str().unwrap(), "{what}");
+                assert_eq!(own["mac"], shown["address"], "{label}");
+                assert_eq!(own["sandbox"], pod.path().to_str().unwrap(), "{label}");
             }
         }
         let known = with(&config, &json!({ "prevResult": result }));
         let checked = eth0.check(&known);
         match version < "0.4.0" {
-            true => assert_refused(&what, &checked, 1, &["CHECK"]),
-            false => assert_eq!(checked.success().stdout, "", "{what}"),
+            true => assert_refused(&label, &checked, 1, &["CHECK"]),
+            false => assert_eq!(checked.success().stdout, "", "{label}"),
         }
         let last = if version < "0.4.0" { &config } else { &known };
-        assert_eq!(eth0.del(last).success().stdout, "", "{what}");
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_eq!(eth0.del(last).success().stdout, "", "{label}");
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 
@@ -263,16 +263,16 @@ const LOSSES: [(&str, Loss); 7] = [
 fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let mut pod = Some(pod);
-    for (place, (what, lose)) in LOSSES.into_iter().enumerate() {
+    for (place, (label, lose)) in LOSSES.into_iter().enumerate() {
         // A namespace and its links are deleted with a delay.
         let config = with(&case.config("1.1.0"), &case.own(place));
-        let what = format!("{}: DEL {what}", case.plugin);
+        let label = format!("{}: DEL {label}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut attachment = host.attachment(&case.plugin, &own, "eth0");
         let result = attachment.add(&config).success().json();
         let mut known = with(&config, &json!({ "prevResult": result }));
         pod = lose(host, &mut attachment, own, &mut known);
-        assert_eq!(attachment.del(&known).success().stdout, "", "{what}");
+        assert_eq!(attachment.del(&known).success().stdout, "", "{label}");
         if attachment.netns.is_empty() {
             // A link without an end on the host is not found; it is deleted with its namespace.
             let own = pod.as_ref().unwrap();
@@ -286,7 +286,7 @@ fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
             }
         }
         match &pod {
-            Some(own) => assert!(rig::links(own).is_empty(), "{what}: {:?}", rig::links(own)),
+            Some(own) => assert!(rig::links(own).is_empty(), "{label}: {:?}", rig::links(own)),
             None => {
                 let _ = host.attempt(["rm", "-f", "/run/netns/a"]);
                 let again = host.pod("a");
@@ -294,7 +294,7 @@ fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
             }
         }
         case.furnish(host);
-        assert_nothing_left(&what, host, &before);
+        assert_nothing_left(&label, host, &before);
     }
 }
 
@@ -430,12 +430,12 @@ fn add_failure_leaves_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let inside = pod.snapshot();
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
-    for (what, keys, code) in failures(case) {
-        let what = format!("{}: {what}", case.plugin);
+    for (label, keys, code) in failures(case) {
+        let label = format!("{}: {label}", case.plugin);
         let config = with(&case.config("1.1.0"), &keys);
-        assert_refused(&what, &eth0.add(&config), code, &[]);
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_refused(&label, &eth0.add(&config), code, &[]);
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
     let mut gone = host.attachment(&case.plugin, &pod, "eth0");
     gone.netns = "/run/netns/nowhere".to_owned();
@@ -463,18 +463,18 @@ fn add_failure_on_a_new_host_removes_shared_objects(host: &Host, case: &Case) {
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     let before = host.snapshot();
-    for (what, keys, code) in failures(case) {
-        if what == "the gateway conflicts" {
+    for (label, keys, code) in failures(case) {
+        if label == "the gateway conflicts" {
             continue;
         }
-        let what = format!("{}, no shared objects yet: {what}", case.plugin);
-        assert_refused(&what, &eth0.add(&with(&case.config("1.1.0"), &keys)), code, &[]);
+        let label = format!("{}, no shared objects yet: {label}", case.plugin);
+        assert_refused(&label, &eth0.add(&with(&case.config("1.1.0"), &keys)), code, &[]);
         // host-local's directory remains: it is the state of the network.
         let own = |line: &&str| !line.contains("/var/lib/cni/networks/net");
         let changes = before.changes(&host.snapshot());
         let left: Vec<&str> = changes.lines().filter(own).collect();
-        assert!(left.is_empty(), "{what}: the host has changed:\n{}", left.join("\n"));
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert!(left.is_empty(), "{label}: the host has changed:\n{}", left.join("\n"));
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 

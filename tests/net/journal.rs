@@ -69,7 +69,7 @@ fn journal_del_needs_no_manifests_configuration_or_netns() {
             None
         }),
     ];
-    for (what, lose) in losses {
+    for (label, lose) in losses {
         let host = host!(Feature::Bridge, Feature::NftMasquerade);
         let (cluster, config) = world(&host);
         let before = host.snapshot();
@@ -80,13 +80,13 @@ fn journal_del_needs_no_manifests_configuration_or_netns() {
         let pod = lose(&host, &cluster, &mut config, &mut weft, pod);
         weft.del(&config).success();
         if let Some(pod) = pod {
-            assert!(links(&pod).is_empty(), "{what}: {:?}", links(&pod));
+            assert!(links(&pod).is_empty(), "{label}: {:?}", links(&pod));
             pod.remove();
         }
         let changes = rig::changes(&before, &host.snapshot());
         let left: Vec<&str> = changes.lines().filter(|line| !line.contains(MANIFESTS)).collect();
-        assert!(left.is_empty(), "{what}:\n{}", left.join("\n"));
-        assert!(cluster.calls().is_empty(), "{what}: no plugin of the replaced objects was executed");
+        assert!(left.is_empty(), "{label}:\n{}", left.join("\n"));
+        assert!(cluster.calls().is_empty(), "{label}: no plugin of the replaced objects was executed");
     }
 }
 
@@ -127,7 +127,7 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
         ("another document", "[]".to_owned()),
         ("of a newer release", newer),
     ];
-    for (what, content) in &broken {
+    for (label, content) in &broken {
         host.write(&file, content);
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let known = with(&config, &json!({ "prevResult": {} }));
@@ -135,19 +135,19 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
             [("DEL", weft.del(&config)), ("ADD", weft.add(&config)), ("CHECK", weft.check(&known))]
         {
             let (code, message) = refusal(&finished);
-            assert_eq!(code, 6, "{verb} with an entry {what}: {message}");
-            assert!(message.contains(&file), "{verb} with an entry {what}: {message}");
-            let word = if what.contains("newer") { "version 2" } else { "unreadable" };
-            assert!(message.contains(word), "{verb} with an entry {what}: {message}");
+            assert_eq!(code, 6, "{verb} with an entry {label}: {message}");
+            assert!(message.contains(&file), "{verb} with an entry {label}: {message}");
+            let word = if label.contains("newer") { "version 2" } else { "unreadable" };
+            assert!(message.contains(word), "{verb} with an entry {label}: {message}");
         }
         let collected = rig::collect(&weft, &config, Some(&[]));
-        assert_refused(what, &collected, 6, &[&file]);
+        assert_refused(label, &collected, 6, &[&file]);
         let lock = |line: &&str| !line.contains(".lock");
         let changes = rig::changes(&before, &host.snapshot());
         let left: Vec<&str> = changes.lines().filter(lock).collect();
-        assert!(left.is_empty(), "{what}: a file has changed:\n{}", left.join("\n"));
-        rig::assert_pod_unchanged(what, &pod, &inside);
-        assert_eq!(host.read(&file).as_ref(), Some(content), "{what}: the entry is overwritten");
+        assert!(left.is_empty(), "{label}: a file has changed:\n{}", left.join("\n"));
+        rig::assert_pod_unchanged(label, &pod, &inside);
+        assert_eq!(host.read(&file).as_ref(), Some(content), "{label}: the entry is overwritten");
     }
     // A broken entry of one sandbox does not affect other sandboxes, and no GC removes its networks.
     cluster.pod("other", "red");
@@ -307,7 +307,7 @@ fn journal_call_for_another_interface_changes_nothing() {
 
 /// Asserts that DEL without a namespace does not enter `path`, where another namespace has links of the same
 /// names.
-fn assert_not_entered(what: &str, path: &str, lose: impl Fn(&Host, Pod)) {
+fn assert_not_entered(label: &str, path: &str, lose: impl Fn(&Host, Pod)) {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();
@@ -328,12 +328,12 @@ fn assert_not_entered(what: &str, path: &str, lose: impl Fn(&Host, Pod)) {
     for name in ["eth0", "net1", "net2"] {
         inside(&format!("ip link del {name}"));
     }
-    assert_eq!(host.read(&entry), None, "{what}");
+    assert_eq!(host.read(&entry), None, "{label}");
     if path.starts_with("/run") {
         host.run(["ip", "netns", "del", "filler"]);
         host.run(["ip", "netns", "del", "web"]);
     }
-    assert_nothing_left(what, &host, &before);
+    assert_nothing_left(label, &host, &before);
 }
 
 #[test]

@@ -45,16 +45,16 @@ fn ip_masq_del_leaves_no_rule_whatever_its_input() {
         let other_rules = rules(&host, &other).len();
         assert!(other_rules > 0, "{plugin} {backend}: {:?}", rules(&host, &other));
         let before = host.snapshot();
-        for what in ["all", "no prevResult", "no namespace", "nothing", "namespace gone", "link gone"] {
-            let what = format!("{plugin} {backend}: DEL with {what}");
+        for label in ["all", "no prevResult", "no namespace", "nothing", "namespace gone", "link gone"] {
+            let label = format!("{plugin} {backend}: DEL with {label}");
             let pod = host.pod("a");
             let mut eth0 = host.attachment(plugin, &pod, "eth0");
             let result = eth0.add(&config).success().json();
             let own = rules(&host, &pod).len();
-            assert!(own > 0, "{what}: rules while it is attached");
+            assert!(own > 0, "{label}: rules while it is attached");
             let known = with(&config, &json!({ "prevResult": result }));
             let mut pod = Some(pod);
-            let stdin = match what.rsplit("with ").next().unwrap() {
+            let stdin = match label.rsplit("with ").next().unwrap() {
                 "all" => &known,
                 "no prevResult" => &config,
                 "no namespace" => {
@@ -78,8 +78,8 @@ fn ip_masq_del_leaves_no_rule_whatever_its_input() {
             if let Some(pod) = pod {
                 pod.remove();
             }
-            assert_nothing_left(&what, &host, &before);
-            assert_eq!(rules(&host, &other).len(), other_rules, "{what}: the rules of the other pod stay");
+            assert_nothing_left(&label, &host, &before);
+            assert_eq!(rules(&host, &other).len(), other_rules, "{label}: the rules of the other pod stay");
         }
     }
 }

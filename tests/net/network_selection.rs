@@ -347,7 +347,7 @@ fn default_route_moves_by_family_and_is_read_back() {
             &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"],
         ),
     ];
-    for (what, request, expected) in cases {
+    for (label, request, expected) in cases {
         let host = host!(Feature::Bridge, Feature::Ipv6);
         let cluster = Cluster::new(&host);
         let mut red = with_default_routes("red", 2);
@@ -363,13 +363,13 @@ fn default_route_moves_by_family_and_is_read_back() {
         let weft = cluster.attachment(&pod);
         let config = configuration(&with_default_routes("default", 1));
         let result = weft.add(&config).success().json();
-        assert_eq!(default_routes(&pod), expected, "{what}");
+        assert_eq!(default_routes(&pod), expected, "{label}");
         let own = result["routes"].as_array().map_or(0, Vec::len);
         let left = expected.iter().filter(|route| route.contains("eth0")).count();
-        assert_eq!(own, left, "{what}: the result has the routes of the interface: {result}");
+        assert_eq!(own, left, "{label}: the result has the routes of the interface: {result}");
         weft.check(&with(&config, &json!({ "prevResult": result }))).success();
         weft.del(&config).success();
-        assert!(links(&pod).is_empty(), "{what}");
+        assert!(links(&pod).is_empty(), "{label}");
     }
 }
 

@@ -18,6 +18,9 @@ use testkit::{Attachment, Feature, Host, Pod, binary, require};
 /// Directory of the address store of the pool in [`small`].
 const PLACE: &str = "/var/lib/weft/ipam/10.1.2.0-29";
 
+/// Name of an address store's file.
+const STORE_FILE: &str = "ledger";
+
 /// Returns a host with the plugin, and a pod.
 fn world() -> (Host, Pod) {
     let host = Host::new();
@@ -371,7 +374,7 @@ fn weft_ipam_failed_add_of_two_addresses_keeps_neither() {
 /// Returns the number of held addresses in an address store: slots begin at byte 12,288, and their eighth
 /// byte is the state.
 fn held(host: &Host, place: &str) -> usize {
-    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/ledger")]);
+    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/{STORE_FILE}")]);
     hex.lines().filter(|line| line.split_whitespace().nth(7) == Some("01")).count()
 }
 
@@ -449,7 +452,7 @@ fn weft_ipam_addresses_of_an_earlier_boot_are_free() {
     host.run([
         "sh",
         "-c",
-        &format!("printf another-boot | dd of={PLACE}/ledger bs=1 seek=16 conv=notrunc status=none"),
+        &format!("printf another-boot | dd of={PLACE}/{STORE_FILE} bs=1 seek=16 conv=notrunc status=none"),
     ]);
     add(&host, &pod, "after", &small());
     assert_eq!(held(&host, PLACE), 1);
@@ -628,33 +631,33 @@ fn weft_ipam_foreign_file_in_place_of_address_store_is_kept() {
 fn weft_ipam_invalid_address_store_does_not_block_del() {
     require!(Feature::Root);
     let (host, pod) = world();
-    let (ledger, released) = (format!("{PLACE}/ledger"), format!("{PLACE}/released"));
-    let shell = |line: &str| host.run(["sh", "-c", &line.replace("LEDGER", &ledger)]);
+    let (store, released) = (format!("{PLACE}/{STORE_FILE}"), format!("{PLACE}/released"));
+    let shell = |line: &str| host.run(["sh", "-c", &line.replace("STORE", &store)]);
     // How an operator or a full disk damages the file, and the error.
     let damages = [
-        ("echo nonsense > LEDGER", "not an address store of this version"),
-        ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
-        ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
-        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are present"),
-        ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
-        ("rm LEDGER; mkdir LEDGER", "is a directory"),
+        ("echo nonsense > STORE", "not an address store of this version"),
+        ("printf '\\143' | dd of=STORE bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
+        ("printf '\\144' | dd of=STORE bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
+        ("truncate -s 128 STORE", "truncated: 0 of 1 groups of 16 blocks are present"),
+        ("truncate -s 0 STORE", "empty, though addresses were given from it"),
+        ("rm STORE; mkdir STORE", "is a directory"),
     ];
     for (at, (damage, why)) in damages.into_iter().enumerate() {
         let id = |name: &str| format!("{name}{at}");
         let given: Vec<String> = ["a", "b", "c"].map(|name| add(&host, &pod, &id(name), &small())).into();
-        shell("cp LEDGER /var/lib/weft/saved");
+        shell("cp STORE /var/lib/weft/saved");
         shell(damage);
-        let before = shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum");
+        let before = shell("stat -c %s-%F STORE; cat STORE 2>/dev/null | sha256sum");
         let code = if why == "is a directory" { 5 } else { 7 };
-        assert_refused(damage, &container(&host, &pod, &id("n")).add(&small()), code, &[&ledger, why]);
+        assert_refused(damage, &container(&host, &pod, &id("n")).add(&small()), code, &[&store, why]);
         // A second DEL adds no line, nor does DEL of a pod without an address.
         for name in ["a", "a", "b", "n"] {
             container(&host, &pod, &id(name)).del(&small()).success();
         }
         let lines = format!("net {} eth0\nnet {} eth0\n", id("a"), id("b"));
         assert_eq!(host.read(&released), Some(lines), "{damage}");
-        assert_eq!(shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum"), before, "{damage}");
-        shell("rm -r LEDGER; cp /var/lib/weft/saved LEDGER");
+        assert_eq!(shell("stat -c %s-%F STORE; cat STORE 2>/dev/null | sha256sum"), before, "{damage}");
+        shell("rm -r STORE; cp /var/lib/weft/saved STORE");
         container(&host, &pod, &id("c")).check(&small()).success();
         assert_eq!((held(&host, PLACE), host.read(&released)), (1, None), "{damage}");
         let mut again = BTreeSet::from([given[2].clone()]);
@@ -665,7 +668,7 @@ fn weft_ipam_invalid_address_store_does_not_block_del() {
     }
     // Only the address store was moved away, not its directory: no new address store is created.
     add(&host, &pod, "last", &small());
-    shell("mv LEDGER /var/lib/weft/saved");
+    shell("mv STORE /var/lib/weft/saved");
     container(&host, &pod, "last").del(&small()).success();
     assert_eq!(host.read(&released).as_deref(), Some("net last eth0\n"));
     assert_refused(
@@ -674,7 +677,7 @@ fn weft_ipam_invalid_address_store_does_not_block_del() {
         7,
         &["empty, though addresses were given"],
     );
-    shell("rm LEDGER");
+    shell("rm STORE");
     host.run(["rm", "-r", PLACE]);
     add(&host, &pod, "again", &small());
 }
@@ -731,7 +734,7 @@ fn weft_ipam_ipv6_ranges_of_any_size_work() {
     }
 }
 
-/// Whatever file cannot be opened, for example that of the boot id, no held address is freed.
+/// If a file cannot be opened, for example that of the boot id, no held address is freed.
 #[test]
 fn weft_ipam_without_descriptors_frees_no_held_address() {
     require!(Feature::Root);

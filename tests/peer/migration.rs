@@ -109,7 +109,7 @@ fn world(row: &Row, go: &str) -> (Host, Pod, Pod) {
     host.run(["mkdir", "-p", "/run/cni/tuning"]);
     let pod = host.pod("a");
     for maker in [WEFT, go] {
-        // Some Go plugins fail at the end if iptables has no chain of theirs yet.
+        // Some Go plugins fail at the end if iptables does not have their chains yet.
         let _ = pass(&host, &pod, row, maker, maker);
     }
     (host, outside, pod)
