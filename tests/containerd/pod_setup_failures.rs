@@ -2,7 +2,7 @@
 //! left.
 //!
 //! Source: containerd 1.6 `pkg/cri/server/sandbox_run.go`: a pod whose network fails is torn down and forgotten;
-//! if that fails, too, the kubelet's next try comes first to `StopPodSandbox`.
+//! if that fails, too, the kubelet calls `StopPodSandbox` before it retries.
 
 use rig::cluster::{bridge, configuration};
 use rig::{Cluster, Containerd, assert_nothing_left, with};

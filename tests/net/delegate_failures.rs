@@ -279,15 +279,18 @@ fn delegate_that_misbehaves_is_ended_in_time_and_undone() {
 /// Returns the command lines of the processes that still run on the host.
 fn left_running(host: &Host) -> String {
     let inside = || {
-        let own = std::fs::read_link("/proc/thread-self/ns/mnt").expect("our own namespace");
+        let own = std::fs::read_link("/proc/thread-self/ns/mnt").expect("own mount namespace");
         let processes = std::fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.path());
         // Excludes /proc/self and similar links.
         let numbered = |path: &std::path::Path| {
             path.file_name().is_some_and(|name| name.to_string_lossy().parse::<u32>().is_ok())
         };
         let others = processes.filter(|path| numbered(path));
-        let ours = others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
-        ours.map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n").collect()
+        let on_this_host =
+            others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
+        on_this_host
+            .map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n")
+            .collect()
     };
     host.within(inside)
 }

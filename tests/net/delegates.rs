@@ -95,7 +95,7 @@ fn delegate_program_of_a_built_in_name_runs_if_earlier_in_path() {
         cluster.calls().len()
     };
     assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "auto"), 2, "the other program's directory is first");
-    assert_eq!(run("/opt/cni/bin", "/run/cni/foreign", "auto"), 0, "our directory is first");
+    assert_eq!(run("/opt/cni/bin", "/run/cni/foreign", "auto"), 0, "the directory of weft is first");
     assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "always"), 0, "builtin=always");
     assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "never"), 2, "builtin=never");
 }

@@ -713,7 +713,7 @@ fn host_local_addresses_of_concurrent_writers_are_not_reused() {
     for round in 2..20_u8 {
         let taken = 2 * round;
         host.write(format!("{PLACE}/10.1.2.{taken}"), format!("foreign{round}\r\neth0"));
-        let allocated = addresses(container(&host, &pod, &format!("ours{round}")).add(&small(99)));
+        let allocated = addresses(container(&host, &pod, &format!("weft{round}")).add(&small(99)));
         let unique: BTreeSet<String> = reservations(&host).into_iter().map(|(name, _)| name).collect();
         assert!(unique.contains(&allocated[0]));
         assert_eq!(unique.len(), 2 * (usize::from(round) - 1), "{allocated:?}");

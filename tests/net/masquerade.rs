@@ -241,8 +241,8 @@ fn ip_masq_iptables_rules_equal_those_of_the_go_plugin() {
     let save = || host.run(["iptables-save", "-t", "nat"]) + &host.run(["ip6tables-save", "-t", "nat"]);
     let rules = || -> Vec<String> {
         let text = save();
-        let ours = text.lines().filter(|line| line.contains("CNI-") && !line.starts_with('#'));
-        ours.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
+        let lines = text.lines().filter(|line| line.contains("CNI-") && !line.starts_with('#'));
+        lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
     };
     let mut seen = Vec::new();
     for (adds, deletes) in [("/usr/lib/cni", "/opt/cni/bin"), ("/opt/cni/bin", "/usr/lib/cni")] {

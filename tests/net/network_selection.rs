@@ -318,7 +318,7 @@ fn default_routes(pod: &Pod) -> Vec<String> {
 #[test]
 fn default_route_moves_by_family_and_is_read_back() {
     let cases: [(&str, Value, &[&str]); 6] = [
-        ("not asked", json!(null), &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"]),
+        ("no request", json!(null), &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"]),
         (
             "C13: IPv4",
             json!(["10.2.0.1"]),
@@ -603,8 +603,8 @@ fn status_covers_networks_of_every_pod_but_no_selected_one() {
     cluster.pod("web", "selected");
     status(&config(&json!({}))).success();
     let calls = cluster.calls();
-    let asked: Vec<String> = calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect();
-    assert_eq!(asked, ["STATUS one", "STATUS two", "STATUS three"]);
+    let called: Vec<String> = calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect();
+    assert_eq!(called, ["STATUS one", "STATUS two", "STATUS three"]);
     assert_refused(
         "the plugin's code",
         &status(&config(&fail(51))),

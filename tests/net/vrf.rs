@@ -216,8 +216,8 @@ fn vrf_bad_options_are_refused_and_change_nothing() {
         host.attachment("vrf", &pod, ifname).del(&config(&pod, ifname, &keys)).success();
         // The kernel adds link-local addresses and their routes with a delay.
         let changes = rig::changes(&inside, &pod.snapshot());
-        let ours: Vec<&str> = changes.lines().filter(|line| !line.contains(" fe80:")).collect();
-        assert!(ours.is_empty(), "{keys}:\n{}", ours.join("\n"));
+        let unexpected: Vec<&str> = changes.lines().filter(|line| !line.contains(" fe80:")).collect();
+        assert!(unexpected.is_empty(), "{keys}:\n{}", unexpected.join("\n"));
     }
 }
 

@@ -560,17 +560,17 @@ fn weft_ipam_bad_options_are_refused_and_change_nothing() {
 #[test]
 fn weft_ipam_bad_sticky_or_claim_request_is_refused() {
     let (host, pod) = world();
-    let asked = |sticky: Value, requested: Value| {
+    let add_with = |sticky: Value, requested: Value| {
         let mut conf = config(&json!({ "range": "10.1.2.0/29", "store": "cluster", "sticky": sticky }));
         conf["ipam"]["store"] = json!("cluster");
         conf["args"] = json!({ "cni": requested });
         container(&host, &pod, "c1").add(&conf)
     };
-    let refused = asked(json!(false), json!({ "sticky": true }));
+    let refused = add_with(json!(false), json!({ "sticky": true }));
     assert_refused("a network that keeps nothing", &refused, 7, &["args.cni.sticky", "ipam.sticky is false"]);
     // A value of `cni-args` arrives as the pod wrote it, and the agent uses it in a path of the API.
     for claim in ["..", "a/../../other/ipamclaims/b", "a?b", "A"] {
-        let refused = asked(json!(false), json!({ "ipam-claim-reference": claim }));
+        let refused = add_with(json!(false), json!({ "ipam-claim-reference": claim }));
         assert_refused(claim, &refused, 7, &["args.cni.ipam-claim-reference", claim]);
     }
     assert_ne!(host.attempt(["ls", "/var/lib/weft/ipam"]).code, Some(0));

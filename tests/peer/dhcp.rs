@@ -63,7 +63,7 @@ fn dhcp_lease_and_result_equal_those_of_the_go_plugin() {
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
     let _server = serve(&host);
-    let daemons = [(GO, "/run/cni/go.sock"), (WEFT, "/run/cni/ours.sock")];
+    let daemons = [(GO, "/run/cni/go.sock"), (WEFT, "/run/cni/weft.sock")];
     let _running = daemons.map(|(program, socket)| start(&host, program, socket));
     let requests = [
         json!([]),

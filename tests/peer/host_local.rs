@@ -2,7 +2,7 @@
 //! files.
 //!
 //! ```text
-//!   Host ─ /var/lib/cni/<row>-ours/net/…   weft-cni as host-local
+//!   Host ─ /var/lib/cni/<row>-weft/net/…   weft-cni as host-local
 //!        └ /var/lib/cni/<row>-go/net/…     /usr/lib/cni/host-local (Debian's 1.1.1)
 //! ```
 //!
@@ -463,25 +463,25 @@ impl Sides<'_> {
         let Row { name, conf, steps, expected } = row;
         let conf = conf.value();
         for (at, step) in steps.iter().enumerate() {
-            let Some((ours, go)) = self.step(&conf, step) else { continue };
+            let Some((weft, go)) = self.step(&conf, step) else { continue };
             let place = format!("row {name:?}, step {at}");
-            let codes = (ours.code, go.code);
+            let codes = (weft.code, go.code);
             let verdict = match expected {
                 OnlyWeft(why) => (codes != (Some(0), Some(1))).then_some(*why),
                 OnlyGo(why) => (codes != (Some(1), Some(0))).then_some(*why),
-                Same | SameAnswers(_) if ours.code != go.code => Some("one fails"),
-                Same if ours.code == Some(0) && !go.stdout.is_empty() && meaning(&ours) != meaning(&go) => {
+                Same | SameAnswers(_) if weft.code != go.code => Some("one fails"),
+                Same if weft.code == Some(0) && !go.stdout.is_empty() && meaning(&weft) != meaning(&go) => {
                     Some("different results")
                 }
                 Same => None,
-                SameAnswers(why) => (!self.files("ours").is_empty()).then_some(*why),
+                SameAnswers(why) => (!self.files("weft").is_empty()).then_some(*why),
             };
             if let Some(why) = verdict {
-                return Some(format!("{place}: {why}\nours {ours}\ngo {go}"));
+                return Some(format!("{place}: {why}\nweft {weft}\ngo {go}"));
             }
-            let (left, right) = (self.files("ours"), self.files("go"));
+            let (left, right) = (self.files("weft"), self.files("go"));
             if matches!(expected, Same) && left != right {
-                return Some(format!("{place}: different files\nours {left:?}\ngo   {right:?}"));
+                return Some(format!("{place}: different files\nweft {left:?}\ngo   {right:?}"));
             }
         }
         None
@@ -490,10 +490,10 @@ impl Sides<'_> {
     /// Runs a step on both sides. Returns the results of a CNI call.
     fn step(&self, conf: &Value, step: &Step) -> Option<(Finished, Finished)> {
         let both = |verb: &str, id: &str, args: &str| {
-            Some((self.call("ours", verb, id, args, conf), self.call("go", verb, id, args, conf)))
+            Some((self.call("weft", verb, id, args, conf), self.call("go", verb, id, args, conf)))
         };
         let each = |work: &dyn Fn(&str)| {
-            ["ours", "go"].into_iter().for_each(work);
+            ["weft", "go"].into_iter().for_each(work);
             None
         };
         match *step {

@@ -116,10 +116,10 @@ fn outcomes(base: &Base, keys: &str, version: &str, directory: &Path) -> Outcome
 
 /// Whether weft is better in one of the ways that hold for all plugins: a DEL succeeds (S15), or a failed ADD
 /// leaves nothing.
-fn is_better(step: &str, our: &str, their: Option<&str>) -> bool {
+fn is_better(step: &str, weft_outcome: &str, go_outcome: Option<&str>) -> bool {
     match step {
-        "6 DEL" | "9 DEL again" => our == "succeeds" && their == Some("fails"),
-        LEFT => our == "nothing",
+        "6 DEL" | "9 DEL again" => weft_outcome == "succeeds" && go_outcome == Some("fails"),
+        LEFT => weft_outcome == "nothing",
         _ => false,
     }
 }
@@ -129,19 +129,21 @@ fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -
     let weft = outcomes(base, keys, version, Path::new("/opt/cni/bin"));
     let go = outcomes(base, keys, version, &go_plugins());
     let mut found = Vec::new();
-    for (step, our) in &weft {
-        let their = go.get(step);
+    for (step, weft_outcome) in &weft {
+        let go_outcome = go.get(step);
         let applies = |versions: &[&str]| versions.is_empty() || versions.contains(&version);
         let meant = differs.iter().find(|(differing, _, versions)| differing == step && applies(versions));
         // If only one of them succeeds, there is nothing to compare.
-        if (*step != ADD && weft[ADD] != go[ADD]) || is_better(step, our, their.map(String::as_str)) {
+        if (*step != ADD && weft[ADD] != go[ADD])
+            || is_better(step, weft_outcome, go_outcome.map(String::as_str))
+        {
             continue;
         }
         let title = format!("{} {} ({version}), {step}", base.plugin, keys);
         let is_plain = keys == "{}";
         // A difference of the base may or may not occur in a row.
         let may = !is_plain && base.differs.iter().any(|(differing, ..)| differing == step);
-        match (their == Some(our), meant) {
+        match (go_outcome == Some(weft_outcome), meant) {
             (true, None) | (false, Some(_)) => {}
             // Newer Go plugins may be fixed.
             (true, Some(_)) if are_newest() => {}
@@ -149,7 +151,7 @@ fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -
             (true, Some((_, why, _))) => found.push(format!("{title}: no difference, though «{why}»")),
             (false, None) => found.push(format!(
                 "{title}:\n{}",
-                kernel_state::difference(our, their.map_or("(not reached)", String::as_str))
+                kernel_state::difference(weft_outcome, go_outcome.map_or("(not reached)", String::as_str))
             )),
         }
     }
