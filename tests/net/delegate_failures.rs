@@ -54,12 +54,12 @@ fn delegate_failure_undoes_attempted_networks_in_reverse() {
         assert!(message.contains(word), "{word:?} is missing in: {message}");
     }
     let calls = cluster.calls();
-    let action: Vec<String> = calls
+    let order: Vec<String> = calls
         .iter()
         .map(|c| format!("{} {} {}", c.command, c.environment("CNI_IFNAME"), c.program))
         .collect();
     assert_eq!(
-        action,
+        order,
         [
             "ADD eth0 one",
             "ADD net1 two",
