@@ -59,7 +59,7 @@ enum Expected {
     Whole(usize),
 }
 
-// === impl Respelled ===
+// === impl RewrittenAuthority ===
 
 impl<R> RewrittenAuthority<R> {
     /// What is read from `inner`, from the beginning of a connection.

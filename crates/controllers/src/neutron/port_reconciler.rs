@@ -168,7 +168,7 @@ impl Case {
     }
 }
 
-// === impl Desk ===
+// === impl PortReconciler ===
 
 impl PortReconciler {
     /// One that watches from now on, and does nothing yet.

@@ -23,7 +23,7 @@ struct Rest {
     taken: BTreeSet<String>,
 }
 
-// === impl Rests ===
+// === impl Backoff ===
 
 impl Backoff {
     /// Is nothing to be tried now?

@@ -25,7 +25,7 @@ pub(super) struct Asked {
     told: u64,
 }
 
-// === impl Asking ===
+// === impl PendingLookup ===
 
 impl<'a, T: PartialEq> PendingLookup<'a, T> {
     /// From now on it is remembered whether the watch tells of `key`.

@@ -100,7 +100,7 @@ impl Case {
     }
 }
 
-// === impl Desk ===
+// === impl PortReconciler ===
 
 impl PortReconciler {
     /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
