@@ -1,10 +1,9 @@
-//! The interface that macvlan, ipvlan and vlan interfaces are made on, and making one on it.
+//! Parent interfaces of macvlan, ipvlan and vlan interfaces, and the creation of a child interface.
 //!
 //! Rules:
-//! - the child is made in the container's namespace by one request; it only bears a name of its own
-//!   there until it is renamed, because the kernel looks for its final name in the parent's namespace
-//!   first (fixed in 6.15) and an `eth0` is there;
-//! - a child left under it by an ADD that was killed in between is removed by DEL, and by the next ADD.
+//! - One request creates the child in the container's namespace, under a temporary name. Before Linux 6.15 the kernel
+//!   looks for the final name in the parent's namespace first, where an `eth0` may exist.
+//! - A child with its temporary name is left from a killed ADD. DEL and the next ADD remove it.
 //!
 //! Source: plugins `plugins/main/macvlan` `createMacvlan`, `getDefaultRouteInterfaceName`.
 
@@ -22,34 +21,34 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use crate::interface::expect_no_link;
 use crate::interface::inspection::differs;
 
-/// Where a parent is.
+/// Namespace of a parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkNamespace {
-    /// In the namespace the plugin runs in.
+    /// Namespace in which the plugin runs.
     Host,
-    /// In the container's (`linkInContainer`).
+    /// Namespace of the container (`linkInContainer`).
     Container,
 }
 
 impl LinkNamespace {
-    /// What `linkInContainer` says.
+    /// Returns the namespace for a value of `linkInContainer`.
     pub fn read(link_in_container: bool) -> LinkNamespace {
         if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host }
     }
 }
 
-/// A parent that is there.
+/// Existing parent interface.
 #[derive(Debug)]
 pub struct Parent {
-    /// The interface.
+    /// Link of the parent.
     pub link: Link,
-    /// A socket in its namespace.
+    /// Socket in its namespace.
     net: Rtnl,
     namespace: LinkNamespace,
 }
 
 impl Parent {
-    /// The interface `master`, or without a name the one that the default route leads to.
+    /// Returns the interface `master`, or without a name the interface of the default route.
     pub fn find(master: Option<&str>, namespace: LinkNamespace, container: &Netns) -> Result<Parent, Error> {
         let mut net = match namespace {
             LinkNamespace::Host => Rtnl::open(),
@@ -66,7 +65,7 @@ impl Parent {
         Ok(Parent { link, net, namespace })
     }
 
-    /// A child's MTU is at most its parent's.
+    /// Fails if a child's MTU is greater than its parent's.
     pub fn check_mtu(&self, mtu: Option<u32>) -> Result<Option<u32>, Error> {
         match mtu {
             Some(mtu) if mtu > self.link.mtu => {
@@ -76,10 +75,10 @@ impl Parent {
         }
     }
 
-    /// Makes `child` on this parent, in the container, under its name; it is down.
+    /// Creates `child` on this parent, in the container and under its name; it is down.
     ///
     /// # Errors
-    /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
+    /// Code 4 if the container already has an interface of that name (S25). A failure leaves nothing.
     pub fn create_child(
         &mut self,
         child: &NewLink<'_>,
@@ -107,11 +106,11 @@ impl Parent {
             inside.change_link(link.index, &passing, &change).or_refused()?;
             inside.link_at(link.index).or_refused()
         });
-        // Nothing is left, also if what failed is but an answer; the error that matters is the one that is returned.
+        // Also if only the answer was lost. Best effort: the original error is returned.
         named.inspect_err(|_| forget_child(container, &passing, child.name, &alias))
     }
 
-    /// What the kernel grants once for a parent (a VLAN's id) may be given up by another container any moment.
+    /// Returns the error of a creation. "Exists" is temporary: another container may release, for example, the VLAN id.
     fn blame(&self, error: &linux::Error) -> Error {
         let parent = &self.link.name;
         match error.kind() {
@@ -122,7 +121,7 @@ impl Parent {
     }
 }
 
-/// STATUS: is there a parent? One in a container nobody can know of before the container is there.
+/// Fails unless there is a parent. A parent in a container cannot be checked before the container exists.
 pub fn status(master: Option<&str>, namespace: LinkNamespace) -> Result<(), Error> {
     if namespace == LinkNamespace::Container {
         return Ok(());
@@ -131,7 +130,7 @@ pub fn status(master: Option<&str>, namespace: LinkNamespace) -> Result<(), Erro
     found.map(drop).map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
 }
 
-/// CHECK: the parent that the interface is on must be the configured one.
+/// Fails unless the interface is on the configured parent.
 pub fn inspect_parent(
     master: Option<&str>,
     namespace: LinkNamespace,
@@ -146,12 +145,12 @@ pub fn inspect_parent(
     }
 }
 
-/// The name of a link until it has its own, and with it its tag.
+/// Returns the name of a link until it gets its final name and its owner tag.
 pub fn passing_name(tag: &OwnerTag) -> String {
     hashed("weft", 15, &[&tag.network, &tag.container, &tag.ifname])
 }
 
-/// Removes a child under its passing name, or under its own if it has our tag by now: best effort.
+/// Removes a child under its temporary name, or under its final name if it has the owner tag: best effort.
 fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
     let Ok(mut inside) = container.rtnl() else { return };
     for name in [passing, name] {
@@ -163,7 +162,7 @@ fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
     }
 }
 
-/// Removes a link that an ADD which was killed has left under its passing name; nothing there is success.
+/// Removes a link that a killed ADD left under its temporary name; succeeds if there is none.
 pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;
@@ -173,7 +172,7 @@ pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error>
     }
 }
 
-/// The interface of the default route with the lowest metric, IPv4 before IPv6.
+/// Returns the interface of the default route with the lowest metric, IPv4 before IPv6.
 fn default_route_link(net: &mut Rtnl) -> Result<Link, Error> {
     for family in [Family::V4, Family::V6] {
         let routes = net.routes(family).or_refused()?;
@@ -185,5 +184,5 @@ fn default_route_link(net: &mut Rtnl) -> Result<Link, Error> {
             return net.link_at(route.link).or_refused();
         }
     }
-    Err(Error::config("master: missing, and there is no default route whose interface could serve: name one"))
+    Err(Error::config("master: missing, and there is no default route; set it to an interface"))
 }

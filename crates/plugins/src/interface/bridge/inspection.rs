@@ -1,4 +1,4 @@
-//! CHECK of a bridge attachment: bridge, pair and port belong together and carry what was given.
+//! CHECK of a bridge attachment: bridge, veth pair and port are connected and configured as recorded.
 
 use cni::Error;
 use cni::invocation::Attach;
@@ -47,7 +47,7 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     if let Some(recorded) =
         result.interfaces.iter().find(|i| i.name == network.bridge && i.sandbox.is_empty())
     {
-        // A bridge without an address takes on that of a port that joins it; a gateway's is pinned.
+        // A bridge without an address takes the hardware address of a port; a gateway's address is fixed.
         let mac = if network.gateway == Gateway::None { String::new() } else { recorded.mac.clone() };
         compare(&Interface { mac, ..recorded.clone() }, &bridge)?;
     }
@@ -58,7 +58,8 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     Ok(bridge)
 }
 
-/// The host end is a port of the bridge, its other end is the container's interface, and it passes what it should.
+/// Returns the host end. Fails unless it is a port of the bridge, is the peer of the container's interface, and is
+/// configured as requested.
 fn inspect_port(
     host: &mut Rtnl,
     network: &Network,
@@ -86,7 +87,7 @@ fn inspect_port(
     Ok(port)
 }
 
-/// The gateways' addresses are where they belong: on the bridge, or its port in the VLAN.
+/// Fails unless the gateways' addresses are on the bridge, or on its port in the VLAN.
 fn inspect_gateways(
     host: &mut Rtnl,
     network: &Network,
