@@ -3,8 +3,8 @@
 //! Rules:
 //! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object is missing,
 //!   the objects that all entries share are created.
-//! - The last attachment that requests an entry gets it. Only the attachment named in the comment removes it, because an
-//!   address or port may belong to another container by now.
+//! - The last attachment that requests an entry gets it. Only the attachment named in the comment removes it, because
+//!   an address or port may belong to another container by now.
 //!
 //! Source: nft(8) "sets", "maps".
 
@@ -69,16 +69,16 @@ pub fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Er
 
 /// Adds the entries, whose comments are all `comment`, in one transaction.
 ///
-/// An existing entry of the same key is replaced, whatever its owner. Then other entries of the same comment are removed,
-/// too. Without such a conflict they are not searched for: it would read all entries at every ADD, and a repeated ADD has
-/// the same keys. `shared_objects` returns what the entries need and can be committed repeatedly.
+/// An existing entry of the same key is replaced, whatever its owner. Then other entries of the same comment are
+/// removed, too. Without such a conflict they are not searched for: it would read all entries at every ADD, and a
+/// repeated ADD has the same keys. `shared_objects` returns what the entries need and can be committed repeatedly.
 pub fn put(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
     comment: &str,
     entries: &[Entry],
-    furniture: impl Fn() -> Result<Batch, Error>,
+    shared_objects: impl Fn() -> Result<Batch, Error>,
 ) -> Result<(), Error> {
     let mut batch = Batch::new();
     create(&mut batch, table, sets, entries);
@@ -89,7 +89,7 @@ pub fn put(
             Err(error) => return Err(refused(&error)),
         }
         // Either an object is missing, or an entry is left from a container that was never deleted.
-        batch = furniture()?;
+        batch = shared_objects()?;
         let keys: HashSet<(&str, &Data)> = entries.iter().map(|entry| (entry.set, &entry.key)).collect();
         let in_the_way =
             find(nft, table, sets, |set, key, found| found == comment || keys.contains(&(set, key)))?;
@@ -109,18 +109,18 @@ fn create(batch: &mut Batch, table: Table<'_>, sets: &[&'static str], entries: &
     }
 }
 
-/// Returns set and key of the entries that `is_meant` selects by set, key and comment; none if a set does not exist.
+/// Returns set and key of the entries that `matches` selects by set, key and comment; none if a set does not exist.
 pub fn find(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
-    is_meant: impl Fn(&'static str, &Data, &str) -> bool,
+    matches: impl Fn(&'static str, &Data, &str) -> bool,
 ) -> Result<Vec<(&'static str, Data)>, Error> {
     let mut found = Vec::new();
     for set in sets {
         match nft.elements(table, set) {
             Ok(elements) => {
-                let own = elements.into_iter().filter(|e| is_meant(set, &e.key, &e.comment));
+                let own = elements.into_iter().filter(|e| matches(set, &e.key, &e.comment));
                 found.extend(own.map(|element| (*set, element.key)));
             }
             Err(error) if error.kind() == Kind::Absent => {}
@@ -130,17 +130,17 @@ pub fn find(
     Ok(found)
 }
 
-/// Removes the entries that `is_meant` selects by comment, in one transaction; returns set and key of each.
+/// Removes the entries that `matches` selects by comment, in one transaction; returns set and key of each.
 pub fn remove(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
-    is_meant: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Result<Vec<(&'static str, Data)>, Error> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let found = find(nft, table, sets, |_, _, comment| is_meant(comment))?;
+        let found = find(nft, table, sets, |_, _, comment| matches(comment))?;
         let mut batch = Batch::new();
         for (set, key) in &found {
             batch.delete_elements(table, set, &[Element::new(key.clone())]);

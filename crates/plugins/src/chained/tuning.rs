@@ -171,7 +171,7 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
         match sysctl::read(key) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
             Err(error) if error.kind() == Kind::Absent || error.may_pass() => {
-                return Err(blame_sysctl(written, value, &error));
+                return Err(sysctl_error(written, value, &error));
             }
             // A parameter that can only be written, or was never set, cannot be restored.
             Err(_) => {}
@@ -191,7 +191,7 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
 fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        sysctl::write(key, value).map_err(|error| blame_sysctl(written, value, &error))?;
+        sysctl::write(key, value).map_err(|error| sysctl_error(written, value, &error))?;
     }
     let Some(link) = link else { return Ok(()) };
     let mut net = Rtnl::open().or_refused()?;
@@ -203,7 +203,8 @@ fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
         tx_queue_length: *tx_queue_length,
     };
     for (key, value, change) in wanted.changes() {
-        net.change_link(link.index, &link.name, &change).map_err(|error| blame(key, &value, &error))?;
+        net.change_link(link.index, &link.name, &change)
+            .map_err(|error| attribute_error(key, &value, &error))?;
     }
     Ok(())
 }
@@ -237,7 +238,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// Returns a configuration error if the kernel refused the value, else a system error.
-fn blame(key: &str, value: &str, error: &linux::Error) -> Error {
+fn attribute_error(key: &str, value: &str, error: &linux::Error) -> Error {
     match error.errno() {
         Some(Errno::INVAL | Errno::RANGE | Errno::ADDRNOTAVAIL | Errno::OPNOTSUPP) => {
             Error::key(key, value, error)
@@ -246,11 +247,11 @@ fn blame(key: &str, value: &str, error: &linux::Error) -> Error {
     }
 }
 
-fn blame_sysctl(written: &str, value: &str, error: &linux::Error) -> Error {
+fn sysctl_error(written: &str, value: &str, error: &linux::Error) -> Error {
     let (key, value) = (format!("sysctl.{written}"), format!("{value:?}"));
     match error.errno() {
         Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::ACCESS) => Error::key(key, value, error),
-        _ => blame(&key, &value, error),
+        _ => attribute_error(&key, &value, error),
     }
 }
 
@@ -316,7 +317,7 @@ fn restore(backup: &Backup, ifname: &str) -> Result<NotRestored, Error> {
 fn inspect(settings: &Settings, ifname: &str) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        let present = sysctl::read(key).map_err(|error| blame_sysctl(written, value, &error))?;
+        let present = sysctl::read(key).map_err(|error| sysctl_error(written, value, &error))?;
         // The kernel separates several numbers by tabs, whatever separator was written.
         if !present.split_whitespace().eq(value.split_whitespace()) {
             return Err(Error::internal(format!("sysctl {}: is {present:?}, not {value:?}", key.as_path())));

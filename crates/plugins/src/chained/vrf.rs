@@ -194,8 +194,8 @@ fn expect_table(settings: &Settings, vrf: ExistingVrf) -> Result<ExistingVrf, Er
 
 /// `ip link add NAME address MAC up type vrf table N; ip link set NAME alias TEXT`
 ///
-/// The hardware address, which has no other use, identifies the VRF as this plugin's. The kernel sets it when it creates
-/// the link, but the alias only afterwards. The alias is for people.
+/// The hardware address, which has no other use, identifies the VRF as this plugin's. The kernel sets it when it
+/// creates the link, but the alias only afterwards. The alias is for people.
 fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<ExistingVrf, Error> {
     let table = match settings.table {
         Some(table) => table,

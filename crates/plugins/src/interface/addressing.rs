@@ -23,9 +23,9 @@ use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
 /// Timeout of duplicate address detection.
-const SETTLE_MAX: Duration = Duration::from_secs(5);
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which its state is read.
-const SETTLE_POLL: Duration = Duration::from_millis(10);
+const DETECTION_POLL: Duration = Duration::from_millis(10);
 
 /// Configures `link`, inside its namespace; `net` is a socket of that namespace.
 ///
@@ -52,13 +52,13 @@ fn configure_between(
     net.add_addresses(link.index, &link.name, &addresses).or_refused()?;
     net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()?;
     if ipv6 {
-        // IPv6 starts when the kernel has processed the change of carrier. Since Linux 6.8 this request triggers it; before,
-        // it takes a moment.
+        // IPv6 starts when the kernel has processed the change of carrier. Since Linux 6.8 this request triggers it.
+        // Before, it takes a moment.
         net.link_at(link.index).or_refused()?;
     }
     let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
     if gateway6 {
-        settle(net, link)?;
+        await_duplicate_detection(net, link)?;
     }
     between(net)?;
     let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
@@ -129,7 +129,7 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
 /// Waits until no IPv6 address is tentative.
 ///
 /// On a link without carrier addresses stay tentative, which is no error: detection starts with the carrier.
-pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
+pub fn await_duplicate_detection(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
     let started = Instant::now();
     loop {
         let addresses = net.addresses(link.index, &link.name).or_refused()?;
@@ -143,7 +143,7 @@ pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
         if !net.link_at(link.index).or_refused()?.carrier {
             return Ok(());
         }
-        if started.elapsed() >= SETTLE_MAX {
+        if started.elapsed() >= DETECTION_TIMEOUT {
             if !net.link_at(link.index).or_refused()?.running {
                 return Ok(());
             }
@@ -151,10 +151,10 @@ pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
                 "address {} on {}: still tentative after {} s",
                 tentative.address,
                 link.name,
-                SETTLE_MAX.as_secs()
+                DETECTION_TIMEOUT.as_secs()
             )));
         }
-        sleep(SETTLE_POLL);
+        sleep(DETECTION_POLL);
     }
 }
 

@@ -324,7 +324,7 @@ impl<'a> Attachment<'a> {
         self.finish_inside(&host_end, &mut result)?;
         if network.mac_spoof_check {
             undo.push(move || drop(spoofing::allow_any(tag)));
-            spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, tag)?;
+            spoofing::allow_only(&host_end, &result.interfaces[CONTAINER as usize].mac, tag)?;
         }
         self.finish_outside(host, &bridge, &gateways, &mut result, &mut undo)?;
         let forwarding = network.interface != ContainerInterface::Untouched;
@@ -373,10 +373,10 @@ impl<'a> Attachment<'a> {
     ) -> Result<(), Error> {
         let Attachment { request, network, netns: _, tag } = self;
         if !gateways.is_empty() {
-            let segment = switch::gateway_link(host, network, bridge, &request.call.config)?;
-            result.interfaces.extend(segment.interface);
+            let gateway_link = switch::gateway_link(host, network, bridge, &request.call.config)?;
+            result.interfaces.extend(gateway_link.interface);
             for gateway in gateways {
-                switch::ensure_address(host, &segment.link, *gateway, network.force_address)?;
+                switch::ensure_address(host, &gateway_link.link, *gateway, network.force_address)?;
             }
             forwarding::enable(gateways)?;
         }

@@ -126,7 +126,7 @@ impl Plugin for HostDevice {
         let mut undo = Undo::new();
         undo.push(|| pending.undo(&netns));
         let moved = relocation::into_container(&mut host, &link, &netns, request.who.ifname.as_str())?;
-        single::equip(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
+        single::finish_add(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {

@@ -75,8 +75,8 @@ pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Resu
     // An attachment without iptables rules neither waits for the lock of iptables nor runs a program.
     let by_iptables = match backend {
         Some(Backend::Iptables) => Ok(true),
-        Some(Backend::Nftables) => iptables::is_there(tag),
-        None => iptables::is_seen(tag, has),
+        Some(Backend::Nftables) => iptables::exists(tag),
+        None => iptables::is_in_nft(tag, has),
     };
     if has(Family::Inet, reference::NAME) {
         errors.extend(reference::remove(tag).err());
@@ -91,14 +91,14 @@ pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Resu
 
 /// Fails unless these addresses of the attachment are masqueraded, by any backend or the reference plugin.
 pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
-    let bare = match entries::open()? {
-        Some(mut nft) => nftables::bare(&mut nft, tag, addresses)?,
+    let missing = match entries::open()? {
+        Some(mut nft) => nftables::without_entry(&mut nft, tag, addresses)?,
         None => addresses.to_vec(),
     };
-    if bare.is_empty() || reference::is_there(tag)? {
+    if missing.is_empty() || reference::is_there(tag)? {
         return Ok(());
     }
-    match iptables::bare(tag, &bare)? {
+    match iptables::without_jump(tag, &missing)? {
         Some(address) => {
             Err(Error::internal(format!("address {} is not masqueraded any more", address.addr())))
         }
@@ -112,7 +112,7 @@ pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<
     let network = request.call.config.name.as_str();
     let natively = [reference::sweep(network, &valid), nftables::sweep(plugin, network, &valid)];
     let mut errors: Vec<Error> = natively.into_iter().filter_map(Result::err).collect();
-    let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_there() };
+    let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_present() };
     let swept = by_iptables.and_then(|is| if is { iptables::sweep(network, &valid) } else { Ok(()) });
     errors.extend(swept.err());
     cni::error::collected(errors)

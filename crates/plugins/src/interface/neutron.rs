@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Rules:
-//! - `vif` names the port. The agent adds it to the configuration once the controller has created the port, and it is in
-//!   the journal. This plugin waits for the switch only.
+//! - `vif` describes the port. The agent adds it to the configuration once the controller has created the port, so it
+//!   is in the journal. This plugin waits for the switch only.
 //! - A failed ADD leaves neither links nor a port of the switch. Addresses are configured after the port works, so that
 //!   the switch forwards their announcements.
 //! - DEL needs only owner tags. If the switch is not reachable, the links are removed, and a later call removes the
@@ -52,6 +52,7 @@ const TIMEOUT: u64 = 60;
 /// The configuration as written.
 #[derive(Debug, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
+struct Conf {
     /// Socket of the Open vSwitch database.
     ovsdb: String,
     /// Parent interface of nested ports on the node; empty: that of the default route.
@@ -66,13 +67,7 @@ const TIMEOUT: u64 = 60;
 impl Default for Conf {
     fn default() -> Conf {
         let text = |text: &str| text.to_owned();
-        Conf {
-            ovsdb: text(SOCKET),
-            master: text(""),
-            tx_checksum: text("auto"),
-            timeout: TIMEOUT,
-            vif: None,
-        }
+        Conf { ovsdb: text(SOCKET), master: text(""), tx_checksum: text("auto"), timeout: TIMEOUT, vif: None }
     }
 }
 
@@ -106,14 +101,14 @@ struct Vif {
     id: String,
     mac: Vec<u8>,
     mac_text: String,
-    how: How,
+    method: PlugMethod,
     mtu: Option<u32>,
     given: Success,
 }
 
 /// Method by which the port is connected.
 #[derive(Debug)]
-enum How {
+enum PlugMethod {
     Switch { bridge: String, hybrid: bool },
     Vlan(u16),
     Macvlan,
@@ -145,7 +140,9 @@ impl Network {
 
     fn vif(&self) -> Result<&Vif, Error> {
         self.vif.as_ref().ok_or_else(|| {
-            Error::config("vif: missing: `weft agent` adds it after `weft controller --neutron` has created the port")
+            Error::config(
+                "vif: missing: `weft agent` adds it after `weft controller --neutron` has created the port",
+            )
         })
     }
 }
@@ -158,14 +155,14 @@ impl VifConf {
             return Err(Error::key("id", format!("{id:?}"), "not the id of a port"));
         }
         let mac = interface::ethernet_address("mac", &mac_text)?;
-        let how = match kind.as_str() {
+        let method = match kind.as_str() {
             "ovs" | "bridge" => {
                 interface::check_name("bridge", &bridge)?;
-                How::Switch { bridge, hybrid: kind == "bridge" }
+                PlugMethod::Switch { bridge, hybrid: kind == "bridge" }
             }
-            "vlan" if (1..=4094).contains(&vlan_id) => How::Vlan(vlan_id),
+            "vlan" if (1..=4094).contains(&vlan_id) => PlugMethod::Vlan(vlan_id),
             "vlan" => return Err(Error::key("vlanId", vlan_id, "not within 1..=4094")),
-            "macvlan" => How::Macvlan,
+            "macvlan" => PlugMethod::Macvlan,
             other => {
                 return Err(Error::key(
                     "kind",
@@ -176,7 +173,7 @@ impl VifConf {
         };
         let (_, given) = Success::from_value(&result, Version::V1_0_0).context("result")?;
         let mac = mac.ok_or_else(|| Error::config("mac: missing"))?;
-        Ok(Vif { id, mac, mac_text, how, mtu: interface::check_mtu(mtu)?, given })
+        Ok(Vif { id, mac, mac_text, method, mtu: interface::check_mtu(mtu)?, given })
     }
 }
 
@@ -207,13 +204,13 @@ impl Plugin for Neutron {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let name = request.who.ifname.as_str();
         let mut undo = Undo::new();
-        let link = match &vif.how {
-            How::Switch { bridge, hybrid } => {
+        let link = match &vif.method {
+            PlugMethod::Switch { bridge, hybrid } => {
                 let mut switch = Ovsdb::connect(&network.ovsdb)?;
                 expect_no_link(&mut netns.rtnl().or_refused()?, name)?;
                 let text = tag.text(ALIAS_MAX);
                 let (tag, ovsdb) = (&tag, &network.ovsdb);
-                undo.push(move || drop(take_out(ovsdb, tag)));
+                undo.push(move || drop(remove_port(ovsdb, tag)));
                 let device = make_links(vif, &netns, name, &text, *hybrid)?;
                 let plug = Plug { bridge, device: &device, port: &vif.id, mac: &vif.mac_text, tag: &text };
                 let found = switch.plug(&plug)?;
@@ -225,12 +222,12 @@ impl Plugin for Neutron {
             }
             nested => {
                 let inside = &netns;
-                let link = nest(&network, vif, nested, &netns, &tag, name)?;
+                let link = create_nested(&network, vif, nested, &netns, &tag, name)?;
                 undo.push(move || interface::remove_inside(inside, name));
                 link
             }
         };
-        single::equip(request, Source::Given(vif.given.clone()), &netns, &link, undo)
+        single::finish_add(request, Source::Given(vif.given.clone()), &netns, &link, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -239,7 +236,7 @@ impl Plugin for Neutron {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         interface::detach(&tag, request, delegates, || {
             cni::error::collected(
-                [take_out(&ovsdb, &tag), remove_unnamed(request.netns.as_deref(), &tag)]
+                [remove_port(&ovsdb, &tag), remove_unnamed(request.netns.as_deref(), &tag)]
                     .into_iter()
                     .filter_map(Result::err)
                     .collect(),
@@ -252,10 +249,10 @@ impl Plugin for Neutron {
         let result = request.call.config.require_prev_result()?;
         let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut inside = find_inside(request, &result, &netns)?;
-        let kind = match network.vif()?.how {
-            How::Switch { .. } => "veth",
-            How::Vlan(_) => "vlan",
-            How::Macvlan => "macvlan",
+        let kind = match network.vif()?.method {
+            PlugMethod::Switch { .. } => "veth",
+            PlugMethod::Vlan(_) => "vlan",
+            PlugMethod::Macvlan => "macvlan",
         };
         expect_kind(&inside.link, kind)?;
         compare_addressing(&mut inside, &result)?;
@@ -341,18 +338,18 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
 }
 
 /// Creates the interface of a nested port.
-fn nest(
+fn create_nested(
     network: &Network,
     vif: &Vif,
-    how: &How,
+    method: &PlugMethod,
     netns: &Netns,
     tag: &OwnerTag,
     name: &str,
 ) -> Result<Link, Error> {
     let mut parent = Parent::find(network.master.as_deref(), LinkNamespace::Host, netns)?;
     let index = parent.link.index;
-    let kind = match how {
-        How::Vlan(id) => NewKind::Vlan { parent: index, id: *id },
+    let kind = match method {
+        PlugMethod::Vlan(id) => NewKind::Vlan { parent: index, id: *id },
         _ => NewKind::Macvlan { parent: index, mode: MacvlanMode::Bridge, broadcast_queue_length: None },
     };
     let mtu = parent.check_mtu(vif.mtu)?;
@@ -361,7 +358,7 @@ fn nest(
 }
 
 /// Removes the attachment's port from the switch, and its links from the host.
-fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
+fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     let text = tag.text(ALIAS_MAX);
     let mut host = Rtnl::open().or_refused()?;
     let (links, unplugged) = unplug(ovsdb, &mut host, |tag| tag == text)?;
@@ -373,7 +370,7 @@ fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     cni::error::collected(errors)
 }
 
-/// Removes from the switch the ports that `is_meant` selects by owner tag, and those whose link is gone. Returns the
+/// Removes from the switch the ports that `matches` selects by owner tag, and those whose link is gone. Returns the
 /// host's links and the result. If the switch is not reachable, a later call removes the ports.
 ///
 /// The ports are listed before the links, because a port is added after its link. In the other order, the port of a
@@ -381,14 +378,14 @@ fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
 fn unplug(
     ovsdb: &str,
     host: &mut Rtnl,
-    is_meant: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Result<(Vec<Link>, Result<(), Error>), Error> {
     let ports = Ovsdb::connect(ovsdb).ok().map(|mut switch| switch.own().map(|own| (switch, own)));
     let links = host.links().or_refused()?;
     let unplugged = match ports.transpose() {
         Ok(None) => Ok(()),
         Ok(Some((mut switch, mut own))) => {
-            own.retain(|port| is_meant(&port.tag) || !links.iter().any(|link| link.name == port.device));
+            own.retain(|port| matches(&port.tag) || !links.iter().any(|link| link.name == port.device));
             switch.unplug(&own.into_iter().map(|port| port.device).collect::<Vec<_>>())
         }
         Err(error) => Err(error),

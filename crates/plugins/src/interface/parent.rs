@@ -87,31 +87,31 @@ impl Parent {
     ) -> Result<Link, Error> {
         let mut inside = container.rtnl().or_refused()?;
         expect_no_link(&mut inside, child.name)?;
-        let passing = passing_name(tag);
-        let mut made = NewLink { name: &passing, ..child.clone() };
+        let temporary = temporary_name(tag);
+        let mut made = NewLink { name: &temporary, ..child.clone() };
         if self.namespace == LinkNamespace::Host {
             made.netns = Some(container);
         }
         let mut tried = self.net.add_link(&made);
         if tried.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
-            && let Some(leftover) = inside.find_link(&passing).or_refused()?
+            && let Some(leftover) = inside.find_link(&temporary).or_refused()?
         {
-            inside.delete_link(leftover.index, &passing).or_refused()?;
+            inside.delete_link(leftover.index, &temporary).or_refused()?;
             tried = self.net.add_link(&made);
         }
         let alias = tag.text(ALIAS_MAX);
-        let named = tried.map_err(|error| self.blame(&error)).and_then(|()| {
-            let link = inside.link(&passing).or_refused()?;
+        let named = tried.map_err(|error| self.creation_error(&error)).and_then(|()| {
+            let link = inside.link(&temporary).or_refused()?;
             let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
-            inside.change_link(link.index, &passing, &change).or_refused()?;
+            inside.change_link(link.index, &temporary, &change).or_refused()?;
             inside.link_at(link.index).or_refused()
         });
         // Also if only the answer was lost. Best effort: the original error is returned.
-        named.inspect_err(|_| forget_child(container, &passing, child.name, &alias))
+        named.inspect_err(|_| forget_child(container, &temporary, child.name, &alias))
     }
 
     /// Returns the error of a creation. "Exists" is temporary: another container may release, for example, the VLAN id.
-    fn blame(&self, error: &linux::Error) -> Error {
+    fn creation_error(&self, error: &linux::Error) -> Error {
         let parent = &self.link.name;
         match error.kind() {
             Kind::Exists => Error::new(code::TRY_AGAIN_LATER, error.to_string())
@@ -146,16 +146,16 @@ pub fn inspect_parent(
 }
 
 /// Returns the name of a link until it gets its final name and its owner tag.
-pub fn passing_name(tag: &OwnerTag) -> String {
+pub fn temporary_name(tag: &OwnerTag) -> String {
     hashed("weft", 15, &[&tag.network, &tag.container, &tag.ifname])
 }
 
 /// Removes a child under its temporary name, or under its final name if it has the owner tag: best effort.
-fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
+fn forget_child(container: &Netns, temporary: &str, name: &str, alias: &str) {
     let Ok(mut inside) = container.rtnl() else { return };
-    for name in [passing, name] {
+    for name in [temporary, name] {
         if let Ok(Some(link)) = inside.find_link(name)
-            && (name == passing || link.alias == alias)
+            && (name == temporary || link.alias == alias)
         {
             let _ = inside.delete_link(link.index, name);
         }
@@ -166,7 +166,7 @@ fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
 pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;
-    match inside.find_link(&passing_name(tag)).or_refused()? {
+    match inside.find_link(&temporary_name(tag)).or_refused()? {
         None => Ok(()),
         Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }

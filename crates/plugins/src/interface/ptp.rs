@@ -196,10 +196,10 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
 ///
 /// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
 fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
-    addressing::enter_between(netns, link, result, |net| lead_to_gateways(net, link, result))
+    addressing::enter_between(netns, link, result, |net| add_gateway_routes(net, link, result))
 }
 
-fn lead_to_gateways(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+fn add_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         let Some(gateway) = gateway else { continue };
         let subnet = address.trunc();

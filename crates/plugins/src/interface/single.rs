@@ -49,11 +49,11 @@ pub fn add(
     let (name, inside) = (request.who.ifname.as_str(), &netns);
     let mut undo = Undo::new();
     undo.push(move || interface::remove_inside(inside, name));
-    equip(request, source, &netns, &link, undo)
+    finish_add(request, source, &netns, &link, undo)
 }
 
 /// Completes an ADD whose link is in the container, down; `undo` removes the link.
-pub fn equip<'a>(
+pub fn finish_add<'a>(
     request: &'a Attach,
     source: Source<'a>,
     netns: &Netns,

@@ -26,8 +26,8 @@ const TRIES: u32 = 10;
 /// Parameters of the pair.
 pub struct Veth<'a> {
     /// Name of the container's end.
+    pub container_name: &'a str,
     /// Namespace of the container.
-    /// The container's namespace.
     pub netns: &'a Netns,
     /// MTU of both ends in bytes; the kernel's choice if absent.
     pub mtu: Option<u32>,
@@ -86,7 +86,7 @@ impl Veth<'_> {
             match host.add_link(&pair) {
                 Ok(()) => return Ok(self.finish(name)),
                 Err(error) if error.kind() == Kind::Exists => {
-                    attempt += self.make_room(host, &name, &alias)?;
+                    attempt += self.resolve_name_conflict(host, &name, &alias)?;
                 }
                 Err(error) => {
                     // The kernel may have created the pair, and its answer been lost.
@@ -99,7 +99,7 @@ impl Veth<'_> {
     }
 
     /// Handles a name that exists already. Returns the number of names to skip.
-    fn make_room(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
+    fn resolve_name_conflict(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
         let mut container = self.netns.rtnl().or_refused()?;
         expect_no_link(&mut container, self.container_name)?;
         match host.find_link(name).or_refused()? {

@@ -34,7 +34,7 @@ use linux::nft::{
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use super::nftables::{INGRESS, TABLE, furniture};
+use super::nftables::{INGRESS, TABLE, shared_objects};
 use super::settings::{Policy, PolicyTarget};
 use crate::entries::{self, Entry};
 
@@ -86,7 +86,7 @@ fn routed(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Batch {
     let comment = network.text(COMMENT_MAX);
     let name = Data::link(&target.bridge);
     let pair = Element::new(name.clone().and(name.clone())).comment(comment.as_str());
-    let mut batch = furniture();
+    let mut batch = shared_objects();
     batch
         .ensure_set(TABLE, &Set::of(BRIDGES, &[Type::Link]))
         .ensure_set(TABLE, &Set::of(PAIRS, &[Type::Link, Type::Link]))

@@ -21,7 +21,7 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use super::settings::{Policy, PolicyTarget};
 use super::{PRIVATE, TABLE};
 use crate::entries;
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};
 
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
@@ -44,10 +44,10 @@ impl ContainerRules<'_> {
 
     /// Adds the rules of the container and of its policy.
     pub(super) fn add(&self) -> Result<(), Error> {
-        let turn = Turn::take()?;
+        let lock = FilterLock::take()?;
         for family in self.families() {
-            family.change(&turn, TABLE, &mut |saved| {
-                let mut script = self.furniture(saved);
+            family.change(&lock, TABLE, &mut |saved| {
+                let mut script = self.shared_objects(saved);
                 let own = self.rules(family);
                 let tag = self.tag.text(COMMENT_MAX);
                 let before = saved.lines().filter(|line| comment_of(line) == Some(&tag));
@@ -64,9 +64,9 @@ impl ContainerRules<'_> {
         let own = format!("{} ", comment(&self.tag.text(COMMENT_MAX)));
         for family in self.families() {
             let saved = family.save(TABLE)?;
-            let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
-            let is_there = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
-            let missing = wanted.into_iter().find(|line| !iptables::is_creation(line) && !is_there(line));
+            let wanted = self.shared_objects(&saved).into_iter().chain(self.rules(family));
+            let exists = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
+            let missing = wanted.into_iter().find(|line| !iptables::is_creation(line) && !exists(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table filter lacks rule {rule}")));
             }
@@ -82,7 +82,7 @@ impl ContainerRules<'_> {
     }
 
     /// Returns the commands for missing chains and rules that all containers share, in the order of their execution.
-    fn furniture(&self, saved: &Saved) -> Vec<String> {
+    fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut chains = vec![PRIVATE, self.admin_chain];
         let mut lines = Vec::new();
         let mut insert = |chain: &str, rule: String| {

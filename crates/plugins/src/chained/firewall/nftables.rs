@@ -62,7 +62,7 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     accept_in_dropping_chains(&mut nft, addresses)?;
     let own = own_entries(SETS, &comment, addresses);
-    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(furniture()))
+    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(shared_objects()))
 }
 
 /// Records the owner of addresses in a zone of firewalld.
@@ -70,7 +70,7 @@ pub(super) fn record_zone_owner(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(
     let comment = tag.text(COMMENT_MAX);
     let own = own_entries(ZONED, &comment, addresses);
     let mut nft = Nft::open().or_refused()?;
-    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(furniture()))
+    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(shared_objects()))
 }
 
 fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
@@ -99,7 +99,7 @@ fn rules() -> [Rule; 7] {
 }
 
 /// Returns the table with its sets and chains; the rules of other tables and of the chain `admin` stay.
-pub(super) fn furniture() -> Batch {
+pub(super) fn shared_objects() -> Batch {
     let base = BaseChain {
         chain_type: ChainType::Filter,
         hook: Hook::Forward,

@@ -265,7 +265,7 @@ impl Conditions {
         self.0.iter().map(of).fold(1, usize::saturating_mul)
     }
 
-    /// Returns copies of `rule` with the conditions added. If a packet meets the conditions, exactly one of them matches.
+    /// Returns copies of `rule` with the conditions added. A packet that meets the conditions matches one of them.
     pub(super) fn restrict(&self, rule: Rule) -> Vec<Rule> {
         let mut rules = vec![rule];
         for Condition { field, is } in &self.0 {

@@ -21,7 +21,7 @@ use linux::nft::Protocol;
 use plugin_support::owner_tag::OwnerTag;
 
 use super::settings::{Mapping, Marking, Masquerade};
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion, quoted};
 
 /// Table with the rules of `portmap`.
 pub const TABLE: &str = "nat";
@@ -53,12 +53,12 @@ impl Forwarding<'_> {
     /// Forwards the ports to the container's addresses, and replaces the container's previous rules.
     pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let [chain, _] = chain_names(self.tag);
-        let turn = Turn::take()?;
+        let lock = FilterLock::take()?;
         for net in addresses {
             let family = family(net);
-            family.change(&turn, TABLE, &mut |saved| {
+            family.change(&lock, TABLE, &mut |saved| {
                 let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
-                script.extend(self.furniture(saved));
+                script.extend(self.shared_objects(saved));
                 // `iptables-restore` creates a declared chain, or empties it: this chain is the container's own.
                 script.push(format!(":{chain} - [0:0]"));
                 script.extend(self.rules(&chain, net));
@@ -82,7 +82,7 @@ impl Forwarding<'_> {
             if jumps != wanted {
                 return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
             }
-            let missing = self.furniture(&saved).into_iter().find(|line| !iptables::is_creation(line));
+            let missing = self.shared_objects(&saved).into_iter().find(|line| !iptables::is_creation(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
@@ -91,7 +91,7 @@ impl Forwarding<'_> {
     }
 
     /// Returns the commands for missing chains and rules that all containers share.
-    fn furniture(&self, saved: &Saved) -> Vec<String> {
+    fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut lines = Vec::new();
         let mut chains = vec![ENTRANCE];
         let mut rules = Vec::new();

@@ -1,8 +1,8 @@
 //! The validated configuration of `tuning`, from all its sources.
 //!
 //! Rules:
-//! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration itself (V6, V13,
-//!   V14).
+//! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration itself (V6,
+//!   V13, V14).
 //! - A kernel parameter is one of `net.*` and is named once; `IFNAME` in it stands for the interface.
 //!
 //! Source: plugins `plugins/meta/tuning`; sysctl(8) on `.` and `/` in names.

@@ -98,10 +98,10 @@ fn inspect_gateways(
     if network.gateway == Gateway::None {
         return Ok(());
     }
-    let segment = match network.vlans.access() {
+    let gateway_link = match network.vlans.access() {
         None => bridge.clone(),
-        Some(id) => host.link(&switch::segment_name(&network.bridge, id)).or_refused()?,
+        Some(id) => host.link(&switch::gateway_link_name(&network.bridge, id)).or_refused()?,
     };
     let of = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
-    expect_addresses(host, &segment, own_ips(result, ifname).filter_map(of))
+    expect_addresses(host, &gateway_link, own_ips(result, ifname).filter_map(of))
 }

@@ -15,7 +15,7 @@ use crate::interface::inspection::differs;
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
 /// Timeout until a port forwards.
-const FORWARDING_MAX: Duration = Duration::from_millis(2550);
+const FORWARDING_TIMEOUT: Duration = Duration::from_millis(2550);
 /// Interval at which the port's state is read.
 const FORWARDING_POLL: Duration = Duration::from_micros(200);
 
@@ -187,9 +187,9 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Resul
 /// Waits until the bridge forwards traffic of the port, unless `forwarding` is not expected. Returns bridge and port as
 /// they are then.
 ///
-/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The port is read
-/// first: since Linux 6.8 the request makes the kernel process the port's change of carrier. Then the port forwards and
-/// the bridge has its carrier, which the second read finds.
+/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The port is
+/// read first: since Linux 6.8 the request makes the kernel process the port's change of carrier. Then the port
+/// forwards and the bridge has its carrier, which the second read finds.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     bridge: &str,
@@ -202,10 +202,10 @@ pub(super) fn await_forwarding(
         if (host_end.running && above.running) || !forwarding {
             return Ok([above, host_end]);
         }
-        if started.elapsed() >= FORWARDING_MAX {
+        if started.elapsed() >= FORWARDING_TIMEOUT {
             return Err(Error::internal(format!(
                 "bridge port {port} in error state: not up after {} ms",
-                FORWARDING_MAX.as_millis()
+                FORWARDING_TIMEOUT.as_millis()
             )));
         }
         sleep(FORWARDING_POLL);

@@ -37,7 +37,7 @@ const REFERENCE: Table<'static> = Table::new(Family::Bridge, "nat");
 const REFERENCE_BASE: &str = "PREROUTING";
 
 /// Accepts frames from `mac` only on `port`.
-pub(super) fn pin(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
+pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
     let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
     let Some(address) = address else {
         return Err(Error::internal(format!("macspoofchk: {mac:?} is not an Ethernet address")));
@@ -79,9 +79,9 @@ pub(super) fn is_checked(tag: &OwnerTag) -> bool {
 pub(super) fn inspect(port: &str, tag: &OwnerTag) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     let known = format!("macspoofchk-{}-{}", tag.container, tag.ifname);
-    let is_there = has(&mut nft, port, tag).or_refused()?
+    let exists = has(&mut nft, port, tag).or_refused()?
         || nft.rules(REFERENCE, REFERENCE_BASE).or_refused()?.iter().any(|rule| rule.comment == known);
-    match is_there {
+    match exists {
         true => Ok(()),
         false => Err(Error::internal(format!("macspoofchk: port {port} takes frames from any address"))),
     }
@@ -92,7 +92,7 @@ fn has(nft: &mut Nft, port: &str, tag: &OwnerTag) -> Result<bool, linux::Error> 
     Ok(entry.is_some_and(|entry| entry.comment == tag.text(COMMENT_MAX)))
 }
 
-/// Removes what [`pin`], or the reference plugin, created for the attachment; succeeds if there is nothing.
+/// Removes what [`allow_only`], or the reference plugin, created for the attachment; succeeds if there is nothing.
 pub(super) fn allow_any(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;

@@ -104,7 +104,7 @@ fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'
 
 /// Removes a bridge that this ADD created, unless it has a port by now.
 pub(super) fn remove_unused(name: &str) {
-    let Ok(_alone) = Netns::lock_own(Lock::TryExclusive) else { return };
+    let Ok(_lock) = Netns::lock_own(Lock::TryExclusive) else { return };
     let Ok(mut host) = Rtnl::open() else { return };
     let Ok(links) = host.links() else { return };
     let Some(bridge) = links.iter().find(|link| link.name == name) else { return };
@@ -115,14 +115,14 @@ pub(super) fn remove_unused(name: &str) {
 }
 
 /// Link that has the gateway's addresses.
-pub(super) struct Segment {
+pub(super) struct GatewayLink {
     pub(super) link: Link,
     /// Additional interface of the result, if the link is not the bridge.
     pub(super) interface: Option<Interface>,
 }
 
 /// Returns the name of the gateway's interface in a VLAN.
-pub(super) fn segment_name(bridge: &str, id: u16) -> String {
+pub(super) fn gateway_link_name(bridge: &str, id: u16) -> String {
     format!("{bridge}.{id}")
 }
 
@@ -132,11 +132,11 @@ pub(super) fn gateway_link(
     network: &Network,
     bridge: &Link,
     config: &Config,
-) -> Result<Segment, Error> {
+) -> Result<GatewayLink, Error> {
     let Some(id) = network.vlans.access() else {
-        return Ok(Segment { link: bridge.clone(), interface: None });
+        return Ok(GatewayLink { link: bridge.clone(), interface: None });
     };
-    let name = segment_name(&network.bridge, id);
+    let name = gateway_link_name(&network.bridge, id);
     interface::check_name("bridge and vlan together", &name)?;
     let link = match host.find_link(&name).or_refused()? {
         Some(link) if link.up => link,
@@ -144,7 +144,7 @@ pub(super) fn gateway_link(
         _ => create_gateway_port(host, network, bridge, &name, config)?,
     };
     let interface = Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() };
-    Ok(Segment { link, interface: Some(interface) })
+    Ok(GatewayLink { link, interface: Some(interface) })
 }
 
 fn create_gateway_port(
@@ -174,14 +174,14 @@ fn create_gateway_port(
 
 /// Adds the gateway's address to the link. `ip address add GATEWAY/LENGTH dev BR`
 ///
-/// A bridge may have one IPv4 address, and several IPv6 addresses whose subnets do not overlap. A conflicting address is
-/// replaced with `forceAddress` and an error without.
+/// A bridge may have one IPv4 address, and several IPv6 addresses whose subnets do not overlap. A conflicting address
+/// is replaced with `forceAddress` and an error without.
 pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
     let mut replaced = if force { present(host, link)? } else { Vec::new() };
     if replaced.contains(&wanted) {
         return Ok(());
     }
-    replaced.retain(|address| is_in_the_way(*address, wanted));
+    replaced.retain(|address| conflicts(*address, wanted));
     // Removed first: the kernel removes a secondary address together with the primary one of its subnet.
     let mut removed = Ok(());
     for address in &replaced {
@@ -192,7 +192,7 @@ pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force:
         // The address exists already, except for the first container of the network.
         Err(error) if error.kind() == Kind::Exists => return Ok(()),
         Err(error) => Err(plugin_support::failure::refused(&error)),
-        Ok(()) => settle_address(host, link, wanted, force).inspect_err(|_| {
+        Ok(()) => confirm_address(host, link, wanted, force).inspect_err(|_| {
             // The new address must not stay beside the conflicting one.
             let _ = host.delete_address(link.index, &link.name, wanted);
         }),
@@ -212,7 +212,7 @@ fn present(host: &mut Rtnl, link: &Link) -> Result<Vec<IpNet>, Error> {
 }
 
 /// Whether `address` conflicts with the gateway's address.
-fn is_in_the_way(address: IpNet, wanted: IpNet) -> bool {
+fn conflicts(address: IpNet, wanted: IpNet) -> bool {
     match (address, wanted) {
         _ if address == wanted => false,
         (IpNet::V4(_), IpNet::V4(_)) => true,
@@ -222,9 +222,9 @@ fn is_in_the_way(address: IpNet, wanted: IpNet) -> bool {
 }
 
 /// Fails if the added address conflicts with another one, unless `force`; then fixes the bridge's hardware address.
-fn settle_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+fn confirm_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
     let others = if force { Vec::new() } else { present(host, link)? };
-    if let Some(address) = others.into_iter().find(|address| is_in_the_way(*address, wanted)) {
+    if let Some(address) = others.into_iter().find(|address| conflicts(*address, wanted)) {
         return Err(Error::internal(format!(
             "{:?} already has an IP address different from {wanted}: {address}; set forceAddress to replace it",
             link.name

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use linux::nft;
 use plugin_support::owner_tag::OwnerTag;
 
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";
 /// Prefix of the chains' names.
@@ -27,13 +27,13 @@ fn multicast(family: Family) -> &'static str {
 }
 
 /// Whether the attachment has a chain, or may have one. Runs no program.
-pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
+pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
     let chain = chain_name(tag);
     Family::any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
 /// Returns the first of the addresses without a jump to the attachment's chain.
-pub(super) fn bare(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+pub(super) fn without_jump(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
     let chain = chain_name(tag);
     for family in Family::ALL {
         let mut own = addresses.iter().filter(|net| family.has(net.addr())).peekable();
@@ -57,13 +57,13 @@ pub(super) fn bare(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>,
 }
 
 /// Whether the attachment certainly has a chain in one of the tables that nf_tables `has`.
-pub(super) fn is_seen(tag: &OwnerTag, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
+pub(super) fn is_in_nft(tag: &OwnerTag, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
     let chain = chain_name(tag);
     Family::any(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
 }
 
 /// Whether any attachment has a chain, or may have one.
-pub(super) fn is_any_there() -> Result<bool, Error> {
+pub(super) fn is_any_present() -> Result<bool, Error> {
     Family::any(|family| iptables::has_chains(family, TABLE, PREFIX))
 }
 
@@ -76,13 +76,13 @@ fn chain_name(tag: &OwnerTag) -> String {
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(tag);
     let comment = comment(&format!("name: \"{}\" id: \"{}\"", tag.network, tag.container));
-    let turn = Turn::take()?;
+    let lock = FilterLock::take()?;
     for family in Family::ALL {
         let of_family: Vec<&IpNet> = addresses.iter().filter(|net| family.has(net.addr())).collect();
         if of_family.is_empty() {
             continue;
         }
-        family.change(&turn, TABLE, &mut |saved| {
+        family.change(&lock, TABLE, &mut |saved| {
             let mut script: Vec<String> =
                 saved.jumps(&chain).filter(|jump| is_of(jump, addresses)).map(deletion).collect();
             // The chain exists if the container has another interface on the network: its rules stay.

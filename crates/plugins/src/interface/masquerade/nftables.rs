@@ -50,7 +50,7 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     match nft.commit(all(addresses, &comment)) {
         Ok(()) => return Ok(()),
-        Err(error) if error.kind() == Kind::Absent => nft.commit(furniture(addresses)?).or_refused()?,
+        Err(error) if error.kind() == Kind::Absent => nft.commit(shared_objects(addresses)?).or_refused()?,
         Err(error) if error.kind() == Kind::Exists => {}
         Err(error) => return Err(refused(&error)),
     }
@@ -87,7 +87,7 @@ fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Er
 }
 
 /// Returns everything that the entries need; it can be committed repeatedly.
-fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
+fn shared_objects(addresses: &[IpNet]) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     let base = BaseChain {
         chain_type: ChainType::Nat,
@@ -138,15 +138,15 @@ pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(
 }
 
 /// Returns those of the addresses that have no entry of the attachment.
-pub(super) fn bare(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+pub(super) fn without_entry(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let comment = tag.text(COMMENT_MAX);
-    let mut bare = Vec::new();
+    let mut missing = Vec::new();
     for net in addresses {
         if !has(nft, net, &comment)? {
-            bare.push(*net);
+            missing.push(*net);
         }
     }
-    Ok(bare)
+    Ok(missing)
 }
 
 fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {

@@ -1,7 +1,7 @@
 //! The nf_tables rules of the reference plugins from 1.6, which DEL and GC remove.
 //!
-//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: one rule for each address, whose comment begins with hashes
-//! of the network and of interface and container. A leftover rule would affect the next container with the address.
+//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: one rule for each address, whose comment begins with
+//! hashes of the network and of interface and container. A leftover rule affects the next container with the address.
 //!
 //! Source: plugins `pkg/ip/ipmasq_nftables_linux.go` (G5).
 
@@ -40,10 +40,10 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
     remove_rules(|comment| comment.starts_with(&own) && !keep.iter().any(|keep| comment.starts_with(keep)))
 }
 
-fn remove_rules(is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
+fn remove_rules(matches: impl Fn(&str) -> bool) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let mut batch = Batch::new();
-    for rule in nft.rules(TABLE, CHAIN).or_refused()?.iter().filter(|rule| is_meant(&rule.comment)) {
+    for rule in nft.rules(TABLE, CHAIN).or_refused()?.iter().filter(|rule| matches(&rule.comment)) {
         batch.delete_rule(TABLE, CHAIN, rule.handle);
     }
     nft.commit(batch).or_refused()
