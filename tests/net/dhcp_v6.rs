@@ -495,7 +495,7 @@ fn a_server_without_an_address_left_is_named_as_that() {
     one.add(&alone()).success();
     let (before, inside) = (host.snapshot(), b.snapshot());
     let refused = other.add(&alone());
-    assert_refused("none left", &refused, 11, &["eth0", "no address for it", "NoAddrsAvail", "within 8 s"]);
+    assert_refused("none left", &refused, 11, &["eth0", "no address to assign", "NoAddrsAvail", "within 8 s"]);
     assert_nothing_left("none left", &host, &before);
     assert_pod_unchanged("none left", &b, &inside);
     one.del(&alone()).success();
@@ -604,7 +604,7 @@ fn without_a_router_an_add_ends_all_the_same() {
     let result = eth0.add(&config(&json!({}))).success().json();
     assert!((5..12).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(first(&result).ends_with("/128"));
-    assert_eq!(count(&host, SAID, "no router says"), 1);
+    assert_eq!(count(&host, SAID, "no router advertises"), 1);
     pod.remove();
     eth0.del(&config(&json!({}))).success();
     assert!(!host.read(STATE).unwrap().contains("eth0"));

@@ -444,7 +444,7 @@ fn v5_v13_v14_a_requested_address_is_given_whoever_asks_and_however() {
     let (code, msg) = refusal(&ask("f", "", &[two]));
     assert!(
         code == 7
-            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 gives one"),
+            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 has one"),
         "{msg}"
     );
     assert_eq!(reservations(&host), before);

@@ -194,7 +194,7 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let [first, second, third] = pods;
     let (gone, left) = (third.container_id(), second.container_id());
     third.remove();
-    wait("it is forgotten", || logged(&host, &[&format!("{gone}/net/eth0"), "its container is gone"]));
+    wait("it is forgotten", || logged(&host, &[&format!("{gone}/net/eth0"), "its container no longer exists"]));
     let _again = serve(&host, 50, &IMPATIENT);
     let eth0 = by(&host, &first, "/opt/cni/bin");
     wait("it is taken over", || eth0.check(&known(0)).code == Some(0));
@@ -225,7 +225,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         with(&config(), &json!({ "ipam": { "type": "dhcp", "daemonSocketPath": "/run/other.sock" } }));
     let hostile = [
         ("own", changed(&json!({ "netns": "/proc/self/ns/net" })), "own namespace"),
-        ("another", changed(&json!({ "netns": other.path() })), "1 of containers that are gone"),
+        ("another", changed(&json!({ "netns": other.path() })), "containers that no longer exist: 1"),
         ("mac", changed(&json!({ "result": with(&result, &mac) })), "02:00:00:00:00:99"),
         (
             "address",
@@ -234,8 +234,8 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         ),
         ("none", changed(&json!({ "result": { "cniVersion": "1.0.0" } })), "no address"),
         ("relative", changed(&json!({ "netns": "../../etc" })), "namespace"),
-        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "1 of containers that are gone"),
-        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "1 of containers that are gone"),
+        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "containers that no longer exist: 1"),
+        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "containers that no longer exist: 1"),
         (
             "socket",
             changed(&json!({

@@ -100,7 +100,7 @@ impl LeaseManager {
             }
         }
         if started + gone > 0 {
-            log!("dhcp: taking over {started} leases of another daemon; {gone} containers no longer exist");
+            log!("dhcp: taking over {started} leases of another daemon; containers that no longer exist: {gone}");
         }
     }
 

@@ -185,7 +185,7 @@ fn find(net: &mut Rtnl, name: &str) -> Result<Option<ExistingVrf>, Error> {
 fn expect_table(settings: &Settings, vrf: ExistingVrf) -> Result<ExistingVrf, Error> {
     match settings.table {
         Some(table) if table != vrf.table => {
-            let why = format!("VRF {} is there already, with table {}", settings.name, vrf.table);
+            let why = format!("VRF {} already exists, with table {}", settings.name, vrf.table);
             Err(Error::key("table", table, why))
         }
         _ => Ok(vrf),

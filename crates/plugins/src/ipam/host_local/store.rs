@@ -125,7 +125,7 @@ pub fn wait(lock: File, name: &str) -> Result<File, Error> {
     when_locked(lock, name, |lock| lock)
 }
 
-/// Does the work once it has the lock.
+/// Runs `work` once it has the lock.
 ///
 /// A lock is often released faster than a thread can be started, so it is tried several times first. A longer wait
 /// needs another thread, because a wait for a lock has no timeout. That thread then does the work: to hand the lock to

@@ -54,7 +54,7 @@ fn tuning_args_override_each_value_separately() {
 }
 
 #[test]
-fn tuning_sysctl_key_has_two_notations_and_an_ifname_placeholder() {
+fn tuning_sysctl_key_has_two_notations_and_a_placeholder() {
     let text = r#""sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net/ipv4/conf/eth0.7/arp_notify":"1","net.ipv6.conf.eth0/8.accept_ra":"0"}}"#;
     let expected = [
         "net/ipv4/conf/eth0.5/arp_filter=1",

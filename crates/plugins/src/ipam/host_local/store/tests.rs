@@ -94,7 +94,7 @@ fn host_local_reservation_has_the_reference_plugins_format() {
 }
 
 #[test]
-fn host_local_reservation_without_tmpfile_is_created_exclusively() {
+fn host_local_reservation_works_without_o_tmpfile() {
     let scratch = Scratch::new("plain");
     let store = scratch.store();
     assert!(store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
