@@ -310,7 +310,7 @@ fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
         "its end is elsewhere",
         &inside.add(&world.config(&both())),
         7,
-        &["p0", "not on the host"],
+        &["p0", "no end on the host"],
     );
     assert_nothing_left("refused", &host, &before);
 

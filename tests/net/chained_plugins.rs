@@ -490,8 +490,8 @@ fn what_others_have_in_chains_stays_where_iptables_save_does_not_print_them() {
         let lacks = "real \"$@\" | grep -v CNI-";
         let cases = [
             ("not the chains", format!("{lacks}\n"), "already exists"),
-            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "only a part"),
-            ("nothing", "true\n".to_owned(), "printed nothing"),
+            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "incomplete output"),
+            ("nothing", "true\n".to_owned(), "no output"),
         ];
         for (what, print, word) in &cases {
             attachment.through = told_by_iptables(&host, print);

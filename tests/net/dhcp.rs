@@ -492,7 +492,7 @@ fn a_second_add_of_a_lease_that_is_being_acquired_keeps_no_del_from_ending_the_f
     std::thread::scope(|scope| {
         let first = scope.spawn(|| eth0.add(&config()));
         wait("the first one asks", || rig::is_up(&rig::link(&pod, "eth0").unwrap()));
-        assert_refused("twice", &eth0.add(&config()), 11, &["is being acquired already"]);
+        assert_refused("twice", &eth0.add(&config()), 11, &["is already being acquired"]);
         eth0.del(&config()).success();
         let _server = serve(&host, 50, &[]);
         assert_refused("not wanted", &first.join().expect("an ADD"), 11, &[]);

@@ -167,7 +167,7 @@ fn a_host_that_drops_later_is_mended_by_the_next_add_and_found_by_check() {
     a.plugin.check(&config).success();
     for (tool, lines) in DROPPERS {
         drop_forwarded(&host, lines);
-        assert_refused(tool, &a.plugin.check(&config), 999, &["does not let containers through"]);
+        assert_refused(tool, &a.plugin.check(&config), 999, &["does not accept the traffic of containers"]);
         assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]), "{tool}");
         a.add(&json!({ "backend": "nftables" }));
         a.plugin.check(&config).success();

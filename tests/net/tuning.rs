@@ -327,7 +327,7 @@ fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
         (json!({ "sysctl": { "net.ipv4.//.//.kernel.hostname": "x" } }), "not a legal key"),
         (
             json!({ "sysctl": { "net.ipv4.conf.IFNAME.forwarding": "1", "net.ipv4.conf.eth0.forwarding": "0" } }),
-            "means the same parameter",
+            "is the same parameter",
         ),
         (
             json!({ "args": { "cni": { "sysctl": { "vm.swappiness": "1" } } } }),

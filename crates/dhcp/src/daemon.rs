@@ -109,7 +109,7 @@ fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
     }
     if path.symlink_metadata().is_ok() {
         if UnixStream::connect(path).is_ok() {
-            let why = format!("listen on {}: another daemon does", path.display());
+            let why = format!("listen on {}: another daemon listens there", path.display());
             return Err(Error::new(code::IO_FAILURE, why));
         }
         fs::remove_file(path).map_err(failed)?;
@@ -135,7 +135,7 @@ fn passed_socket() -> Result<Option<OwnedFd>, Error> {
             let flags = rustix::process::PidfdGetfdFlags::empty();
             rustix::process::pidfd_getfd(own, FIRST_PASSED, flags).map(Some).map_err(failed)
         }
-        Some(more) => Err(Error::key("LISTEN_FDS", more, "one socket is enough")),
+        Some(more) => Err(Error::key("LISTEN_FDS", more, "more than one socket")),
     }
 }
 

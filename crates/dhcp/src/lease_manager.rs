@@ -133,12 +133,12 @@ impl LeaseManager {
             lacking.push(*family);
         }
         if lacking.is_empty() {
-            return Ok(terms::whole(results.into_values()));
+            return Ok(terms::merge_results(results.into_values()));
         }
         let is_canceled = match lock(&self.pending).entry(owner.clone()) {
             Entry::Vacant(free) => Arc::clone(free.insert(Arc::default())),
             Entry::Occupied(_) => {
-                return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is being acquired already"));
+                return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is already being acquired"));
             }
         };
         let over = || is_over() || is_canceled.load(Ordering::Relaxed);
@@ -159,7 +159,7 @@ impl LeaseManager {
         }
         let all = acquired_leases.iter().map(|held| held.record().terms);
         results.extend(all.map(|terms| (terms.family(), terms.result())));
-        Ok(terms::whole(results.into_values()))
+        Ok(terms::merge_results(results.into_values()))
     }
 
     /// Returns the leases of an owner, if it has one of each of these families.
@@ -171,7 +171,7 @@ impl LeaseManager {
             }
             Some(record) => Ok(record.terms.result()),
         };
-        Ok(terms::whole(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
+        Ok(terms::merge_results(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
     }
 
     /// Releases the leases of an owner; succeeds if there are none.

@@ -128,7 +128,7 @@ impl Document {
         let v6 = leases_v6.into_iter().map(|stored| {
             let StoredV6 { owner, netns, inode, v6_request, granted, lost, address, reply } = stored;
             let reply = bytes(&reply).and_then(|bytes| v6::message::Message::decode(&bytes));
-            let reply = reply.ok_or_else(|| Error::internal("no message"))?;
+            let reply = reply.ok_or_else(|| Error::internal("not a DHCP message"))?;
             let association = v6::identity::association(&owner);
             let lease = v6::lease::Lease::for_address(reply, association, Some(address))?;
             Ok(Record { owner, netns, inode, granted, lost, terms: Terms::V6 { v6_request, lease } })
@@ -207,8 +207,9 @@ mod packet {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lease, D::Error> {
         let text = String::deserialize(from)?;
         let bytes = super::bytes(&text);
-        let ack =
-            bytes.and_then(|bytes| Message::decode(&bytes)).ok_or_else(|| D::Error::custom("no message"))?;
+        let ack = bytes
+            .and_then(|bytes| Message::decode(&bytes))
+            .ok_or_else(|| D::Error::custom("not a DHCP message"))?;
         Lease::of(ack).map_err(D::Error::custom)
     }
 }

@@ -67,8 +67,8 @@ impl Terms {
         match self {
             Terms::V4 { lease, .. } => IpNet::V4(lease.address),
             Terms::V6 { lease, v6_request } => {
-                let whole = Ipv6Net::from(lease.address);
-                IpNet::V6(Ipv6Net::new(lease.address, v6_request.prefix_length).unwrap_or(whole))
+                let single = Ipv6Net::from(lease.address);
+                IpNet::V6(Ipv6Net::new(lease.address, v6_request.prefix_length).unwrap_or(single))
             }
         }
     }
@@ -97,22 +97,22 @@ impl std::fmt::Display for Terms {
 }
 
 /// Merges the results of all leases; those of DHCPv4 come first.
-pub fn whole(results: impl IntoIterator<Item = Success>) -> Success {
-    let mut whole = Success::default();
+pub fn merge_results(results: impl IntoIterator<Item = Success>) -> Success {
+    let mut merged = Success::default();
     for Success { interfaces: _, ips, routes, dns } in results {
-        whole.ips.extend(ips);
-        whole.routes.extend(routes);
+        merged.ips.extend(ips);
+        merged.routes.extend(routes);
         let Dns { nameservers, domain, search, options } = dns;
-        whole.dns.nameservers.extend(nameservers);
-        whole.dns.options.extend(options);
+        merged.dns.nameservers.extend(nameservers);
+        merged.dns.options.extend(options);
         for name in search {
-            if !whole.dns.search.contains(&name) {
-                whole.dns.search.push(name);
+            if !merged.dns.search.contains(&name) {
+                merged.dns.search.push(name);
             }
         }
-        if whole.dns.domain.is_empty() {
-            whole.dns.domain = domain;
+        if merged.dns.domain.is_empty() {
+            merged.dns.domain = domain;
         }
     }
-    whole
+    merged
 }

@@ -155,7 +155,7 @@ impl Bus {
             self.stream.read_exact(&mut byte).map_err(|cause| broken(&cause))?;
             line.push(byte[0]);
             if line.len() > LINE_MAX {
-                return Err(Failure::Broken("the bus does not end its line".to_owned()));
+                return Err(Failure::Broken("a line of the authentication is too long".to_owned()));
             }
         }
         if !line.starts_with(b"OK ") {

@@ -165,7 +165,7 @@ pub fn announce(net: &mut Rtnl, link: &Link, detect_duplicates: bool) -> Result<
 pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), Error> {
     let Success { interfaces: _, ips, routes, dns } = reserved;
     if ips.is_empty() {
-        return Err(Error::internal("ipam: the answer holds no address"));
+        return Err(Error::internal("ipam: the result has no address"));
     }
     (result.ips, result.routes, result.dns) = (ips, routes, dns);
     for ip in &mut result.ips {

@@ -148,7 +148,9 @@ pub fn one_of_each_family(
     match most > 1 && version < Version::V0_3_0 {
         false => Ok(()),
         true => {
-            let why = format!("more than one address of a family, which cniVersion {version} cannot answer");
+            let why = format!(
+                "more than one address of a family, which a result of cniVersion {version} cannot contain"
+            );
             Err(Error::key(key, format!("{most} addresses"), why))
         }
     }

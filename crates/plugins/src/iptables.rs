@@ -134,14 +134,14 @@ impl Family {
             printed = read()?;
             if printed.trim().is_empty() {
                 let table = nft::Table::new(self.nft(), table);
-                let said = format!("run {program}: it printed nothing, but nf_tables has table {table}");
+                let said = format!("run {program}: no output, but nf_tables has table {table}");
                 return Err(Error::new(code::IO_FAILURE, said));
             }
         }
-        match is_whole(&printed, table) {
+        match is_complete(&printed, table) {
             true => Ok(Saved(printed)),
             false => {
-                let said = format!("run {program}: it printed only a part of table {table}: no COMMIT");
+                let said = format!("run {program}: incomplete output for table {table}: no COMMIT");
                 Err(Error::new(code::IO_FAILURE, said))
             }
         }
@@ -176,7 +176,7 @@ impl Family {
 
 /// Whether the output for a table is complete. Output without the table, or with the message that the program cannot
 /// read it, counts as complete.
-fn is_whole(printed: &str, table: &str) -> bool {
+fn is_complete(printed: &str, table: &str) -> bool {
     let mut lines = printed.lines().map(str::trim_end);
     let begins = lines.any(|line| line.strip_prefix('*') == Some(table));
     !begins || lines.any(|line| line == "COMMIT")
@@ -192,8 +192,9 @@ pub fn is_creation(line: &str) -> bool {
     line.starts_with("-N ")
 }
 
-/// Changes a table of both families if one of these chains exists. For DEL and GC, which try all backends: no program
-/// runs without a chain, and the lock is awaited only if a running program may be about to create one.
+/// Changes a table of both families if one of these chains exists. For DEL and GC, which try all backends.
+///
+/// No program runs if there is no chain. The lock is awaited only if a running program may be about to create one.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
     let exists = |family| {
         for chain in chains {
@@ -281,7 +282,7 @@ pub fn checked_chain(key: &str, chain: String) -> Result<String, Error> {
         false => Err(Error::key(
             key,
             format!("{chain:?}"),
-            format!("not a chain's name of 1 to {CHAIN_MAX} characters"),
+            format!("not a chain name of 1 to {CHAIN_MAX} characters"),
         )),
     }
 }
@@ -416,15 +417,15 @@ mod tests {
     #[test]
     fn iptables_save_output_is_complete_up_to_its_commit() {
         let whole = "# Generated\n*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j X\nCOMMIT\n# Completed\n";
-        assert!(is_whole(whole, "nat"));
+        assert!(is_complete(whole, "nat"));
         let up_to = |word: &str| &whole[..whole.find(word).unwrap()];
         for part in [up_to(":PREROUTING"), up_to("-A"), up_to("COMMIT"), &whole[..whole.len() - 15]] {
-            assert!(!is_whole(part, "nat"), "{part:?}");
+            assert!(!is_complete(part, "nat"), "{part:?}");
         }
-        assert!(!is_whole("*filter\nCOMMIT\n*nat\n", "nat"));
+        assert!(!is_complete("*filter\nCOMMIT\n*nat\n", "nat"));
         // Output without the table: the kernel has none, or the program says in a comment that it cannot read it.
         for none in ["", "# Table `nat' is incompatible, use 'nft' tool.\n", "*filter\n"] {
-            assert!(is_whole(none, "nat"), "{none:?}");
+            assert!(is_complete(none, "nat"), "{none:?}");
         }
     }
 

@@ -69,7 +69,7 @@ impl Record {
     }
 
     /// Returns the time until another action is due.
-    fn left(&self, due: &Due, now: u64) -> Duration {
+    fn remaining(&self, due: &Due, now: u64) -> Duration {
         let age = Duration::from_millis(now.saturating_sub(self.granted));
         let Times { renewal: _, rebinding, expiry } = self.terms.times();
         match due {
@@ -82,10 +82,10 @@ impl Record {
     /// Returns the pause after an unsuccessful attempt: half of the remaining time, as in RFC 2131. Any server is
     /// requested as soon as it is time for that, also if the last attempt with the lease's server took until then.
     fn pause(&self, due: &Due, now: u64) -> Duration {
-        let left = self.left(due, now);
+        let remaining = self.remaining(due, now);
         match due {
-            Due::Renewal => (left / 2).max(MIN_PAUSE).min(left),
-            _ => (left / 2).max(MIN_PAUSE).min(left.max(MIN_PAUSE)),
+            Due::Renewal => (remaining / 2).max(MIN_PAUSE).min(remaining),
+            _ => (remaining / 2).max(MIN_PAUSE).min(remaining.max(MIN_PAUSE)),
         }
     }
 }
@@ -94,7 +94,7 @@ impl Record {
 struct Attempts {
     /// Kind of the last action, and the pauses between its messages.
     series: Option<(std::mem::Discriminant<Due>, Waits)>,
-    most: Duration,
+    longest: Duration,
 }
 
 impl Attempts {
@@ -104,7 +104,7 @@ impl Attempts {
         let series = self.series.take().filter(|(of, _)| *of == kind);
         &mut self
             .series
-            .insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.most.max(MIN_PAUSE)).begin())))
+            .insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.longest.max(MIN_PAUSE)).begin())))
             .1
     }
 }
@@ -134,13 +134,13 @@ impl LeaseManager {
         }
         // A daemon that was stopped for too long sends one request before it treats the lease as lost.
         let mut asked = false;
-        let mut attempts = Attempts { series: None, most: self.settings.timing.resend_max };
+        let mut attempts = Attempts { series: None, longest: self.settings.timing.resend_max };
         loop {
             let record = held.record();
             let pause = match record.due(state::now()) {
                 Due::Nothing(time) => time,
                 Due::Loss if asked => {
-                    self.lose(held, "it was not extended in time");
+                    self.handle_loss(held, "it was not extended in time");
                     continue;
                 }
                 due => {
@@ -153,8 +153,8 @@ impl LeaseManager {
                             Duration::ZERO
                         }
                         Attempt::Silence if record.terms.family() == Family::Ipv6 => {
-                            let left = record.left(&due, state::now());
-                            wait.saturating_sub(began.elapsed()).min(left)
+                            let remaining = record.remaining(&due, state::now());
+                            wait.saturating_sub(began.elapsed()).min(remaining)
                         }
                         Attempt::Silence => record.pause(&due, state::now()),
                         Attempt::Failed => record.pause(&due, state::now()).min(RETRY_MAX),
@@ -177,7 +177,7 @@ impl LeaseManager {
         if !matches!(record.due(state::now()), Due::Nothing(_)) || record.lost.is_some() {
             return;
         }
-        if held.sleep(timing::tenth(timing::CONFIRM_DELAY * 10)) {
+        if held.sleep(timing::random_tenth(timing::CONFIRM_DELAY * 10)) {
             return;
         }
         // A missing interface is noticed when an action is due.
@@ -191,7 +191,10 @@ impl LeaseManager {
         match self.client_v6(&lease_link, &identity, v6_request).confirm(lease, &is_over) {
             Ok(Confirmation::Belongs | Confirmation::Silence) => {}
             Ok(Confirmation::Elsewhere) => {
-                self.lose(held, "a DHCPv6 server says that it does not belong to the link (NotOnLink)");
+                self.handle_loss(
+                    held,
+                    "a DHCPv6 server says that it does not belong to the link (NotOnLink)",
+                );
             }
             Err(error) => log!("dhcp: {}: {error}", describe(&record.owner)),
         }
@@ -203,7 +206,7 @@ impl LeaseManager {
         let lease_link = match self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode)) {
             Ok(Some(lease_link)) => lease_link,
             Ok(None) => {
-                log!("dhcp: {name}: forgotten: its namespace or interface is gone");
+                log!("dhcp: {name}: lease forgotten: its namespace or interface no longer exists");
                 let _ = self.forget(held);
                 return Attempt::Gone;
             }
@@ -226,7 +229,7 @@ impl LeaseManager {
                 Attempt::Settled
             }
             Ok(Extension::Refused) => {
-                self.lose(held, "the server refused to extend it");
+                self.handle_loss(held, "the server refused to extend it");
                 Attempt::Settled
             }
             Ok(Extension::Silence) => Attempt::Silence,
@@ -268,7 +271,7 @@ impl LeaseManager {
     }
 
     /// Takes the address of a lost lease from the container.
-    fn lose(&self, held: &HeldLease, why: &str) {
+    fn handle_loss(&self, held: &HeldLease, why: &str) {
         let record = held.record();
         let (name, address) = (describe(&record.owner), record.terms.address());
         let then = match record.terms {
@@ -298,7 +301,7 @@ mod tests {
 
     #[test]
     fn dhcp_failed_extension_is_not_retried_at_once() {
-        let mut attempts = Attempts { series: None, most: Duration::from_millis(1) };
+        let mut attempts = Attempts { series: None, longest: Duration::from_millis(1) };
         for due in [Due::Renewal, Due::Renewal, Due::Rebinding] {
             let wait = attempts.of(&due).next_wait().unwrap();
             assert!(wait >= MIN_PAUSE * 9 / 10, "{wait:?}");

@@ -28,7 +28,7 @@ impl LeaseManager {
         if stale.is_empty() {
             return Ok(());
         }
-        let mut left = stale.len();
+        let mut remaining = stale.len();
         lock(&self.stale).extend(stale.iter().cloned());
         let (sender, receiver) = mpsc::channel();
         let manager = Arc::clone(self);
@@ -47,15 +47,15 @@ impl LeaseManager {
             .spawn(work)
             .map_err(|cause| Error::io("start a thread", cause))?;
         let (end, mut errors) = (Instant::now() + ANSWER_TIMEOUT, Vec::new());
-        while left > 0 {
+        while remaining > 0 {
             let Ok(outcome) = receiver.recv_timeout(end.saturating_duration_since(Instant::now())) else {
                 break;
             };
             errors.extend(outcome.err());
-            left -= 1;
+            remaining -= 1;
         }
-        if left > 0 {
-            log!("dhcp: {network}: leases of {left} deleted attachments are still to be released");
+        if remaining > 0 {
+            log!("dhcp: {network}: leases of {remaining} deleted attachments are still to be released");
         }
         cni::error::collected(errors)
     }

@@ -42,11 +42,11 @@ impl HeldLease {
         let until = Instant::now() + time;
         let mut stopped = lock(&self.stopped);
         while !*stopped {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return false;
             }
-            stopped = self.wakeup.wait_timeout(stopped, left).unwrap_or_else(PoisonError::into_inner).0;
+            stopped = self.wakeup.wait_timeout(stopped, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }

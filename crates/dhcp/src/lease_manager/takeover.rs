@@ -100,7 +100,9 @@ impl LeaseManager {
             }
         }
         if started + gone > 0 {
-            log!("dhcp: taking over {started} leases of another daemon; containers that no longer exist: {gone}");
+            log!(
+                "dhcp: taking over {started} leases of another daemon; containers that no longer exist: {gone}"
+            );
         }
     }
 
@@ -158,7 +160,7 @@ impl LeaseManager {
                     if takeover.sleep(pause) {
                         return;
                     }
-                    pause = self.longer(pause);
+                    pause = self.next_pause(pause);
                     continue;
                 }
                 ended => {
@@ -209,11 +211,11 @@ impl LeaseManager {
             if takeover.sleep(pause) {
                 return;
             }
-            pause = self.longer(pause);
+            pause = self.next_pause(pause);
         }
     }
 
-    fn longer(&self, pause: Duration) -> Duration {
+    fn next_pause(&self, pause: Duration) -> Duration {
         (pause * 2).min(self.settings.timing.resend_max.max(PAUSE))
     }
 

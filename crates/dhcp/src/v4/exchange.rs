@@ -166,7 +166,7 @@ impl Client<'_> {
             // After an unusable answer the next attempt waits, too.
             pause(until, is_over);
         }
-        Err(Error::internal("an endless loop has ended"))
+        Err(Error::internal("unreachable: an endless loop ended"))
     }
 
     /// Requests the offered address; `None` if the server refuses or does not answer.
@@ -364,8 +364,8 @@ impl Client<'_> {
     }
 }
 
-/// Closes a socket in another thread: the kernel waits until the socket is no longer in use (packet(7),
-/// `synchronize_net`), about ten milliseconds for which the container need not wait.
+/// Closes a socket in another thread. The kernel waits about ten milliseconds until the socket is no longer in use
+/// (packet(7), `synchronize_net`), for which the container need not wait.
 fn close_in_thread(socket: PacketSocket) {
     // If no thread can be started, the closure is dropped, and the socket with it.
     let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || drop(socket));

@@ -177,7 +177,7 @@ impl Client<'_> {
             let mut why = None;
             let decided =
                 self.listen(&acquisition.socket, transaction, poll, acquisition.is_over, |answer| {
-                    if let Some(most) = solicit_most(&answer) {
+                    if let Some(most) = solicit_max_rt(&answer) {
                         waits.limit(most);
                     }
                     match offer(answer, self.identity.association) {
@@ -220,7 +220,8 @@ impl Client<'_> {
                     if answer.kind != Kind::Reply || answer.option(option::SERVER) != Some(&offer.server) {
                         return None;
                     }
-                    let status = whole(&answer, answer.association(self.identity.association).as_ref());
+                    let status =
+                        effective_status(&answer, answer.association(self.identity.association).as_ref());
                     match status.code {
                         Code::Success => match Lease::of(answer, self.identity.association) {
                             Ok(lease) => return Some(Some(Box::new(lease))),
@@ -322,7 +323,7 @@ impl Client<'_> {
         let socket = self.open_now()?;
         let transaction = transaction();
         let mut waits = timing::CONFIRM.limited_by(&self.timing).begin();
-        let end = Instant::now() + timing::CONFIRM_WHOLE.min(self.timing.resend_timeout);
+        let end = Instant::now() + timing::CONFIRM_TIMEOUT.min(self.timing.resend_timeout);
         let mut last = Confirmation::Silence;
         while let Some(wait) = waits.next_wait()
             && Instant::now() < end
@@ -366,7 +367,7 @@ impl Client<'_> {
     fn send_release(&self, kind: Kind, lease: &Lease, socket: &UdpSocket) -> Result<(), Error> {
         let transaction = transaction();
         let mut waits = timing::RELEASE.limited_by(&self.timing).begin();
-        let end = Instant::now() + timing::RELEASE_WHOLE;
+        let end = Instant::now() + timing::RELEASE_TIMEOUT;
         while let Some(wait) = waits.next_wait()
             && Instant::now() < end
         {
@@ -405,7 +406,7 @@ impl Client<'_> {
             for (number, value) in provided {
                 message.set(*number, value.clone());
             }
-            let asked = requested.iter().chain([&option::SOLICIT_MOST]);
+            let asked = requested.iter().chain([&option::SOL_MAX_RT]);
             message
                 .set(option::REQUESTED, asked.flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>());
         }
@@ -540,7 +541,7 @@ enum OfferError {
 /// Returns the offer or lease of an answer to a SOLICIT.
 fn offer(answer: Message, id: u32) -> Result<SolicitAnswer, OfferError> {
     let association = answer.association(id);
-    let status = whole(&answer, association.as_ref());
+    let status = effective_status(&answer, association.as_ref());
     if status.code != Code::Success {
         return Err(OfferError::Refused(status));
     }
@@ -564,7 +565,7 @@ fn offer(answer: Message, id: u32) -> Result<SolicitAnswer, OfferError> {
 /// Returns the meaning of a REPLY for a lease that is to be extended; `None` if it is not about the lease.
 fn judge(lease: &Lease, mut answer: Message, id: u32) -> Option<Verdict> {
     let association = answer.association(id);
-    match whole(&answer, association.as_ref()).code {
+    match effective_status(&answer, association.as_ref()).code {
         Code::Success => {}
         Code::Unspecified | Code::UseMulticast => return None,
         Code::NoBinding => {
@@ -589,7 +590,7 @@ fn judge(lease: &Lease, mut answer: Message, id: u32) -> Option<Verdict> {
 }
 
 /// Returns the status of the message, else that of the association.
-fn whole(answer: &Message, association: Option<&Association>) -> Status {
+fn effective_status(answer: &Message, association: Option<&Association>) -> Status {
     let status = answer.status();
     match association {
         Some(association) if status.code == Code::Success => association.status.clone(),
@@ -598,8 +599,8 @@ fn whole(answer: &Message, association: Option<&Association>) -> Status {
 }
 
 /// Returns the longest wait between SOLICITs that a server sets (RFC 8415 §21.24).
-fn solicit_most(answer: &Message) -> Option<Duration> {
-    let value: [u8; 4] = answer.option(option::SOLICIT_MOST)?.try_into().ok()?;
+fn solicit_max_rt(answer: &Message) -> Option<Duration> {
+    let value: [u8; 4] = answer.option(option::SOL_MAX_RT)?.try_into().ok()?;
     let seconds = u32::from_be_bytes(value);
     SOLICIT_LIMITS.contains(&seconds).then(|| Duration::from_secs(seconds.into()))
 }

@@ -28,7 +28,7 @@ impl Identity {
     pub fn of(owner: &Owner, options: &Options) -> Identity {
         let Owner { container, network: _, ifname: _ } = owner;
         let provided = options.provided.iter().find(|(number, _)| *number == option::CLIENT);
-        let client = provided.map_or_else(|| unique(container), |(_, value)| value.clone());
+        let client = provided.map_or_else(|| duid(container), |(_, value)| value.clone());
         Identity { client, association: association(owner) }
     }
 }
@@ -40,7 +40,7 @@ pub fn association(owner: &Owner) -> u32 {
     digest.first_chunk::<4>().map_or(0, |first| u32::from_be_bytes(*first))
 }
 
-fn unique(container: &str) -> Vec<u8> {
+fn duid(container: &str) -> Vec<u8> {
     let digest = hash::digest(&["dhcpv6", container]);
     let mut uuid = digest.first_chunk::<16>().copied().unwrap_or_default();
     // Version 8, variant 10.

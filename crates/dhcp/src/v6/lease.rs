@@ -61,7 +61,7 @@ impl Lease {
             return fault("no server identifier");
         };
         let Some(found) = reply.association(association) else {
-            return fault("no association that is ours");
+            return fault("no association of this client");
         };
         let is_it =
             |address: &&Address| is_granted(address) && wanted.is_none_or(|wanted| wanted == address.address);

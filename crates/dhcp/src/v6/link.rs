@@ -1,5 +1,5 @@
-//! The kernel's side of DHCPv6 on a link: a link-local address to send from, duplicate address detection for a leased
-//! address, and routes from router advertisements.
+//! The kernel's part of DHCPv6 on a link: the link-local address, duplicate address detection, and routes from router
+//! advertisements.
 //!
 //! Kernel events are awaited instead of polled, and every wait has a timeout.
 //!
@@ -51,7 +51,7 @@ fn expect_ipv6(netns: &Netns, link: &Link) -> Result<(), Error> {
     match netns.run(read).or_refused()?.as_deref() {
         Ok("0") => Ok(()),
         Ok(value) => {
-            let why = "without IPv6 on the link there is no DHCPv6";
+            let why = "DHCPv6 needs IPv6 on the link";
             Err(Error::internal(format!("{key} = {value}: {why}")))
         }
         Err(error) => Err(Error::internal(format!("{}: no IPv6: {error}", link.name))),
@@ -65,7 +65,7 @@ fn expect_ipv6(netns: &Netns, link: &Link) -> Result<(), Error> {
 pub fn link_local(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Result<Ipv6Addr, Error> {
     let mut what = "no link-local IPv6 address";
     let end = Instant::now() + DETECTION_TIMEOUT;
-    let found = until(netns, end, is_over, || {
+    let found = wait_for(netns, end, is_over, || {
         let all = addresses(netns, link)?;
         if let Some(own) = all.iter().find_map(usable) {
             return Ok(Some(own));
@@ -123,7 +123,7 @@ pub fn is_used_by_other(
         Err(error) => return Err(plugin_support::failure::refused(&error)),
     }
     let end = Instant::now() + DETECTION_TIMEOUT;
-    let verdict = until(netns, end, is_over, || {
+    let verdict = wait_for(netns, end, is_over, || {
         let all = addresses(netns, link)?;
         // The kernel may remove a duplicate address at once.
         let Some(own) = all.iter().find(|own| own.address == net) else { return Ok(Some(true)) };
@@ -145,7 +145,7 @@ pub fn await_router(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> R
         return Ok(false);
     }
     let end = Instant::now() + ROUTER_TIMEOUT;
-    let advertised = until(netns, end, is_over, || {
+    let advertised = wait_for(netns, end, is_over, || {
         let routes = netns.rtnl().and_then(|mut net| net.routes(Routes::V6)).or_refused()?;
         let is_global = |dst: IpNet| !is_link_local(dst) && !dst.addr().is_multicast();
         let mut own = routes.iter().filter(|route| route.link == link.index && route.table == TABLE_MAIN);
@@ -155,7 +155,7 @@ pub fn await_router(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> R
 }
 
 /// Calls `look` after every kernel event until it returns a value.
-fn until<T>(
+fn wait_for<T>(
     netns: &Netns,
     end: Instant,
     is_over: &dyn Fn() -> bool,

@@ -43,7 +43,7 @@ pub mod option {
     pub const DELEGATION: u16 = 25;
     pub const DELEGATED: u16 = 26;
     pub const NAME: u16 = 39;
-    pub const SOLICIT_MOST: u16 = 82;
+    pub const SOL_MAX_RT: u16 = 82;
 }
 
 /// Type of a message.

@@ -19,7 +19,7 @@ const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;
 /// Maximum length of a label in a name, in bytes.
 const LABEL_MAX: usize = 63;
 /// Flag of option 39: the server is to update DNS, because a container cannot.
-const SERVER_ENTERS: u8 = 1;
+const SERVER_UPDATES_DNS: u8 = 1;
 /// Names of options.
 const NAMES: &[(&str, u16)] = &[
     ("client-id", option::CLIENT),
@@ -48,7 +48,7 @@ const OWN: &[u16] = &[
     option::RECONFIGURE_ACCEPT,
     option::DELEGATION,
     option::DELEGATED,
-    option::SOLICIT_MOST,
+    option::SOL_MAX_RT,
 ];
 /// Options that are requested unless `skipDefault` is set.
 const DEFAULTS: &[u16] = &[option::NAME_SERVERS, option::DOMAIN_SEARCH];
@@ -83,7 +83,7 @@ impl Options {
                 if value.len() > VALUE_MAX {
                     return fault(format!("longer than {VALUE_MAX} bytes"));
                 }
-                match form(number, value) {
+                match encode_value(number, value) {
                     Ok(bytes) => {
                         options.provided.retain(|(known, _)| *known != number);
                         options.provided.push((number, bytes));
@@ -114,9 +114,9 @@ impl Options {
 fn number(key: &str, option: &Value) -> Result<u16, Error> {
     let text = option.as_str().unwrap_or_default();
     let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
-    let counted =
+    let numbered =
         || option.as_u64().or_else(|| text.parse().ok()).and_then(|number| u16::try_from(number).ok());
-    named.or_else(counted).filter(|number| *number > 0).ok_or_else(|| {
+    named.or_else(numbered).filter(|number| *number > 0).ok_or_else(|| {
         let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
         Error::key(
             key,
@@ -141,7 +141,7 @@ enum ValueError {
 }
 
 /// Encodes a string in the form of its option.
-fn form(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
+fn encode_value(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
     match number {
         option::CLIENT => {
             let bytes = digits(text).unwrap_or_else(|| text.as_bytes().to_vec());
@@ -150,12 +150,12 @@ fn form(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
                 false => Err(ValueError::ClientLength(bytes.len())),
             }
         }
-        option::USER_CLASS => Ok(counted(text)),
+        option::USER_CLASS => Ok(length_prefixed(text)),
         option::VENDOR_CLASS => {
             let parts = text.split_once(':');
             let enterprise = parts.and_then(|(number, class)| Some((number.parse::<u32>().ok()?, class)));
             let (enterprise, class) = enterprise.ok_or(ValueError::VendorClass)?;
-            Ok([&enterprise.to_be_bytes()[..], &counted(class)].concat())
+            Ok([&enterprise.to_be_bytes()[..], &length_prefixed(class)].concat())
         }
         option::NAME => name(text),
         _ => Ok(text.as_bytes().to_vec()),
@@ -173,14 +173,14 @@ fn digits(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Returns the length of a string and its bytes.
-fn counted(text: &str) -> Vec<u8> {
+fn length_prefixed(text: &str) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     [&length.to_be_bytes()[..], text.as_bytes()].concat()
 }
 
 /// Encodes a DNS name; one without a dot is partial, and the server completes it.
 fn name(text: &str) -> Result<Vec<u8>, ValueError> {
-    let mut bytes = vec![SERVER_ENTERS];
+    let mut bytes = vec![SERVER_UPDATES_DNS];
     let whole = text.strip_suffix('.').unwrap_or(text);
     for label in whole.split('.') {
         let is_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');

@@ -15,23 +15,23 @@ pub struct Pace {
     /// First wait (IRT).
     pub first: Duration,
     /// Longest wait (MRT).
-    pub most: Duration,
+    pub longest: Duration,
     /// Number of transmissions (MRC); 0: no limit.
     pub times: u32,
 }
 
-const fn pace(first: u64, most: u64, times: u32) -> Pace {
-    Pace { first: Duration::from_secs(first), most: Duration::from_secs(most), times }
+const fn pace(first: u64, longest: u64, times: u32) -> Pace {
+    Pace { first: Duration::from_secs(first), longest: Duration::from_secs(longest), times }
 }
 
 /// `SOL_TIMEOUT`, `SOL_MAX_RT`.
 pub const SOLICIT: Pace = pace(1, 3600, 0);
 /// `REQ_TIMEOUT`, `REQ_MAX_RT`, `REQ_MAX_RC`.
 pub const REQUEST: Pace = pace(1, 30, 10);
-/// `CNF_TIMEOUT`, `CNF_MAX_RT`; see [`CONFIRM_WHOLE`].
+/// `CNF_TIMEOUT`, `CNF_MAX_RT`; see [`CONFIRM_TIMEOUT`].
 pub const CONFIRM: Pace = pace(1, 4, 0);
 /// `CNF_MAX_RD`: timeout of a confirmation.
-pub const CONFIRM_WHOLE: Duration = Duration::from_secs(10);
+pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 /// `CNF_MAX_DELAY`: longest random delay, so that clients that start together do not send together.
 pub const CONFIRM_DELAY: Duration = Duration::from_secs(1);
 /// `REN_TIMEOUT`, `REN_MAX_RT`; those of a rebinding are the same.
@@ -39,7 +39,7 @@ pub const EXTEND: Pace = pace(10, 600, 0);
 /// `REL_TIMEOUT`, `REL_MAX_RC`; those of a decline (`DEC_`) are the same.
 pub const RELEASE: Pace = pace(1, 3600, 4);
 /// Timeout of a release or decline, enough for two transmissions: a server that does not answer must not delay a DEL.
-pub const RELEASE_WHOLE: Duration = Duration::from_secs(3);
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Sequence of the waits of one exchange.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ pub struct Waits {
 impl Pace {
     /// Limits the longest wait.
     #[must_use]
-    pub fn at_most(self, most: Duration) -> Pace {
-        Pace { most: self.most.min(most), first: self.first.min(most), ..self }
+    pub fn at_most(self, longest: Duration) -> Pace {
+        Pace { longest: self.longest.min(longest), first: self.first.min(longest), ..self }
     }
 
     /// Applies the daemon's flags: the longest wait for an answer and the longest time between two messages.
@@ -78,10 +78,10 @@ impl Waits {
         self.sent += 1;
         let wait = match self.last {
             // The first wait is not shortened: every server has until then for its offer.
-            None => self.pace.first + tenth(self.pace.first),
+            None => self.pace.first + random_tenth(self.pace.first),
             Some(last) => {
-                let doubled = around(last).saturating_add(last);
-                if doubled > self.pace.most { around(self.pace.most) } else { doubled }
+                let doubled = with_jitter(last).saturating_add(last);
+                if doubled > self.pace.longest { with_jitter(self.pace.longest) } else { doubled }
             }
         };
         self.last = Some(wait);
@@ -89,8 +89,8 @@ impl Waits {
     }
 
     /// Limits the longest wait from now on.
-    pub fn limit(&mut self, most: Duration) {
-        self.pace = self.pace.at_most(most);
+    pub fn limit(&mut self, longest: Duration) {
+        self.pace = self.pace.at_most(longest);
     }
 
     /// Returns the number of transmissions.
@@ -105,13 +105,13 @@ impl Waits {
 }
 
 /// Returns a random duration up to a tenth of `time`.
-pub fn tenth(time: Duration) -> Duration {
+pub fn random_tenth(time: Duration) -> Duration {
     (time / 10).mul_f64(f64::from(random()) / f64::from(u32::MAX))
 }
 
 /// Returns `time` with a random deviation of up to a tenth.
-fn around(time: Duration) -> Duration {
-    time - time / 10 + tenth(time) * 2
+fn with_jitter(time: Duration) -> Duration {
+    time - time / 10 + random_tenth(time) * 2
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl Plugin for Bandwidth {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let mut host = Rtnl::open().or_refused()?;
-        match shaper::find_ifb(&mut host, &tag, &|| known_end(request))? {
+        match shaper::find_ifb(&mut host, &tag, &|| host_end_index(request))? {
             None => Ok(()),
             Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
         }
@@ -105,7 +105,7 @@ impl Plugin for Bandwidth {
 
 /// Returns the index of the host's end of the container's interface: 0 if there is no interface, `None` without a
 /// namespace to ask.
-fn known_end(request: &Detach) -> Result<Option<u32>, Error> {
+fn host_end_index(request: &Detach) -> Result<Option<u32>, Error> {
     let found = request.netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten();
     let Some(netns) = found else { return Ok(None) };
     let link = netns.rtnl().and_then(|mut net| net.find_link(request.who.ifname.as_str())).or_refused()?;
@@ -118,18 +118,18 @@ fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> R
     let (_, inside) = link_in(netns, ifname)?;
     let refused = |why: &str| Error::config(format!("interface {ifname} of the container {why}"));
     let Some(peer) = inside.link.filter(|_| inside.kind == "veth") else {
-        return Err(refused("is no veth: only what has an end on the host can be limited"));
+        return Err(refused("is not a veth; only an interface with an end on the host can be limited"));
     };
     let end = match host.link_at(peer) {
         Ok(end) if end.kind == "veth" && end.link == Some(inside.index) => end,
-        Ok(_) => return Err(refused("has its other end not on the host")),
+        Ok(_) => return Err(refused("has no end on the host")),
         Err(error) if error.kind() == linux::Kind::Absent => {
-            return Err(refused("has its other end not on the host"));
+            return Err(refused("has no end on the host"));
         }
         Err(error) => return Err(plugin_support::failure::refused(&error)),
     };
     match result.interfaces.iter().any(|known| known.sandbox.is_empty() && known.name == end.name) {
         true => Ok(end),
-        false => Err(refused(&format!("ends at {}, which prevResult does not name", end.name))),
+        false => Err(refused(&format!("has the host end {}, which prevResult does not contain", end.name))),
     }
 }

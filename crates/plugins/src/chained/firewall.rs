@@ -43,7 +43,7 @@ impl Plugin for Firewall {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let (wanted, result) = Wanted::read(request)?;
+        let (wanted, result) = RequestedRules::read(request)?;
         open_netns(&request.netns)?;
         wanted.add().inspect_err(|_| drop(wanted.remove()))?;
         Ok(result)
@@ -58,7 +58,7 @@ impl Plugin for Firewall {
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let (mut wanted, _) = Wanted::read(request)?;
+        let (mut wanted, _) = RequestedRules::read(request)?;
         // The backend that the host prefers may have changed since ADD.
         if wanted.settings.backend.is_none() && nftables::has(&wanted.tag, &wanted.addresses)? {
             wanted.backend = Backend::Nftables;
@@ -92,7 +92,7 @@ impl Plugin for Firewall {
 }
 
 /// Requested rules and their backend.
-struct Wanted {
+struct RequestedRules {
     tag: OwnerTag,
     settings: Settings,
     backend: Backend,
@@ -102,9 +102,9 @@ struct Wanted {
 
 // === impl Wanted ===
 
-impl Wanted {
+impl RequestedRules {
     /// Reads the configuration; also returns the previous plugin's result.
-    fn read(request: &Attach) -> Result<(Wanted, Success), Error> {
+    fn read(request: &Attach) -> Result<(RequestedRules, Success), Error> {
         let config = &request.call.config;
         let settings = Settings::read(config)?;
         let result = config.require_prev_result()?;
@@ -113,17 +113,17 @@ impl Wanted {
         let tag = OwnerTag::of(NAME, config, &request.who);
         let backend = settings.chosen()?;
         let addresses = container_addresses(&result);
-        Ok((Wanted { tag, settings, backend, addresses, target }, result))
+        Ok((RequestedRules { tag, settings, backend, addresses, target }, result))
     }
 
     fn container_rules(&self) -> ContainerRules<'_> {
-        let Wanted { tag, settings, backend: _, addresses, target } = self;
+        let RequestedRules { tag, settings, backend: _, addresses, target } = self;
         let Settings { admin_chain, policy, .. } = settings;
         ContainerRules { tag, admin_chain, addresses, policy: *policy, target: target.as_ref() }
     }
 
     fn add(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, backend, addresses, target } = self;
+        let RequestedRules { tag, settings, backend, addresses, target } = self;
         match backend {
             Backend::Iptables => return self.container_rules().add(),
             Backend::Nftables => nftables::add(tag, addresses)?,
@@ -139,7 +139,7 @@ impl Wanted {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, backend, addresses, target } = self;
+        let RequestedRules { tag, settings, backend, addresses, target } = self;
         match backend {
             Backend::Iptables => return self.container_rules().check(),
             Backend::Nftables => nftables::check(tag, addresses)?,

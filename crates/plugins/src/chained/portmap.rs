@@ -47,7 +47,7 @@ impl Plugin for Portmap {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let (wanted, result) = Wanted::read(request)?;
+        let (wanted, result) = RequestedPorts::read(request)?;
         open_netns(&request.netns)?;
         if let Some(wanted) = wanted {
             let mut undo = Undo::new();
@@ -66,7 +66,7 @@ impl Plugin for Portmap {
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        match Wanted::read(request)? {
+        match RequestedPorts::read(request)? {
             (Some(wanted), _) => wanted.check(),
             (None, _) => Ok(()),
         }
@@ -89,7 +89,7 @@ impl Plugin for Portmap {
 }
 
 /// Requested mappings, their targets and the settings.
-struct Wanted {
+struct RequestedPorts {
     tag: OwnerTag,
     settings: Settings,
     mappings: Vec<Mapping>,
@@ -98,9 +98,9 @@ struct Wanted {
 
 // === impl Wanted ===
 
-impl Wanted {
+impl RequestedPorts {
     /// Reads the request, `None` if the runtime passes no mappings, and the previous plugin's result.
-    fn read(request: &Attach) -> Result<(Option<Wanted>, Success), Error> {
+    fn read(request: &Attach) -> Result<(Option<RequestedPorts>, Success), Error> {
         let Attach { who, netns: _, call } = request;
         let settings = Settings::read(&call.config)?;
         let mappings = Mapping::all(&call.config)?;
@@ -116,11 +116,11 @@ impl Wanted {
             return Err(Error::key("runtimeConfig: portMappings", named, why));
         }
         let tag = OwnerTag::of(NAME, &call.config, who);
-        Ok((Some(Wanted { tag, settings, mappings, addresses }), result))
+        Ok((Some(RequestedPorts { tag, settings, mappings, addresses }), result))
     }
 
     fn add(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, mappings, addresses } = self;
+        let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
                 let variant = Variant { bit: *bit, conditions };
@@ -138,7 +138,7 @@ impl Wanted {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, mappings, addresses } = self;
+        let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
                 let variant = Variant { bit: *bit, conditions };
@@ -159,8 +159,8 @@ impl Wanted {
     }
 }
 
-/// Allows packets from 127.0.0.0/8 on the link that leads to the container, so that the host itself can use the port
-/// with this address.
+/// Allows packets from 127.0.0.0/8 on the link to the container. The host itself can then use the port with such an
+/// address.
 ///
 /// `sysctl -w net.ipv4.conf.LINK.route_localnet=1`. IPv6 has no such parameter.
 fn route_loopback(addresses: &[IpNet], undo: &mut Undo<'_>) -> Result<(), Error> {

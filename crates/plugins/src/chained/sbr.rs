@@ -119,7 +119,7 @@ fn relevant<'a>(ifname: &'a str, result: &'a Success) -> impl Iterator<Item = &'
 fn addresses(ifname: &str, result: &Success) -> Result<Vec<IpConfig>, Error> {
     let addresses: Vec<IpConfig> = relevant(ifname, result).cloned().collect();
     match addresses.is_empty() {
-        true => Err(Error::config(format!("prevResult holds no address of interface {ifname:?}"))),
+        true => Err(Error::config(format!("prevResult has no address of interface {ifname:?}"))),
         false => Ok(addresses),
     }
 }

@@ -195,7 +195,7 @@ fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     }
     let Some(link) = link else { return Ok(()) };
     let mut net = Rtnl::open().or_refused()?;
-    let wanted = Wanted {
+    let wanted = AttributeChanges {
         mac: mac.as_deref(),
         promiscuous: promiscuous.then_some(true),
         mtu: *mtu,
@@ -210,7 +210,7 @@ fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
 }
 
 /// Link attributes to set.
-struct Wanted<'a> {
+struct AttributeChanges<'a> {
     mac: Option<&'a [u8]>,
     promiscuous: Option<bool>,
     mtu: Option<u32>,
@@ -218,10 +218,10 @@ struct Wanted<'a> {
     tx_queue_length: Option<u32>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> AttributeChanges<'a> {
     /// Returns one change for each attribute, with field and value, so that an error names the attribute.
     fn changes(&self) -> Vec<(&'static str, String, Change<'a>)> {
-        let Wanted { mac, promiscuous, mtu, all_multicast, tx_queue_length } = *self;
+        let AttributeChanges { mac, promiscuous, mtu, all_multicast, tx_queue_length } = *self;
         let nothing = Change::default;
         let changes = [
             mtu.map(|mtu| ("mtu", mtu.to_string(), Change { mtu: Some(mtu), ..nothing() })),
@@ -278,7 +278,7 @@ fn restore(backup: &Backup, ifname: &str) -> Result<NotRestored, Error> {
     let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = backup;
     let mut not_restored = NotRestored::default();
     let mac = parse_mac(mac);
-    let wanted = Wanted {
+    let wanted = AttributeChanges {
         mac: mac.as_deref(),
         promiscuous: *promisc,
         mtu: Some(*mtu).filter(|mtu| *mtu > 0),

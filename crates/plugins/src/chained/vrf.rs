@@ -75,7 +75,7 @@ impl Settings {
     fn read(call: &Call) -> Result<Settings, Error> {
         let Conf { vrfname, table } = call.config.decode()?;
         if vrfname.is_empty() {
-            return Err(Error::config("vrfname: missing: name the VRF that the interface is to be in"));
+            return Err(Error::config("vrfname: missing; set it to the name of the interface's VRF"));
         }
         check_name("vrfname", &vrfname)?;
         Ok(Settings { name: vrfname, table: (table != 0).then_some(table) })
@@ -239,7 +239,7 @@ fn free_table(net: &mut Rtnl) -> Result<u32, Error> {
         taken.extend(net.tables_of_rules(family).or_refused()?);
     }
     let free = (1..=u32::MAX).find(|table| !RESERVED.contains(table) && !taken.contains(table));
-    free.ok_or_else(|| Error::internal("every routing table is taken"))
+    free.ok_or_else(|| Error::internal("every routing table is in use"))
 }
 
 // === the interface ===
@@ -249,7 +249,7 @@ fn expect_free(net: &mut Rtnl, link: &Link, vrf: Option<ExistingVrf>) -> Result<
     match link.master {
         Some(master) if vrf.is_none_or(|vrf| vrf.index != master) => {
             let master = net.link_at(master).or_refused()?.name;
-            let why = format!("interface {} belongs to {master} already", link.name);
+            let why = format!("interface {} already belongs to {master}", link.name);
             Err(Error::config(format!("vrfname: {why}")))
         }
         _ => Ok(()),

@@ -35,7 +35,7 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
-use self::device::{Device, Found};
+use self::device::{Device, FoundDevice};
 use self::record::Record;
 use self::store::StoredRecord;
 use crate::interface;
@@ -69,7 +69,8 @@ struct RuntimeConfig {
 impl Device {
     /// Returns the device that the configuration or the runtime names.
     fn read(call: &Call) -> Result<Device, Error> {
-        let missing = "device: missing: name one by device, hwaddr, kernelpath, pciBusID, or let the runtime";
+        let missing =
+            "device: missing; set device, hwaddr, kernelpath or pciBusID, or let the runtime pass deviceID";
         Device::written(call)?.ok_or_else(|| Error::config(missing))
     }
 
@@ -117,8 +118,8 @@ impl Plugin for HostDevice {
         let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut host = Rtnl::open().or_refused()?;
         let link = match device.find(&mut host)? {
-            Found::Link(link) => link,
-            Found::InUserSpace => return userspace(request, ipam),
+            FoundDevice::Link(link) => link,
+            FoundDevice::InUserSpace => return userspace(request, ipam),
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
@@ -172,8 +173,8 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
-/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host and that
-/// does not have its name again.
+/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host. A device
+/// that has its own name again is left out.
 pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
     let away = |record: &Record| links.iter().find(|link| record.is_away(link));
     let named = |kept: StoredRecord| Some((away(&kept.record)?.name.clone(), kept.record.tag));

@@ -31,7 +31,7 @@ pub fn find_inside(request: &Attach, result: &Success, netns: &Netns) -> Result<
     let ifname = request.who.ifname.as_str();
     let recorded = result.interfaces.iter().find(|i| i.name == ifname && !i.sandbox.is_empty());
     let Some(recorded) = recorded.cloned() else {
-        return Err(Error::config(format!("prevResult holds no interface {ifname:?} with a sandbox")));
+        return Err(Error::config(format!("prevResult has no interface {ifname:?} with a sandbox")));
     };
     if Path::new(&recorded.sandbox) != request.netns {
         let why = format!("prevResult says {}", recorded.sandbox);

@@ -115,7 +115,7 @@ impl Parent {
         let parent = &self.link.name;
         match error.kind() {
             Kind::Exists => Error::new(code::TRY_AGAIN_LATER, error.to_string())
-                .details(format!("on {parent}: it has one already, perhaps in another container")),
+                .details(format!("on {parent}: it already has one, possibly in another container")),
             _ => refused(error).details(format!("on {parent}")),
         }
     }

@@ -184,7 +184,7 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
                 )));
             }
             None => {
-                return Err(Error::internal(format!("ipam: address {} comes without a gateway", ip.address)));
+                return Err(Error::internal(format!("ipam: address {} has no gateway", ip.address)));
             }
         }
     }
@@ -203,7 +203,7 @@ fn add_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(
     for IpConfig { interface: _, address, gateway } in &result.ips {
         let Some(gateway) = gateway else { continue };
         let subnet = address.trunc();
-        linux::error::absent_is_fine(net.delete_route(&kernel_made(subnet, link))).or_refused()?;
+        linux::error::absent_is_fine(net.delete_route(&subnet_route(subnet, link))).or_refused()?;
         let mut to_gateway = Route::new(IpNet::from(*gateway), link.index, None);
         to_gateway.scope = scope(*gateway, SCOPE_LINK);
         to_gateway.source = Some(address.addr());
@@ -215,7 +215,7 @@ fn add_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(
 }
 
 /// Returns the route that the kernel added for an address's subnet.
-fn kernel_made(subnet: IpNet, link: &Link) -> Route {
+fn subnet_route(subnet: IpNet, link: &Link) -> Route {
     let mut route = Route::new(subnet, link.index, None);
     // Any protocol.
     route.protocol = 0;
@@ -244,7 +244,7 @@ fn inspect_host(result: &Success, inside: &Link) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let Some(end) = find_host_end(&mut host, result, inside, None)? else {
         return Err(Error::internal(format!(
-            "no interface of the host leads to {} in the container",
+            "no interface of the host is connected to {} in the container",
             inside.name
         )));
     };

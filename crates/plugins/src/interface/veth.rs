@@ -95,7 +95,7 @@ impl Veth<'_> {
                 }
             }
         }
-        Err(Error::internal(format!("{TRIES} names for the host end of {} are taken", self.container_name)))
+        Err(Error::internal(format!("{TRIES} names for the host end of {} are in use", self.container_name)))
     }
 
     /// Handles a name that exists already. Returns the number of names to skip.

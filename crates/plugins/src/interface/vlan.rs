@@ -60,7 +60,7 @@ impl Network {
     fn read(call: &Call) -> Result<Network, Error> {
         let Conf { master, vlan_id, mtu, link_in_container } = call.config.decode()?;
         if master.is_empty() {
-            return Err(Error::config("master: missing: name the interface that carries the VLAN"));
+            return Err(Error::config("master: missing; set it to the parent interface"));
         }
         interface::check_name("master", &master)?;
         let id = u16::try_from(vlan_id).ok().filter(|id| *id <= ID_MAX);

@@ -23,7 +23,7 @@ fn lease() -> Lease {
 }
 
 /// Returns a REPLY with a status of the whole message.
-fn saying(code: u8) -> Message {
+fn reply_with_status(code: u8) -> Message {
     let mut answer = reply(80, 100, Code::Success);
     answer.set(option::STATUS, [0, code]);
     answer
@@ -51,7 +51,7 @@ fn dhcp_v6_extension_follows_the_status_of_the_reply() {
         (Code::UseMulticast, 5, "nothing"),
     ] {
         assert_eq!(verdict(reply(80, 100, code)), expected, "{code:?} of the association");
-        assert_eq!(verdict(saying(of_whole)), expected, "{code:?} of the whole");
+        assert_eq!(verdict(reply_with_status(of_whole)), expected, "{code:?} of the whole");
     }
     let mut another = reply(80, 100, Code::Success);
     another.options.retain(|(number, _)| *number != option::ASSOCIATION);
@@ -91,7 +91,7 @@ fn dhcp_v6_offer_needs_an_address_and_a_reply_rapid_commit() {
 fn dhcp_v6_sol_max_rt_is_accepted_within_its_limits() {
     for (seconds, expected) in [(59_u32, None), (60, Some(60)), (86_400, Some(86_400)), (86_401, None)] {
         let mut answer = Message::new(Kind::Advertise, 1);
-        answer.set(option::SOLICIT_MOST, seconds.to_be_bytes());
-        assert_eq!(solicit_most(&answer).map(|most| most.as_secs()), expected);
+        answer.set(option::SOL_MAX_RT, seconds.to_be_bytes());
+        assert_eq!(solicit_max_rt(&answer).map(|most| most.as_secs()), expected);
     }
 }

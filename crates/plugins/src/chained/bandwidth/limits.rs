@@ -119,7 +119,7 @@ impl Limit {
             (1..8, _) => Err(Error::key(rate_key, rate, "less than one byte a second")),
             _ => match u32::try_from(burst / 8) {
                 Ok(bytes) if bytes < u32::MAX => Ok(Some(Limit { rate: rate / 8, burst: bytes })),
-                _ => Err(Error::key(burst_key, burst, "bursts have less than 4 GiB")),
+                _ => Err(Error::key(burst_key, burst, "must be less than 4 GiB")),
             },
         }
     }
@@ -148,7 +148,7 @@ impl Scope {
             (true, false) => Scope::subnets("unshapedSubnets", unshaped_subnets).map(Scope::AllBut),
             (false, false) => {
                 let list = quote(&Value::Array(unshaped_subnets.clone()));
-                Err(Error::key("unshapedSubnets", list, "shapedSubnets is set, too: it must be one of them"))
+                Err(Error::key("unshapedSubnets", list, "cannot be combined with shapedSubnets"))
             }
         }
     }

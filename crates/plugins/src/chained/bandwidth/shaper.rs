@@ -23,9 +23,9 @@ const PREFIX: &str = "bwp";
 /// Length of an ifb's name, in bytes.
 const NAME_LENGTH: usize = 15;
 /// Class of limited traffic.
-const LIMITED: u16 = 0x30;
+const SHAPED: u16 = 0x30;
 /// Class of unlimited traffic.
-const FREE: u16 = 1;
+const UNSHAPED: u16 = 1;
 
 /// Traffic shaper of one attachment.
 pub struct Shaper<'a> {
@@ -155,7 +155,7 @@ impl Shaper<'_> {
             }
         }
         let names = names(self.tag).join(" and ");
-        Err(Error::internal(format!("both names for the ifb are taken: {names}")))
+        Err(Error::internal(format!("both names for the ifb are in use: {names}")))
     }
 
     /// Adds the ingress queueing discipline for the redirection. An existing one that redirects to no existing link is
@@ -205,12 +205,12 @@ fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, side: Side, scope: &Scop
     let Link { index, name, .. } = link;
     let (subnets, default, chosen) = match scope {
         Scope::All => return host.limit(*index, name, bucket).or_refused(),
-        Scope::Only(subnets) => (subnets, FREE, LIMITED),
-        Scope::AllBut(subnets) => (subnets, LIMITED, FREE),
+        Scope::Only(subnets) => (subnets, UNSHAPED, SHAPED),
+        Scope::AllBut(subnets) => (subnets, SHAPED, UNSHAPED),
     };
     host.classify(*index, name, default).or_refused()?;
-    host.add_class(*index, name, LIMITED, bucket).or_refused()?;
-    host.add_class(*index, name, FREE, &Limit::unlimited()).or_refused()?;
+    host.add_class(*index, name, SHAPED, bucket).or_refused()?;
+    host.add_class(*index, name, UNSHAPED, &Limit::unlimited()).or_refused()?;
     for subnet in subnets {
         host.choose_class(*index, name, side, *subnet, chosen).or_refused()?;
     }
@@ -223,11 +223,11 @@ fn compare(host: &mut Rtnl, link: &Link, bucket: &Bucket, scope: &Scope) -> Resu
     let wanted = format!("{} bytes/s", bucket.rate);
     let measured = match (&root, scope) {
         (Some(Root::Bucket(measured)), Scope::All) => Some(*measured),
-        (Some(Root::Classes { default }), Scope::Only(_)) if *default == u32::from(FREE) => {
-            host.class(link.index, &link.name, LIMITED).or_refused()?
+        (Some(Root::Classes { default }), Scope::Only(_)) if *default == u32::from(UNSHAPED) => {
+            host.class(link.index, &link.name, SHAPED).or_refused()?
         }
-        (Some(Root::Classes { default }), Scope::AllBut(_)) if *default == u32::from(LIMITED) => {
-            host.class(link.index, &link.name, LIMITED).or_refused()?
+        (Some(Root::Classes { default }), Scope::AllBut(_)) if *default == u32::from(SHAPED) => {
+            host.class(link.index, &link.name, SHAPED).or_refused()?
         }
         _ => None,
     };

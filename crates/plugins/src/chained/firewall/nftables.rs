@@ -186,7 +186,7 @@ pub(super) fn check(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
         // A chain of iptables whose policy is accept needs no rule. It may have been created after ADD.
         if chain.drops && !has_accept_rule(&mut nft, table, &chain.name)? {
             return Err(Error::internal(format!(
-                "chain {table} {} does not let containers through",
+                "chain {table} {} does not accept the traffic of containers",
                 chain.name
             )));
         }

@@ -94,7 +94,7 @@ impl Settings {
         };
         let names_chain = !iptables_admin_chain_name.is_empty();
         if names_chain && backend == Some(Backend::Nftables) {
-            let why = "only the backend iptables understands it; with nftables the chain is admin";
+            let why = "only the backend iptables has this option; with nftables the chain is admin";
             return Err(Error::key("iptablesAdminChainName", format!("{iptables_admin_chain_name:?}"), why));
         }
         let admin_chain = match names_chain {
@@ -173,7 +173,7 @@ pub(super) fn expect_interface(result: &Success, ifname: &str) -> Result<(), Err
     let mut inside = result.interfaces.iter().filter(|interface| !interface.sandbox.is_empty()).peekable();
     match inside.peek().is_none() || inside.any(|interface| interface.name == ifname) {
         true => Ok(()),
-        false => Err(Error::config(format!("prevResult holds no interface {ifname:?} with a sandbox"))),
+        false => Err(Error::config(format!("prevResult has no interface {ifname:?} with a sandbox"))),
     }
 }
 

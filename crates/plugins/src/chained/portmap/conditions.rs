@@ -28,7 +28,7 @@ const ALTERNATIVES_MAX: usize = 64;
 const CONDITIONS: &str = "mpsdiof";
 
 /// Long options that are more than a condition. iptables(8) also accepts any unambiguous prefix of an option.
-const NO_CONDITIONS: [&str; 22] = [
+const ACTIONS: [&str; 22] = [
     "--append",
     "--check",
     "--delete",
@@ -55,7 +55,7 @@ const NO_CONDITIONS: [&str; 22] = [
 
 /// Syntax of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
+pub(super) enum Syntax {
     /// Syntax of nft(8).
     Nftables,
     /// Syntax of iptables(8).
@@ -84,21 +84,21 @@ enum Field {
 
 // === impl Dialect ===
 
-impl Dialect {
+impl Syntax {
     /// Returns the syntax of the words by their first character, as the reference plugin does; `None` without words.
-    pub(super) fn of(words: &[String]) -> Option<Dialect> {
+    pub(super) fn of(words: &[String]) -> Option<Syntax> {
         match words.first()?.chars().next()? {
-            '-' | '!' => Some(Dialect::Iptables),
-            _ => Some(Dialect::Nftables),
+            '-' | '!' => Some(Syntax::Iptables),
+            _ => Some(Syntax::Nftables),
         }
     }
 }
 
-impl fmt::Display for Dialect {
+impl fmt::Display for Syntax {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Dialect::Nftables => "nftables",
-            Dialect::Iptables => "iptables",
+            Syntax::Nftables => "nftables",
+            Syntax::Iptables => "iptables",
         })
     }
 }
@@ -111,16 +111,16 @@ pub(super) fn words(key: &str, words: &[String]) -> Result<Vec<String>, Error> {
     for word in words {
         let refuse = |why: &str| Err(Error::key(key, format!("{word:?}"), why));
         if word.chars().any(char::is_control) {
-            return refuse("a condition has no control characters");
+            return refuse("has control characters");
         }
         let option = word.split('=').next().unwrap_or_default();
         let more = match option.strip_prefix('-').map(|rest| (rest.starts_with('-'), rest)) {
             None => false,
-            Some((true, _)) => NO_CONDITIONS.iter().any(|known| known.starts_with(option)),
+            Some((true, _)) => ACTIONS.iter().any(|known| known.starts_with(option)),
             Some((false, short)) => !short.starts_with(|first| CONDITIONS.contains(first)),
         };
         if more {
-            return refuse("that is more than a condition");
+            return refuse("not a condition");
         }
     }
     Ok(words.iter().filter(|word| !word.is_empty()).cloned().collect())
@@ -151,7 +151,7 @@ pub(super) fn read(key: &str, family: Family, written: &[String]) -> Result<Cond
 }
 
 /// Explanation of the supported syntax.
-const UNDERSTOOD: &str = "supported are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all conditions of iptables(8)";
+const SUPPORTED: &str = "supported are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all conditions of iptables(8)";
 
 // === impl Condition ===
 
@@ -170,11 +170,11 @@ impl Condition {
                 let second = next();
                 match (first, second) {
                     ("ip" | "ip6", "saddr" | "daddr") | ("meta", "iifname" | "mark") => second,
-                    _ => return Err(refuse(&format!("{first} {second}"), UNDERSTOOD)),
+                    _ => return Err(refuse(&format!("{first} {second}"), SUPPORTED)),
                 }
             }
             ("iifname", _) => first,
-            _ => return Err(refuse(first, UNDERSTOOD)),
+            _ => return Err(refuse(first, SUPPORTED)),
         };
         let is = match words.next_if(|word| matches!(*word, "!=" | "==")) {
             Some("!=") => Is::NotIn,
@@ -187,7 +187,7 @@ impl Condition {
                     Some("}") => break,
                     Some(",") => {}
                     Some(value) => values.push(value),
-                    None => return Err(refuse("{", "the set does not end")),
+                    None => return Err(refuse("{", "the set has no closing }")),
                 }
             },
             Some(value) => values.push(value),
@@ -211,7 +211,7 @@ impl Field {
                 single.or_else(|_| value.parse()).map_err(|_| refuse(value, "not an address or network"))?;
             match family.has(net.addr()) {
                 true => Ok(net.trunc()),
-                false => Err(refuse(value, "not of this family")),
+                false => Err(refuse(value, "not of this address family")),
             }
         };
         let mark = |value: &&str| {

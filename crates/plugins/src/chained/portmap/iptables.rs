@@ -27,7 +27,7 @@ use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deleti
 pub const TABLE: &str = "nat";
 /// Prefix of the comment of a container's rule.
 pub const COMMENT: &str = "dnat ";
-const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
+const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
 const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
 const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
 /// Maximum number of ports that a rule matches.
@@ -62,7 +62,7 @@ impl Forwarding<'_> {
                 // `iptables-restore` creates a declared chain, or empties it: this chain is the container's own.
                 script.push(format!(":{chain} - [0:0]"));
                 script.extend(self.rules(&chain, net));
-                script.extend(self.entrances(&chain, family));
+                script.extend(self.jumps_to_chain(&chain, family));
                 script
             })?;
         }
@@ -78,7 +78,8 @@ impl Forwarding<'_> {
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
-            let (jumps, wanted) = (saved.jumps(&chain).count(), self.entrances(&chain, family(net)).len());
+            let (jumps, wanted) =
+                (saved.jumps(&chain).count(), self.jumps_to_chain(&chain, family(net)).len());
             if jumps != wanted {
                 return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
             }
@@ -93,13 +94,13 @@ impl Forwarding<'_> {
     /// Returns the commands for missing chains and rules that all containers share.
     fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut lines = Vec::new();
-        let mut chains = vec![ENTRANCE];
+        let mut chains = vec![DNAT_CHAIN];
         let mut rules = Vec::new();
         if let (Marking::Own(bit), true) = (self.marking, self.masquerade != Masquerade::Nothing) {
             chains.extend([SET_MARK, MASQUERADE]);
             let value = 1_u32 << bit;
-            let tag = comment("CNI portfwd masquerade mark");
-            rules.push(format!("-A {SET_MARK} {tag} -j MARK --set-xmark {value:#x}/{value:#x}"));
+            let mark_comment = comment("CNI portfwd masquerade mark");
+            rules.push(format!("-A {SET_MARK} {mark_comment} -j MARK --set-xmark {value:#x}/{value:#x}"));
             rules.push(format!("-A {MASQUERADE} -m mark --mark {value:#x}/{value:#x} -j MASQUERADE"));
             // Inserted first: a rule that masquerades all traffic that leaves a network would match before.
             let jump = format!("POSTROUTING {} -j {MASQUERADE}", comment("CNI portfwd requiring masquerade"));
@@ -108,7 +109,7 @@ impl Forwarding<'_> {
             }
         }
         for entry in ["PREROUTING", "OUTPUT"] {
-            rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {ENTRANCE}"));
+            rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {DNAT_CHAIN}"));
         }
         lines.extend(chains.into_iter().filter(|chain| !saved.has_chain(chain)).map(iptables::creation));
         lines.extend(rules.into_iter().filter(|rule| !saved.has_rule(rule)));
@@ -145,7 +146,7 @@ impl Forwarding<'_> {
     }
 
     /// Returns the jumps to the container's chain, each for as many ports as a rule can match.
-    fn entrances(&self, chain: &str, family: Family) -> Vec<String> {
+    fn jumps_to_chain(&self, chain: &str, family: Family) -> Vec<String> {
         let Forwarding { tag, mappings, masquerade: _, marking: _, conditions } = self;
         let comment = comment(&format!("{COMMENT}name: \"{}\" id: \"{}\"", tag.network, tag.container));
         let mut conditions = conditions[usize::from(family == Family::V6)]
@@ -165,7 +166,7 @@ impl Forwarding<'_> {
         });
         rules
             .map(|(protocol, ports)| {
-                format!("-A {ENTRANCE} -p {protocol} {comment} -m multiport --dports {ports} {conditions}-j {chain}")
+                format!("-A {DNAT_CHAIN} -p {protocol} {comment} -m multiport --dports {ports} {conditions}-j {chain}")
             })
             .collect()
     }
@@ -229,7 +230,7 @@ fn udp_ports(rule: &str) -> Vec<u16> {
 /// not to an interface.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
     let mut ports = Vec::new();
-    iptables::clean(TABLE, &[ENTRANCE], &mut |saved| {
+    iptables::clean(TABLE, &[DNAT_CHAIN], &mut |saved| {
         let mut chains: Vec<&str> =
             saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
         chains.sort_unstable();
@@ -241,7 +242,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>
 
 /// Returns the target chain of a rule of this network if its container is not among the valid ones.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
-    chain_of(line).filter(|chain| *chain == ENTRANCE)?;
+    chain_of(line).filter(|chain| *chain == DNAT_CHAIN)?;
     let (_, container) = iptables::named(line, COMMENT).filter(|(named, _)| *named == network)?;
     let target = line.rsplit(' ').next().filter(|target| target.starts_with("CNI-DN-"))?;
     valid.iter().all(|valid| valid.container_id != container).then_some(target)

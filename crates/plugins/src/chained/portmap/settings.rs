@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use linux::nft::Protocol;
 use serde::Deserialize;
 
-use super::conditions::{self, Conditions, Dialect};
+use super::conditions::{self, Conditions, Syntax};
 use crate::iptables::{Family, checked_chain};
 
 /// Default bit of the packet mark that selects packets for masquerading.
@@ -120,17 +120,17 @@ impl Settings {
             return Err(Error::key("externalSetMarkChain", format!("{chain:?}"), why));
         }
         let written = [conditions_v4, conditions_v6].map(Option::unwrap_or_default);
-        let own = dialects(external_set_mark_chain.as_deref(), &written);
-        let dialect = chosen(backend.as_deref(), &own)?;
-        let backend = match dialect {
-            Dialect::Nftables => Backend::Nftables {
+        let own = options_of_one_backend(external_set_mark_chain.as_deref(), &written);
+        let syntax = chosen(backend.as_deref(), &own)?;
+        let backend = match syntax {
+            Syntax::Nftables => Backend::Nftables {
                 bit: bit.unwrap_or(MARK_BIT),
                 conditions: [
                     conditions::read("conditionsV4", Family::V4, &written[0])?,
                     conditions::read("conditionsV6", Family::V6, &written[1])?,
                 ],
             },
-            Dialect::Iptables => Backend::Iptables {
+            Syntax::Iptables => Backend::Iptables {
                 marking: match external_set_mark_chain {
                     Some(chain) => Marking::Foreign(checked_chain("externalSetMarkChain", chain)?),
                     None => Marking::Own(bit.unwrap_or(MARK_BIT)),
@@ -151,33 +151,36 @@ impl Settings {
 }
 
 /// Returns the options that only one backend has, with that backend and their value.
-fn dialects(chain: Option<&str>, conditions: &[Vec<String>; 2]) -> Vec<(&'static str, Dialect, String)> {
+fn options_of_one_backend(
+    chain: Option<&str>,
+    conditions: &[Vec<String>; 2],
+) -> Vec<(&'static str, Syntax, String)> {
     let mut own = Vec::new();
     if let Some(chain) = chain {
-        own.push(("externalSetMarkChain", Dialect::Iptables, format!("{chain:?}")));
+        own.push(("externalSetMarkChain", Syntax::Iptables, format!("{chain:?}")));
     }
     for (key, words) in ["conditionsV4", "conditionsV6"].into_iter().zip(conditions) {
-        if let Some(dialect) = Dialect::of(words) {
-            own.push((key, dialect, format!("{words:?}")));
+        if let Some(syntax) = Syntax::of(words) {
+            own.push((key, syntax, format!("{words:?}")));
         }
     }
     own
 }
 
 /// Returns the requested backend, else the one that the other options need, else nftables.
-fn chosen(backend: Option<&str>, own: &[(&'static str, Dialect, String)]) -> Result<Dialect, Error> {
+fn chosen(backend: Option<&str>, own: &[(&'static str, Syntax, String)]) -> Result<Syntax, Error> {
     let wanted = match backend {
-        Some("nftables") => Dialect::Nftables,
-        Some("iptables") => Dialect::Iptables,
+        Some("nftables") => Syntax::Nftables,
+        Some("iptables") => Syntax::Iptables,
         Some(other) => {
             return Err(Error::key("backend", format!("{other:?}"), "not one of nftables, iptables"));
         }
-        None => own.first().map_or(Dialect::Nftables, |(_, dialect, _)| *dialect),
+        None => own.first().map_or(Syntax::Nftables, |(_, syntax, _)| *syntax),
     };
-    match own.iter().find(|(_, dialect, _)| *dialect != wanted) {
+    match own.iter().find(|(_, syntax, _)| *syntax != wanted) {
         None => Ok(wanted),
-        Some((key, dialect, value)) => {
-            let why = format!("only the backend {dialect} has this option, and the backend is {wanted}");
+        Some((key, syntax, value)) => {
+            let why = format!("only the backend {syntax} has this option, and the backend is {wanted}");
             Err(Error::key(key, value, why))
         }
     }

@@ -48,7 +48,7 @@ impl Settings {
     pub fn read(config: &Config) -> Result<Settings, Error> {
         let Conf { table, gateways, add_source_hints } = config.decode()?;
         if let Some(table) = table.filter(|table| UNUSABLE.contains(table)) {
-            return Err(Error::key("table", table, "not a table that routes can be put into"));
+            return Err(Error::key("table", table, "not a table that can have routes"));
         }
         let subnets = if add_source_hints { Subnets::StayWithSource } else { Subnets::Leave };
         Ok(Settings { table, gateways: read_gateways(&gateways)?, subnets })

@@ -1,8 +1,8 @@
 //! Decision which of an interface's routes go into which table. `sbr.rs` executes it.
 //!
 //! Rules:
-//! - The table of an address gets the routes from its subnet or through it, the routes of its family without source and
-//!   gateway, and the default route through its gateway.
+//! - The table of an address gets three kinds of routes: those from its subnet or through it, those of its family
+//!   without source and gateway, and the default route through its gateway.
 //! - A route that fits no address goes into every table of its family, so no route is lost.
 //! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs them.
 //! - A table gets routes without a gateway first, because gateways must be reachable.

@@ -77,7 +77,7 @@ impl Backup {
     }
 
     /// Returns the values of `older`, completed by those of `self`.
-    fn behind(self, older: Backup) -> Backup {
+    fn with_precedence_of(self, older: Backup) -> Backup {
         let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network, mut sysctl } = self;
         sysctl.extend(older.sysctl);
         Backup {
@@ -107,7 +107,7 @@ fn is_abandoned(path: &Path) -> bool {
 /// Previous content of a backup file, to restore if the change fails.
 #[derive(Debug)]
 #[must_use]
-pub struct Before {
+pub struct PreviousBackup {
     file: BackupFile,
     older: Option<Backup>,
 }
@@ -159,14 +159,14 @@ impl BackupFile {
     }
 
     /// Adds the values to the file; a value that is there already is kept.
-    pub fn keep(self, values: Backup) -> Result<Before, Error> {
+    pub fn keep(self, values: Backup) -> Result<PreviousBackup, Error> {
         let older = self.load()?;
         if let Some(directory) = self.path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| self.failed("create directory for", &error))?;
         }
-        self.write(&values.behind(older.clone().unwrap_or_default()))?;
-        Ok(Before { file: self, older })
+        self.write(&values.with_precedence_of(older.clone().unwrap_or_default()))?;
+        Ok(PreviousBackup { file: self, older })
     }
 
     fn write(&self, backup: &Backup) -> Result<(), Error> {
@@ -187,10 +187,10 @@ impl BackupFile {
     }
 }
 
-impl Before {
+impl PreviousBackup {
     /// Restores the file.
     pub fn restore(self) -> Result<(), Error> {
-        let Before { file, older } = self;
+        let PreviousBackup { file, older } = self;
         match older {
             Some(older) => file.write(&older),
             None => file.remove(),

@@ -177,7 +177,7 @@ fn sysctls(
         if let Some(other) = all.get(&sysctl.key).filter(|other| other.value != sysctl.value) {
             let Sysctl { written, key, value } = &sysctl;
             let why = format!(
-                "{} means the same parameter {} and says {:?}",
+                "{} is the same parameter {} with the value {:?}",
                 other.written,
                 key.as_path(),
                 other.value
@@ -220,7 +220,7 @@ fn refuse_duplicates(call: &Call) -> Result<(), Error> {
     entries.sort_by(|one, other| one.0.cmp(other.0));
     match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         Some([_, (key, value)]) => {
-            Err(Error::key(format!("sysctl.{key}"), value.get(), "the key is there twice"))
+            Err(Error::key(format!("sysctl.{key}"), value.get(), "the key occurs twice"))
         }
         _ => Ok(()),
     }

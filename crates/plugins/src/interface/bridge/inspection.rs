@@ -69,7 +69,7 @@ fn inspect_port(
 ) -> Result<Link, Error> {
     let Some(port) = find_host_end(host, result, inside, Some(bridge.index))? else {
         return Err(Error::internal(format!(
-            "no port of bridge {} leads to {} in the container",
+            "no port of bridge {} is connected to {} in the container",
             bridge.name, inside.name
         )));
     };

@@ -125,7 +125,7 @@ impl Trunk {
             })
         };
         let missing = |key: &str, other: &str| {
-            Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("needed beside {other}"))
+            Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("required with {other}"))
         };
         match (min_id, max_id) {
             (None, None) => {}

@@ -83,7 +83,7 @@ pub(super) fn inspect(port: &str, tag: &OwnerTag) -> Result<(), Error> {
         || nft.rules(REFERENCE, REFERENCE_BASE).or_refused()?.iter().any(|rule| rule.comment == known);
     match exists {
         true => Ok(()),
-        false => Err(Error::internal(format!("macspoofchk: port {port} takes frames from any address"))),
+        false => Err(Error::internal(format!("macspoofchk: port {port} accepts frames from any address"))),
     }
 }
 

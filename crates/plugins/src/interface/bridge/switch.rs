@@ -21,7 +21,7 @@ use super::{NAME, Network, Reflection};
 use crate::interface;
 
 /// Lock that prevents the removal of the bridge while a port is created.
-#[must_use = "dropping it lets the bridge be removed"]
+#[must_use = "the bridge may be removed when this value is dropped"]
 pub(super) struct Hold {
     _lock: Locked,
 }
@@ -30,7 +30,7 @@ impl Hold {
     /// Takes the lock, shared with other ADDs.
     pub(super) fn shared(bridge: &str) -> Result<Hold, Error> {
         let lock = Netns::lock_own(Lock::Shared).or_refused();
-        Ok(Hold { _lock: lock.context(format_args!("hold bridge {bridge}"))? })
+        Ok(Hold { _lock: lock.context(format_args!("lock bridge {bridge}"))? })
     }
 }
 

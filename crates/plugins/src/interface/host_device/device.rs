@@ -48,7 +48,7 @@ pub(super) enum Device {
 }
 
 /// Result of the search for a device.
-pub(super) enum Found {
+pub(super) enum FoundDevice {
     /// Interface to move.
     Link(Box<Link>),
     /// No interface: a userspace program drives the device.
@@ -88,9 +88,9 @@ impl Device {
     /// Finds the device on the host.
     ///
     /// If the kernel returned the device when its container ended, the device gets its name back first.
-    pub(super) fn find(&self, host: &mut Rtnl) -> Result<Found, Error> {
+    pub(super) fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error> {
         if self.is_in_user_space() {
-            return Ok(Found::InUserSpace);
+            return Ok(FoundDevice::InUserSpace);
         }
         let link = match self {
             Device::Named(name) => named(host, name)?,
@@ -99,7 +99,7 @@ impl Device {
             Device::OnPci { key, address } => on_pci(host, key, address)?,
             Device::OfRuntime(id) => of_runtime(host, id)?,
         };
-        relocation::with_name_restored(host, link).map(Box::new).map(Found::Link)
+        relocation::with_name_restored(host, link).map(Box::new).map(FoundDevice::Link)
     }
 }
 
@@ -119,7 +119,7 @@ fn with_address(host: &mut Rtnl, mac: &[u8]) -> Result<Link, Error> {
         .into_iter()
         .filter(|link| link.mac == mac)
         .min_by_key(|link| (!link.kind.is_empty(), link.index));
-    first.ok_or_else(|| Error::key("hwaddr", mac_text(mac), "no interface of the host has it"))
+    first.ok_or_else(|| Error::key("hwaddr", mac_text(mac), "no interface of the host has this address"))
 }
 
 fn of_runtime(host: &mut Rtnl, id: &str) -> Result<Link, Error> {
@@ -152,7 +152,7 @@ fn of_directory(host: &mut Rtnl, key: &str, value: &str, directory: &Path) -> Re
     match entries(&directory.join("net")).into_iter().next() {
         Some(name) => host.link(&name).or_refused(),
         None => {
-            let why = "it has no interface on the host: a container may have it, or its driver makes none";
+            let why = "has no interface on the host; it may be in a container, or its driver creates none";
             Err(Error::key(key, format!("{value:?}"), why))
         }
     }

@@ -203,7 +203,7 @@ mod tests {
         assert!(record().is_unchanged(&link()) && record().is_on_host(&link()) && !record().is_away(&link()));
         assert!(
             record().is_on_host(&Link { alias: "eth5".into(), ..link() }),
-            "Debian's host-device leaves it so"
+            "as left by Debian's host-device"
         );
     }
 

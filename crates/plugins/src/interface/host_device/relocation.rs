@@ -3,8 +3,8 @@
 //! Rules:
 //! - Each move is one request, so the device is always in exactly one namespace.
 //! - On the way back the device's name must be free on the host. If it is not, the device stays and the error says why.
-//! - A process in the container can set names and aliases there. An interface that was created in the container is
-//!   never moved to the host: it would connect the container to the host under a name that the host trusts.
+//! - A process in the container can set names and aliases there. So an interface that was created in the container is
+//!   never moved to the host. It would connect the container to the host under a name that the host trusts.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
 //! (`do_setlink`: first the namespace, then name, alias, and up).
@@ -112,7 +112,7 @@ pub(super) fn with_name_restored(host: &mut Rtnl, link: Link) -> Result<Link, Er
     let mut changed = false;
     for kept in store::of_devices(&[&link.name, &link.alias])? {
         if kept.is_leaving && kept.record.is_on_host(&link) {
-            let whose = format!("{}: another ADD is moving it: {}", link.name, kept.record.tag);
+            let whose = format!("{}: another ADD is moving this interface: {}", link.name, kept.record.tag);
             return Err(Error::new(code::TRY_AGAIN_LATER, whose));
         }
         if restore_name(host, std::slice::from_ref(&link), &kept.record)? {
@@ -179,7 +179,9 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
         None => Ok(()),
         Some(_) => Err(Error::new(
             code::TRY_AGAIN_LATER,
-            format!("give {now} back its name {name}: another interface of the host has it; rename that one"),
+            format!(
+                "rename {now} to {name}: another interface of the host has this name; rename that interface first"
+            ),
         )),
     }
 }

@@ -130,7 +130,7 @@ impl Network {
     pub fn read(call: &Call) -> Result<Network, Error> {
         let network = Network::written(call)?;
         match network.sources.is_empty() {
-            true => Err(Error::config("ipam.ranges: missing: there is no range to give addresses from")),
+            true => Err(Error::config("ipam.ranges: missing: there is no range to allocate from")),
             false => Ok(network),
         }
     }

@@ -340,7 +340,7 @@ impl Store {
         let name = ip.to_string();
         let made = match self.link_draft(&name, owner) {
             Some(made) => made,
-            None => self.create_whole(&name, owner)?,
+            None => self.create_exclusively(&name, owner)?,
         };
         if let (true, Some(index)) = (made, &mut self.index) {
             index.insert(owner, ip);
@@ -374,7 +374,7 @@ impl Store {
     }
 
     /// Creates a reservation as the reference plugin does: creates the file exclusively, then writes it.
-    fn create_whole(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
+    fn create_exclusively(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         let path = self.location.directory.join(name);
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => file,
@@ -392,8 +392,8 @@ impl Store {
 
     /// Writes the address after which round robin continues.
     ///
-    /// The file is written in place, and truncated only if the old content was longer. ext4 treats a file that is
-    /// truncated to zero and rewritten as a replacement, and writes it to the disk at once.
+    /// The file is written in place, and truncated only if the old content was longer. If a file is truncated to zero
+    /// and rewritten, ext4 treats it as a replacement and writes it to the disk at once.
     pub fn set_last_reserved(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
         let name = format!("{LAST_RESERVED}{set}");
         let text = ip.to_string();

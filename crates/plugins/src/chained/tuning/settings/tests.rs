@@ -87,11 +87,11 @@ fn tuning_invalid_value_is_reported_by_field_and_value() {
         (r#""sysctl":{"net.core.somaxconn":1}}"#, "sysctl.net.core.somaxconn: 1"),
         (
             r#""sysctl":{"net.core.somaxconn":"1","net.core.somaxconn":"1"}}"#,
-            "sysctl.net.core.somaxconn: \"1\": the key is there twice",
+            "sysctl.net.core.somaxconn: \"1\": the key occurs twice",
         ),
         (
             r#""sysctl":{"net.core.somaxconn":"1","net/core/somaxconn":"2"}}"#,
-            "means the same parameter net/core/somaxconn",
+            "is the same parameter net/core/somaxconn",
         ),
         (r#""sysctl":{"":"1"}}"#, "sysctl.: \"1\": not a legal key"),
         (r#""sysctl":{"net":"1"}}"#, "sysctl.net: \"1\": not below net"),
@@ -148,6 +148,6 @@ fn tuning_duplicate_sysctl_key_is_found_among_many() {
     let mut many: Vec<String> = (0..80_000).map(|at| format!("\"{at}\":\"\"")).collect();
     many.push("\"7\":\"other\"".to_owned());
     let error = sysctls(&format!("\"sysctl\":{{{}}}}}", many.join(","))).unwrap_err();
-    assert_eq!(error.msg, "sysctl.7: \"other\": the key is there twice");
+    assert_eq!(error.msg, "sysctl.7: \"other\": the key occurs twice");
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
 }

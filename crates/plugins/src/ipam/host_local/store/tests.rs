@@ -97,8 +97,8 @@ fn host_local_reservation_has_the_reference_plugins_format() {
 fn host_local_reservation_works_without_o_tmpfile() {
     let scratch = Scratch::new("plain");
     let store = scratch.store();
-    assert!(store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
-    assert!(!store.create_whole("10.1.2.3", &owner("id", "eth0")).unwrap());
+    assert!(store.create_exclusively("10.1.2.3", &owner("id", "eth0")).unwrap());
+    assert!(!store.create_exclusively("10.1.2.3", &owner("id", "eth0")).unwrap());
     assert_eq!(fs::read(scratch.location.directory.join("10.1.2.3")).unwrap(), b"id\r\neth0");
     assert_eq!(mode(&scratch.location.directory.join("10.1.2.3")), 0o600);
 }
