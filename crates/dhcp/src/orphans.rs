@@ -5,8 +5,8 @@
 //! (RFC 2131 §3.2, INIT-REBOOT). The answer names the server.
 //!
 //! Rules:
-//! - A cache file is verified. Its namespace must exist and must not be the daemon's. It must have an interface with the
-//!   name, hardware address and address of the file.
+//! - A cache file is verified. Its namespace must exist and must not be the daemon's. It must have an interface with
+//!   the name, hardware address and address of the file.
 //! - Files have a maximum size.
 //! - An attachment that exists and is not taken over is logged; others are only counted.
 //!

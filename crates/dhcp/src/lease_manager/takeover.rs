@@ -164,9 +164,8 @@ impl LeaseManager {
                     continue;
                 }
                 ended => {
-                    let why = ended
-                        .err()
-                        .map_or("its container no longer exists".to_owned(), |error| error.to_string());
+                    let gone = || "its container no longer exists".to_owned();
+                    let why = ended.err().map_or_else(gone, |error| error.to_string());
                     log!("dhcp: {name}: {address} is not taken over: {why}");
                     self.cancel_takeover(&orphan.owner);
                     return;
@@ -180,13 +179,8 @@ impl LeaseManager {
                 .and_then(|client| client.reclaim(address, &is_over));
             match answer {
                 Ok(Extension::Granted(lease)) => {
-                    self.reclaimed(
-                        orphan,
-                        Grant { lease: *lease, granted: asked_at },
-                        &lease_link,
-                        inode,
-                        takeover,
-                    );
+                    let grant = Grant { lease: *lease, granted: asked_at };
+                    self.reclaimed(orphan, grant, &lease_link, inode, takeover);
                     return;
                 }
                 Ok(Extension::Refused) => {

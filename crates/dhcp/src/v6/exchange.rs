@@ -103,8 +103,9 @@ enum Verdict {
 impl Client<'_> {
     /// Acquires a lease.
     ///
-    /// # Errors Code 11 if no lease was acquired in time, or if `is_over` reports that the client no longer waits; any
-    /// code if the link has no IPv6.
+    /// # Errors
+    /// Code 11 if no lease was acquired in time, or if `is_over` reports that the client no longer waits. Another code
+    /// if the link has no IPv6.
     pub fn acquire(&self, is_over: &dyn Fn() -> bool) -> Result<Lease, Error> {
         let from = link::link_local(self.netns, self.link, is_over)?;
         let started = Instant::now();
@@ -227,11 +228,7 @@ impl Client<'_> {
                             Ok(lease) => return Some(Some(Box::new(lease))),
                             Err(error) => why = Some(error.msg),
                         },
-                        _ => {
-                            why = Some(format!(
-                                "the DHCPv6 server did not assign the offered address ({status})"
-                            ))
-                        }
+                        _ => why = Some(format!("the DHCPv6 server did not assign its offer ({status})")),
                     }
                     // A temporary failure, or a demand for multicast that is met: the request is repeated in time.
                     let is_temporary = matches!(status.code, Code::Unspecified | Code::UseMulticast);

@@ -173,8 +173,8 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
-/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host. A device
-/// that has its own name again is left out.
+/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host. A
+/// device that has its own name again is left out.
 pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
     let away = |record: &Record| links.iter().find(|link| record.is_away(link));
     let named = |kept: StoredRecord| Some((away(&kept.record)?.name.clone(), kept.record.tag));

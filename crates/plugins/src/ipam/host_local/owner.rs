@@ -4,8 +4,9 @@
 //! first versions wrote only the id, which stands for every interface of the container. White space around it is
 //! ignored.
 //!
-//! An empty file is left if a kill, a full disk or a power failure came between the creation and the write. Such an address was never returned to a caller. The reader of a file holds the lock, so no other process
-//! is about to write it. Content with a NUL has the same origin: some file systems pad with NULs after a power failure.
+//! An empty file is left if a kill, a full disk or a power failure came between the creation and the write. Such an
+//! address was never returned to a caller. The reader of a file holds the lock, so no other process is about to write
+//! it. Content with a NUL has the same origin: some file systems pad with NULs after a power failure.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk/backend.go`; issue containernetworking/plugins#498.
 
