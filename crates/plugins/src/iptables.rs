@@ -10,7 +10,8 @@
 //!   declares.
 //! - So a script declares only chains of one container. It creates shared chains with `-N`, which fails if the chain
 //!   exists: the output of `iptables-save` may be incomplete.
-//! - A program is killed when its caller ends, and it keeps the lock until then, so the next caller sees the result.
+//! - A program is killed when its caller ends. The lock is released only after the last program has ended, so the next
+//!   caller sees the result.
 //! - No program runs if [`has_chain`] finds nothing for it to do. If that is not known, it is an error.
 //!
 //! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.

@@ -1,4 +1,4 @@
-//! The validated configuration and port mappings.
+//! The validated configuration of `portmap`, and the port mappings of the runtime.
 //!
 //! If no backend is named, an option that only one backend has selects that backend. If one is named, the other's
 //! options are refused.
