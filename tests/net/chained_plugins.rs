@@ -491,8 +491,8 @@ fn iptables_chains_missing_in_iptables_save_are_not_flushed() {
         let lacks = "real \"$@\" | grep -v CNI-";
         let cases = [
             ("not the chains", format!("{lacks}\n"), "already exists"),
-            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "only a part"),
-            ("nothing", "true\n".to_owned(), "printed nothing"),
+            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "incomplete output"),
+            ("nothing", "true\n".to_owned(), "no output"),
         ];
         for (label, print, word) in &cases {
             attachment.through = filtered_iptables_save(&host, print);

@@ -505,7 +505,7 @@ fn dhcp_del_ends_pending_add_despite_a_second_add() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| eth0.add(&config()));
         wait("the first ADD sends requests", || rig::is_up(&rig::link(&pod, "eth0").unwrap()));
-        assert_refused("twice", &eth0.add(&config()), 11, &["is being acquired already"]);
+        assert_refused("twice", &eth0.add(&config()), 11, &["is already being acquired"]);
         eth0.del(&config()).success();
         let _server = serve(&host, 50, &[]);
         assert_refused("ended by DEL", &first.join().expect("an ADD"), 11, &[]);

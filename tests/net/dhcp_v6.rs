@@ -499,7 +499,7 @@ fn dhcp_v6_server_without_free_address_is_reported() {
     one.add(&ipv6_only()).success();
     let (before, inside) = (host.snapshot(), b.snapshot());
     let refused = other.add(&ipv6_only());
-    assert_refused("none left", &refused, 11, &["eth0", "no address for it", "NoAddrsAvail", "within 8 s"]);
+    assert_refused("none left", &refused, 11, &["eth0", "no address to assign", "NoAddrsAvail", "within 8 s"]);
     assert_nothing_left("none left", &host, &before);
     assert_pod_unchanged("none left", &b, &inside);
     one.del(&ipv6_only()).success();
@@ -610,7 +610,7 @@ fn dhcp_v6_add_without_router_ends_in_time() {
     let result = eth0.add(&config(&json!({}))).success().json();
     assert!((5..12).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(first(&result).ends_with("/128"));
-    assert_eq!(count(&host, SAID, "no router says"), 1);
+    assert_eq!(count(&host, SAID, "no router advertises"), 1);
     pod.remove();
     eth0.del(&config(&json!({}))).success();
     assert!(!host.read(STATE).unwrap().contains("eth0"));

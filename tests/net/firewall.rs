@@ -176,7 +176,7 @@ fn firewall_check_finds_a_later_drop_and_add_repairs_it() {
     a.plugin.check(&config).success();
     for (tool, lines) in DROPPERS {
         drop_forwarded(&host, lines);
-        assert_refused(tool, &a.plugin.check(&config), 999, &["does not let containers through"]);
+        assert_refused(tool, &a.plugin.check(&config), 999, &["does not accept the traffic of containers"]);
         assert!(!reaches(&a.pod, &outside, OUTSIDE[0]), "{tool}");
         a.add(&json!({ "backend": "nftables" }));
         a.plugin.check(&config).success();

@@ -201,7 +201,7 @@ fn dhcp_takeover_retries_until_the_server_answers_or_del() {
     let (gone, left) = (third.container_id(), second.container_id());
     third.remove();
     wait("the lease is forgotten", || {
-        daemon_logged(&host, &[&format!("{gone}/net/eth0"), "its container is gone"])
+        daemon_logged(&host, &[&format!("{gone}/net/eth0"), "its container no longer exists"])
     });
     let _again = serve(&host, 50, &IMPATIENT);
     let eth0 = by(&host, &first, "/opt/cni/bin");
@@ -234,7 +234,7 @@ fn dhcp_takeover_ignores_wrong_cache_entries() {
         with(&config(), &json!({ "ipam": { "type": "dhcp", "daemonSocketPath": "/run/other.sock" } }));
     let hostile = [
         ("own", changed(&json!({ "netns": "/proc/self/ns/net" })), "own namespace"),
-        ("another", changed(&json!({ "netns": other.path() })), "1 of containers that are gone"),
+        ("another", changed(&json!({ "netns": other.path() })), "containers that no longer exist: 1"),
         ("mac", changed(&json!({ "result": with(&result, &mac) })), "02:00:00:00:00:99"),
         (
             "address",
@@ -243,8 +243,8 @@ fn dhcp_takeover_ignores_wrong_cache_entries() {
         ),
         ("none", changed(&json!({ "result": { "cniVersion": "1.0.0" } })), "no address"),
         ("relative", changed(&json!({ "netns": "../../etc" })), "namespace"),
-        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "1 of containers that are gone"),
-        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "1 of containers that are gone"),
+        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "containers that no longer exist: 1"),
+        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "containers that no longer exist: 1"),
         (
             "socket",
             changed(&json!({
