@@ -1,4 +1,4 @@
-//! What commands say when the cluster gives no answer, and how options may stand.
+//! Behaviour of commands when the cluster does not respond, and the sources of credentials.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -7,9 +7,9 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A kubeconfig of a server that is nowhere, and that server.
+/// Returns a kubeconfig for a server that does not exist, and the URL of that server.
 fn kubeconfig(name: &str) -> (PathBuf, String) {
-    // Nobody listens at a port that was just given back.
+    // A port that was just released has no listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = format!("https://127.0.0.1:{port}");
     let path = std::env::temp_dir().join(format!("weft-answers-{}-{name}", std::process::id()));
@@ -37,38 +37,42 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named_with_the_cause() {
+fn api_server_unreachable_is_named_with_the_cause() {
     let (path, server) = kubeconfig("refused");
-    let said = weft(&["ipam", "show", "-o", "json", "--kubeconfig"]).arg(&path).output().unwrap();
-    let said = (said.status.code(), stderr(&said));
-    assert_eq!(said.0, Some(1), "{}", said.1);
-    assert!(said.1.starts_with(&format!("weft: list ippools: {server}: ")), "{}", said.1);
-    assert!(said.1.contains("Connection refused"), "{}", said.1);
-    assert!(!said.1.contains("ServiceError") && !said.1.contains("client error"), "{}", said.1);
+    let output = weft(&["ipam", "show", "-o", "json", "--kubeconfig"]).arg(&path).output().unwrap();
+    let output = (output.status.code(), stderr(&output));
+    assert_eq!(output.0, Some(1), "{}", output.1);
+    assert!(output.1.starts_with(&format!("weft: list ippools: {server}: ")), "{}", output.1);
+    assert!(output.1.contains("Connection refused"), "{}", output.1);
+    assert!(!output.1.contains("ServiceError") && !output.1.contains("client error"), "{}", output.1);
     fs::remove_file(path).unwrap();
 }
 
 #[test]
-fn a_persons_credentials_are_found_as_kubectl_finds_them() {
+fn kubeconfig_is_found_as_by_kubectl() {
     let (path, server) = kubeconfig("found");
     let home = path.with_extension("home");
     fs::create_dir_all(home.join(".kube")).unwrap();
     fs::copy(&path, home.join(".kube/config")).unwrap();
     let listed = format!("/nowhere/config:{}", path.display());
     for (variable, value) in [("HOME", home.to_str().unwrap()), ("KUBECONFIG", &listed)] {
-        let said = weft(&["ipam", "show"]).env(variable, value).output().unwrap();
-        assert!(stderr(&said).contains(&server), "{variable}: {}", stderr(&said));
+        let output = weft(&["ipam", "show"]).env(variable, value).output().unwrap();
+        assert!(stderr(&output).contains(&server), "{variable}: {}", stderr(&output));
     }
-    // An empty variable is none.
-    let said = weft(&["ipam", "show"]).env("KUBECONFIG", "").env("HOME", &home).output().unwrap();
-    assert!(stderr(&said).contains(&server), "{}", stderr(&said));
+    // An empty variable counts as unset.
+    let output = weft(&["ipam", "show"]).env("KUBECONFIG", "").env("HOME", &home).output().unwrap();
+    assert!(stderr(&output).contains(&server), "{}", stderr(&output));
     fs::remove_dir_all(home).unwrap();
     fs::remove_file(path).unwrap();
 }
 
 #[test]
-fn a_controller_without_work_is_told_which_there_is() {
-    let said = weft(&["controller"]).output().unwrap();
-    assert_eq!(said.status.code(), Some(2));
-    assert!(stderr(&said).contains("--neutron") && stderr(&said).contains("--ipam"), "{}", stderr(&said));
+fn controller_without_a_role_names_the_roles() {
+    let output = weft(&["controller"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("--neutron") && stderr(&output).contains("--ipam"),
+        "{}",
+        stderr(&output)
+    );
 }
