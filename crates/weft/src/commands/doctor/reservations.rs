@@ -109,7 +109,7 @@ fn store_finding(name: &str, path: &Path, is_known: impl Fn(&str, &str, &str) ->
             return Some(Finding::new(
                 what,
                 why,
-                "see docs/plugins/weft-ipam.md, «unreadable address store»",
+                "see docs/plugins/weft-ipam.md, «Damaged address store»",
             ));
         }
     };
