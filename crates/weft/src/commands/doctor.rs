@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 Row::Broken { container, error } => findings.push(Finding::new(
                     format!("journal entry {container}"),
                     format!("cannot be read: {error}"),
-                    "docs/operations.md, «a pod does not go»",
+                    "docs/operations.md, «A pod is not deleted»",
                 )),
             }
         }

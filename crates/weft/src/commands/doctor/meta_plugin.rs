@@ -141,7 +141,7 @@ fn of_status(hands: &Hands, found: MetaPlugin, what: &str, plugins: &Plugins) ->
     };
     let error = asked().err()?;
     let cure = match error.details.is_empty() {
-        true => "until then no pod is attached; docs/operations.md, «a pod does not start»".to_owned(),
+        true => "until then no pod is attached; docs/operations.md, «A pod does not start»".to_owned(),
         false => error.details,
     };
     Some(Finding::new(what, format!("STATUS: {}", error.msg), cure))

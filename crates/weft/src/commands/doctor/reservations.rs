@@ -108,7 +108,7 @@ fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bo
             return Some(Finding::new(
                 what,
                 why,
-                "docs/plugins/weft-ipam.md, «a ledger that cannot be read»",
+                "docs/plugins/weft-ipam.md, «Damaged address store»",
             ));
         }
     };

@@ -212,7 +212,7 @@ fn wait(
                     Ok(())
                 }
                 broken => Err(Failure::new(format!("cannot be read, and are left: {}", broken.join(", ")))
-                    .next("docs/operations.md, «A pod does not go»")),
+                    .next("docs/operations.md, «A pod is not deleted»")),
             };
         }
         if known.len() != held.len() {
