@@ -548,8 +548,8 @@ fn every_option_that_a_page_names_is_tried() {
     for case in CASES {
         let page = workspace().join(format!("docs/plugins/{}.md", case.plugin));
         let page = std::fs::read_to_string(page).expect("a page for each plugin");
-        // Tables whose first column is headed «key».
-        let tables = page.split("\n\n").filter(|part| part.starts_with("| key"));
+        // Tables whose first column is headed «option».
+        let tables = page.split("\n\n").filter(|part| part.starts_with("| option"));
         for line in tables.flat_map(|table| table.lines().skip(2)) {
             let first = line.trim_start_matches('|').split(" | ").next().unwrap_or_default();
             for key in first.split('`').skip(1).step_by(2) {
