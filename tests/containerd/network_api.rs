@@ -261,7 +261,7 @@ fn the_network_on_disk_and_one_that_was_set_by_its_name_are_two() {
     let shown = proxy.network(&["show", "admins"], "").success().stdout;
     assert!(shown.contains("\"bridge\": \"br1\"") && !shown.contains("_fallback"), "{shown}");
     let refused = proxy.network(&["show", "nobody"], "");
-    assert!(refused.stderr.contains("there is no network nobody"), "{refused}");
+    assert!(refused.stderr.contains("network nobody: not found"), "{refused}");
     // Nobody asked for it.
     proxy.network(&["rm", "admins"], "").success();
     proxy.remove(&web);

@@ -30,7 +30,7 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
     run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
     let quiet = run(&host, "doctor").success();
-    assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
+    assert!(quiet.stdout.contains("no findings; 1 sandboxes"), "{quiet}");
 
     // The runtime takes the first file.
     host.write(
@@ -65,7 +65,7 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     host.write(&entry, kept);
     host.run(["ip", "netns", "delete", &format!("weft-{SANDBOX}")]);
     let found = findings(&host);
-    assert!(found[0]["why"].as_str().unwrap().contains("is gone"), "{found:?}");
+    assert!(found[0]["why"].as_str().unwrap().contains("no longer exists"), "{found:?}");
     run(&host, "detach --pod my-namespace/my-pod").success();
     run(&host, "doctor").success();
 }
@@ -73,7 +73,9 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
 /// What of the findings is about things that nobody knows.
 fn orphans(host: &Host) -> Vec<String> {
     let found = findings(host);
-    let own = found.iter().filter(|finding| finding["why"].as_str().unwrap().contains("which nobody knows"));
+    let own = found.iter().filter(|finding| {
+        finding["why"].as_str().unwrap().contains("which neither the journal nor the runtime knows")
+    });
     own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -215,7 +217,7 @@ fn a_node_on_which_no_pod_could_start_is_not_said_to_be_right() {
     host.run(["mv", "/opt/cni/bin", "/opt/cni/away"]);
     host.run(["mkdir", "/opt/cni/bin"]);
     let emptied = one(&host);
-    assert!(emptied.contains("the plugin weft is not in /opt/cni/bin"), "{emptied}");
+    assert!(emptied.contains("plugin weft: not found in /opt/cni/bin"), "{emptied}");
     host.run(["rmdir", "/opt/cni/bin"]);
     host.run(["mv", "/opt/cni/away", "/opt/cni/bin"]);
     host.write(WRITTEN, written.replace("\"/opt/cni/bin\"", "\"/nowhere\""));
@@ -226,7 +228,7 @@ fn a_node_on_which_no_pod_could_start_is_not_said_to_be_right() {
     let without = |keys: &str| written.replace("\"manifestDir\": \"/etc/weft\"", keys);
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock""#));
     let alone = one(&host);
-    assert!(alone.starts_with("agent /run/none.sock | nobody answers (No such file"), "{alone}");
+    assert!(alone.starts_with("agent /run/none.sock | no agent answers (No such file"), "{alone}");
     host.write("/etc/weft.kubeconfig", "apiVersion: v1\nkind: Config\n");
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock", "kubeconfig": "/etc/weft.kubeconfig""#));
     let unread = one(&host);
@@ -246,7 +248,7 @@ fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
         r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"lan"}"#;
     host.write("/etc/cni/net.d/00-multus.conf", multus);
     let first = one(&host);
-    assert!(first.contains("/etc/cni/net.d/00-multus.conf comes before it"), "{first}");
+    assert!(first.contains("/etc/cni/net.d/00-multus.conf sorts before it"), "{first}");
     host.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
 
     let held = "/var/lib/cni/networks/lan";
@@ -258,6 +260,6 @@ fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
     host.run(["sh", "-c", &format!("touch -d '1 hour ago' {held}/*")]);
     host.write("/var/lib/cni/results/lan-c2-eth0", "{}");
     let lost = one(&host);
-    assert!(lost.starts_with("addresses of network lan | 252 addresses are held"), "{lost}");
+    assert!(lost.starts_with("addresses of network lan | 252 addresses are allocated"), "{lost}");
     assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
 }

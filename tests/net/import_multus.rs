@@ -132,12 +132,12 @@ fn what_multus_attached_is_listed_checked_and_taken_down() {
     let shown = host.snapshot();
     let tried = import(&host, &[]).success();
     let line =
-        format!("blue/web ({container}): eth0 home, front blue/red, net2 blue/blue: would be taken over");
+        format!("blue/web ({container}): eth0 home, front blue/red, net2 blue/blue: would be imported");
     assert!(tried.stderr.contains(&line), "{tried}");
     assert_nothing_left("dry run", &host, &shown);
 
     let done = import(&host, &["--apply"]).success();
-    assert!(done.stderr.contains(": taken over\n1 sandboxes in /var/lib/cni/multus"), "{done}");
+    assert!(done.stderr.contains(": imported\n1 sandboxes in /var/lib/cni/multus"), "{done}");
     assert_eq!(
         (files(&host, MULTUS), links(&pod)),
         (memory, attached),
@@ -145,7 +145,7 @@ fn what_multus_attached_is_listed_checked_and_taken_down() {
     );
     let written = files(&host, JOURNAL);
     let again = import(&host, &["--apply"]).success();
-    assert!(again.stderr.contains(": in the journal already"), "{again}");
+    assert!(again.stderr.contains(": already in the journal"), "{again}");
     assert_eq!(files(&host, JOURNAL), written);
 
     assert_status_shows(&host, &pod);
@@ -195,14 +195,14 @@ fn what_is_not_understood_is_named_and_the_rest_taken() {
     let done = import(&host, &["--apply"]);
     assert_eq!(done.code, Some(1), "{done}");
     for says in [
-        "left out: half: not the delegates of a sandbox",
-        "left out: empty: an empty list of delegates",
-        "left out: no-bytes: [0] a: Bytes: missing",
-        "left out: container no-result: nothing of it is in libcni's cache",
-        "left out: -hostile;id: ",
-        "left out: results/red-x-eth0: not an entry of libcni's cache",
-        "left out: configuration: namespaceIsolatoin: nobody knows this key, and Multus does not heed it: did you mean namespaceIsolation?",
-        "7 things of Multus were left out",
+        "not imported: half: not the delegates of a sandbox",
+        "not imported: empty: an empty list of delegates",
+        "not imported: no-bytes: [0] a: Bytes: missing",
+        "not imported: container no-result: not in libcni's cache",
+        "not imported: -hostile;id: ",
+        "not imported: results/red-x-eth0: not an entry of libcni's cache",
+        "not imported: configuration: namespaceIsolatoin: unknown option, ignored by Multus: did you mean namespaceIsolation?",
+        "7 sandboxes or fields of Multus were not imported",
     ] {
         assert!(done.stderr.contains(says), "{says:?}: {done}");
     }
@@ -264,7 +264,7 @@ fn the_configuration_keeps_its_meaning_and_says_what_it_lost() {
     host.write("/etc/cni/m.conf", unknown.to_string());
     let without = import(&host, &["--config", "/etc/cni/m.conf", "--apply"]);
     assert!(
-        without.code == Some(1) && without.stderr.contains("left out: configuration: retries"),
+        without.code == Some(1) && without.stderr.contains("not imported: configuration: retries"),
         "{without}"
     );
     assert!(
@@ -301,7 +301,7 @@ fn a_default_network_of_a_nodes_own_is_named_by_its_file_and_not_given_to_all_no
     // Nothing tells whether it is every node's.
     let (plugin, said) = written(&json!([own]));
     assert_eq!(plugin["delegates"], json!([own]));
-    assert!(said.contains("delegates: the default network is written out as this node has it"), "{said}");
+    assert!(said.contains("delegates: contains the default network of this node"), "{said}");
     // In the file the keys are in another order.
     host.write(
         "/etc/cni/net.d/10-kindnet.conflist",

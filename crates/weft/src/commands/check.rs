@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 /// Runs `weft check`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
-    privilege::require("weft check", "it looks into network namespaces")?;
+    privilege::require("weft check", "it enters network namespaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("check {}", target.describe());

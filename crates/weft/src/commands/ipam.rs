@@ -43,7 +43,7 @@ Example:
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: IpamCommand,
-    /// Path to a kubeconfig (default: in-cluster configuration)
+    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
     kubeconfig: Option<PathBuf>,
     /// Output format

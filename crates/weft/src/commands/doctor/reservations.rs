@@ -106,11 +106,7 @@ fn store_finding(name: &str, path: &Path, is_known: impl Fn(&str, &str, &str) ->
         Ok(store) => store?,
         Err(why) => {
             let why = format!("{why}; no pod gets an address from it");
-            return Some(Finding::new(
-                what,
-                why,
-                "see docs/plugins/weft-ipam.md, «Damaged address store»",
-            ));
+            return Some(Finding::new(what, why, "see docs/plugins/weft-ipam.md, «Damaged address store»"));
         }
     };
     let grace_period = u64::try_from(GRACE_PERIOD.as_millis()).unwrap_or(u64::MAX);

@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     /// Namespace of the whereabouts objects
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     from_namespace: String,
-    /// Path to a kubeconfig (default: in-cluster configuration)
+    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
