@@ -89,6 +89,7 @@ fn wait_for_exit(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
+// Requirements: NPWG1-6.1-2
 #[test]
 fn install_status_decides_readiness_of_the_default_network() {
     let runtime = Runtime::new("status");
@@ -121,6 +122,7 @@ fn install_status_decides_readiness_of_the_default_network() {
     }
 }
 
+// Requirements: NPWG1-6.1-1, M24
 #[test]
 fn install_waits_until_the_default_network_is_ready() {
     let runtime = Runtime::new("waits");

@@ -151,6 +151,7 @@ fn cnitool_environment_variables_are_supported() {
     assert!(rig.calls().is_empty());
 }
 
+// Requirements: L7
 #[test]
 fn cni_gc_requires_valid_or_all() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
@@ -180,6 +181,7 @@ fn cni_gc_requires_valid_or_all() {
     assert_eq!(rig.calls()[2].config()["cni.dev/valid-attachments"], json!([]));
 }
 
+// Requirements: L7
 #[test]
 fn cnitool_gc_deletes_all_attachments() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
@@ -192,6 +194,7 @@ fn cnitool_gc_deletes_all_attachments() {
     assert_eq!(rig.entry("eth0"), None);
 }
 
+// Requirements: L8
 #[test]
 fn cni_status_prints_the_error_of_the_plugin() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
@@ -208,6 +211,7 @@ fn cni_status_prints_the_error_of_the_plugin() {
     }
 }
 
+// Requirements: L10
 #[test]
 fn cnitool_fails_on_a_broken_file_and_weft_cni_does_not() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
@@ -220,6 +224,7 @@ fn cnitool_fails_on_a_broken_file_and_weft_cni_does_not() {
     assert!(missing.stderr.contains("00-broken.conflist"), "{}", missing.stderr);
 }
 
+// Requirements: L4
 #[test]
 fn cni_plugin_error_is_one_line_and_stderr_is_forwarded() {
     let rig = Rig::new(testkit::host!(), "1.0.0");

@@ -36,6 +36,7 @@ fn addresses(pod: &Pod, link: &str) -> Value {
     json!(of("inet"))
 }
 
+// Requirements: L5, S8, S9, S17, S27
 #[test]
 fn cni_add_check_del_with_a_chain_of_go_plugins() {
     for version in ["0.3.1", "0.4.0", "1.0.0"] {
@@ -79,6 +80,7 @@ fn cni_add_check_del_with_a_chain_of_go_plugins() {
     }
 }
 
+// Requirements: L4
 #[test]
 fn cni_error_of_a_go_plugin_keeps_code_and_message() {
     let host = testkit::host!(Feature::GoPlugins);
@@ -93,6 +95,7 @@ fn cni_error_of_a_go_plugin_keeps_code_and_message() {
     assert!(failed.stderr.contains("too small to allocate from"), "{}", failed.stderr);
 }
 
+// Requirements: S22
 #[test]
 fn cni_single_configuration_with_a_go_plugin() {
     let host = testkit::host!(Feature::GoPlugins);
@@ -104,6 +107,7 @@ fn cni_single_configuration_with_a_go_plugin() {
     weft(&host, "", "del lo /run/netns/blue -i lo").success();
 }
 
+// Requirements: trap 8
 #[test]
 fn cni_add_with_a_go_plugin_in_the_host_namespace() {
     let host = testkit::host!(Feature::GoPlugins);

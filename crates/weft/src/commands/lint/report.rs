@@ -121,6 +121,7 @@ spec:
   config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}
 ";
 
+    // Requirements: NPWG1-3.1-2
     #[test]
     fn lint_shows_config_map_as_the_corrected_string() {
         let text = render(&report(AS_MAP), Colours::Off);
