@@ -93,6 +93,6 @@ fn remove_leftover_namespace(target: &Target, weft_cni: &WeftCni, progress: Prog
             progress.line(format!("removed {path}, left by an interrupted attach"));
         }
     }
-    progress.line(format!("{}: nothing is attached", target.describe()));
+    progress.line(format!("{}: no attachments", target.describe()));
     Ok(())
 }

@@ -330,7 +330,7 @@ fn refuse_if_in_use(
         snapshot.used_of(&block.spec.pool).iter().filter(|ip| object.net.contains(*ip)).count()
     });
     let why = if bound > 0 {
-        format!("its node {node} is unreachable, but {bound} pods are bound to that node")
+        format!("its node {node} is deleted or out of service, but {bound} pods are bound to it")
     } else if used > 0 {
         format!("{used} of its addresses are in the status of pods")
     } else if !claim.is_empty() {

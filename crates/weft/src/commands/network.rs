@@ -222,8 +222,12 @@ async fn remove(arguments: &Remove) -> Result<(), Failure> {
         let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
         match client.remove(metadata, in_use).await {
             Ok(()) => {
-                let how = if *drain { ", or drains until its last sandbox is removed" } else { "" };
-                progress.line(plain(&format!("{network} is removed{how}")));
+                let state = if *drain {
+                    "is removed, or drains until its last sandbox is removed"
+                } else {
+                    "is removed"
+                };
+                progress.line(plain(&format!("{network} {state}")));
             }
             Err(status) => {
                 let failed = failure(&status);

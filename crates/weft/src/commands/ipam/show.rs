@@ -104,14 +104,14 @@ pub(super) fn show(
         pools.iter().flat_map(rows).collect()
     };
     if blocks {
-        let headings = ["block", "pool", "node", "claim", "used", "of it"];
+        let headings = ["block", "pool", "node", "claim", "used", "utilization"];
         output::print(&format!("\n{}", table::lay_out(&headings, &each(block_rows), 0)))?;
     }
     let store_block_rows = each(store_rows);
     if store_block_rows.is_empty() {
         return Ok(());
     }
-    let headings = ["on this node", "pool", "state", "held", "quarantine", "free", "held of it"];
+    let headings = ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
     output::print(&format!("\n{}", table::lay_out(&headings, &store_block_rows, 0)))
 }
 
