@@ -1,6 +1,6 @@
 //! `weft crds` prints what is in `deploy/crds` and in the Helm chart, and writes the same files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! `weft install` as a program: when the configuration is written, its content, and when it is removed.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

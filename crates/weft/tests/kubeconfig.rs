@@ -1,6 +1,6 @@
 //! Behaviour of commands when the cluster does not respond, and the sources of credentials.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ fn kubeconfig(name: &str) -> (PathBuf, String) {
     // A port that was just released has no listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = format!("https://127.0.0.1:{port}");
-    let path = std::env::temp_dir().join(format!("weft-answers-{}-{name}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("weft-kubeconfig-{}-{name}", std::process::id()));
     let text = format!(
         r#"{{"apiVersion":"v1","kind":"Config","current-context":"c",
             "clusters":[{{"name":"c","cluster":{{"server":"{server}"}}}}],
