@@ -271,7 +271,7 @@ fn network_api_fallback_and_set_network_of_one_name_differ() {
     let shown = proxy.network(&["show", "admins"], "").success().stdout;
     assert!(shown.contains("\"bridge\": \"br1\"") && !shown.contains("_fallback"), "{shown}");
     let refused = proxy.network(&["show", "absent"], "");
-    assert!(refused.stderr.contains("there is no network absent"), "{refused}");
+    assert!(refused.stderr.contains("network absent: not found"), "{refused}");
     // No sandbox is on this network.
     proxy.network(&["rm", "admins"], "").success();
     proxy.remove(&web);
