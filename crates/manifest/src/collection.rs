@@ -148,8 +148,9 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
         PodIdentity { namespace: "home".into(), name: name.into(), uid: uid.into() }
     }
 
+    // Requirements: M13
     #[test]
-    fn m13_a_pod_nobody_knows_is_an_error_unless_the_runtime_tells_its_annotations() {
+    fn a_pod_nobody_knows_is_an_error_unless_the_runtime_tells_its_annotations() {
         let all = collection();
         let error = all.pod(&node("{}"), &identity("other", "")).unwrap_err();
         assert_eq!((error.code, error.msg.contains("home/other is in no manifest")), (3, true), "{error}");
@@ -180,8 +181,9 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
         assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.annotations.len()), ("default", "", 0));
     }
 
+    // Requirements: M14
     #[test]
-    fn m14_policies_hold_for_manifests_and_for_both_annotations() {
+    fn policies_hold_for_manifests_and_for_both_annotations() {
         const DEFINITION: &str = "apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
 metadata: {name: net-a, namespace: home, annotations: {weft.dev/access: 'RULE'}}

@@ -94,8 +94,9 @@ fn the_pod_template_of_every_workload_is_a_pod() {
     }
 }
 
+// Requirements: NPWG1-3.2-1
 #[test]
-fn npwg1_3_2_1_a_definition_may_have_no_spec_and_must_have_a_name() {
+fn a_definition_may_have_no_spec_and_must_have_a_name() {
     let bare = one_definition(
         "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: a\n",
     );
@@ -105,14 +106,16 @@ fn npwg1_3_2_1_a_definition_may_have_no_spec_and_must_have_a_name() {
     assert!(nameless[0].contains("metadata.name is missing"), "{nameless:?}");
 }
 
+// Requirements: M29
 #[test]
-fn m29_a_config_of_null_is_none() {
+fn a_config_of_null_is_none() {
     let text = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: null}\n";
     assert_eq!(one_definition(text).config, SpecConfig::Absent);
 }
 
+// Requirements: NPWG1-3.1-1
 #[test]
-fn npwg1_3_1_1_the_version_of_a_definition() {
+fn the_version_of_a_definition() {
     let old = reasons(
         "apiVersion: k8s.cni.cncf.io/v1beta1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\n",
     );
@@ -124,8 +127,9 @@ fn npwg1_3_1_1_the_version_of_a_definition() {
     assert!(missing[0].contains("apiVersion is missing"), "{missing:?}");
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_a_config_that_is_no_text_is_kept_as_what_it_is() {
+fn a_config_that_is_no_text_is_kept_as_what_it_is() {
     let text = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n  config: {\"type\": \"x\", \"n\": 0x10, \"l\": [yes, ~]\n}\n";
     let config = one_definition(text).config;
     assert_eq!(config, SpecConfig::Structured(r#"{"type":"x","n":16,"l":[true,null]}"#.into()));

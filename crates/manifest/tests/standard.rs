@@ -95,8 +95,9 @@ fn runtime_config(delegate: &Delegate) -> Value {
     serde_json::to_value(&delegate.runtime_config).unwrap()
 }
 
+// Requirements: NPWG1-3.2-5
 #[test]
-fn npwg1_3_2_5_the_definitions_of_3_2_are_executed_as_written() {
+fn the_definitions_of_3_2_are_executed_as_written() {
     for (name, expected) in [
         ("3.2.1.yaml", &["bridge"][..]),
         ("3.2.2.yaml", &["bridge", "port-forwarding", "tuning"]),
@@ -110,8 +111,9 @@ fn npwg1_3_2_5_the_definitions_of_3_2_are_executed_as_written() {
     }
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired() {
+fn the_definitions_that_lost_their_quotes_are_refused_and_repaired() {
     for name in ["3.2.1", "3.2.2", "3.2.3", "3.4.2.1"] {
         let text = example(&format!("{name}-as-map.yaml"));
         let manifest = Manifest::parse(&text);
@@ -137,8 +139,9 @@ fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired()
     }
 }
 
+// Requirements: NPWG1-3.2-2, NPWG1-3.4.1-rule2
 #[test]
-fn npwg1_3_2_2_npwg1_3_4_1_rule2_the_definition_of_3_2_4_is_found_on_disk_by_its_name() {
+fn the_definition_of_3_2_4_is_found_on_disk_by_its_name() {
     let network = Network::parse(
         br#"{"cniVersion":"1.0.0","name":"a-bridge-network","plugins":[{"type":"bridge"}]}"#,
         "x",
@@ -154,15 +157,17 @@ fn npwg1_3_2_2_npwg1_3_4_1_rule2_the_definition_of_3_2_4_is_found_on_disk_by_its
     assert!(resolve(&definition("3.2.4.yaml"), &Disk::default(), "/etc/cni/net.d").is_err());
 }
 
+// Requirements: NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_4_2_1_the_plugin_of_3_4_2_1_is_sent_the_name() {
+fn the_plugin_of_3_4_2_1_is_sent_the_name() {
     let resolved = resolve(&definition("3.4.2.1.yaml"), &Disk::default(), "/etc/cni/net.d").unwrap();
     let plugin: Value = serde_json::from_str(&resolved.network.plugins[0].to_json()).unwrap();
     assert_eq!(plugin, json_example("3.4.2.1-sent.json"));
 }
 
+// Requirements: NPWG1-4.1-2, NPWG1-4.1.1-1
 #[test]
-fn npwg1_4_1_2_npwg1_4_1_1_1_the_pods_of_4_1_get_the_same_networks() {
+fn the_pods_of_4_1_get_the_same_networks() {
     for name in ["4.1.1.yaml", "4.1.2.yaml"] {
         let manifest = Manifest::parse(&example(name));
         let pod = manifest.pod("my-namespace", "my-pod").unwrap();
@@ -182,49 +187,56 @@ fn npwg1_4_1_2_npwg1_4_1_1_1_the_pods_of_4_1_get_the_same_networks() {
     }
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-1
 #[test]
-fn npwg1_4_1_2_1_3_2_1_the_addresses_of_4_1_2_1_3_1_are_sent_to_each_plugin() {
+fn the_addresses_of_4_1_2_1_3_1_are_sent_to_each_plugin() {
     let delegate = net_b(&example("4.1.2.1.3.1-v1.0.json"));
     let snippet = json!({"cni": {"ips": ["10.2.2.42", "2001:db8::5"]}});
     assert_eq!(args(&delegate), [snippet.clone(), snippet]);
 }
 
+// Requirements: V11-4.1.2.1.3.2-1
 #[test]
-fn v11_4_1_2_1_3_2_1_the_addresses_of_v1_1_are_in_the_runtime_config() {
+fn the_addresses_of_v1_1_are_in_the_runtime_config() {
     let delegate = net_b(&example("4.1.2.1.3.1-v1.1.json"));
     assert_eq!(runtime_config(&delegate), json!({"ips": ["10.2.2.42/24", "2001:db8::5/64"]}));
 }
 
+// Requirements: NPWG1-4.1.2.1.4.2-1, V11-4.1.2.1.4.2-1
 #[test]
-fn npwg1_4_1_2_1_4_2_1_v11_4_1_2_1_4_2_1_the_mac_of_4_1_2_1_4_1_is_sent_both_ways() {
+fn the_mac_of_4_1_2_1_4_1_is_sent_both_ways() {
     let delegate = net_b(&example("4.1.2.1.4.1.json"));
     let snippet = json!({"cni": {"mac": "02:23:45:67:89:01"}});
     assert_eq!(args(&delegate), [snippet.clone(), snippet]);
     assert_eq!(runtime_config(&delegate), json!({"mac": "02:23:45:67:89:01"}));
 }
 
+// Requirements: V11-4.1.2.1.6-1
 #[test]
-fn v11_4_1_2_1_6_1_the_arguments_of_4_1_2_1_6_1_are_passed_on() {
+fn the_arguments_of_4_1_2_1_6_1_are_passed_on() {
     let snippet = json!({"cni": {"spoofchk": "on"}});
     assert_eq!(args(&net_b(&example("4.1.2.1.6.1.json"))), [snippet.clone(), snippet]);
 }
 
+// Requirements: V11-4.1.2.1.7.2-1
 #[test]
-fn v11_4_1_2_1_7_2_1_the_port_mapping_of_4_1_2_1_7_1() {
+fn the_port_mapping_of_4_1_2_1_7_1() {
     let delegate = net_b(&example("4.1.2.1.7.1.json"));
     let expected = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
     assert_eq!(runtime_config(&delegate), expected);
 }
 
+// Requirements: V11-4.1.2.1.8.2-1
 #[test]
-fn v11_4_1_2_1_8_2_1_the_bandwidth_of_4_1_2_1_8_1() {
+fn the_bandwidth_of_4_1_2_1_8_1() {
     let delegate = net_b(&example("4.1.2.1.8.1.json"));
     let expected = json!({"ingressRate": 2048, "ingressBurst": 300, "egressRate": 8000, "egressBurst": 200});
     assert_eq!(runtime_config(&delegate), json!({"bandwidth": expected}));
 }
 
+// Requirements: V11-4.1.2.1.9-2
 #[test]
-fn v11_4_1_2_1_9_2_the_default_route_of_4_1_2_1_9_1_leaves_the_default_network() {
+fn the_default_route_of_4_1_2_1_9_1_leaves_the_default_network() {
     let selection = example("4.1.2.1.9.1.json");
     let plan = planned(&[(Annotation::Networks, &selection)], &["my-namespace/net-a", "my-namespace/net-b"]);
     let wishes: Vec<&RouteWish> = plan.delegates.iter().map(|delegate| &delegate.default_route).collect();
@@ -234,20 +246,23 @@ fn v11_4_1_2_1_9_2_the_default_route_of_4_1_2_1_9_1_leaves_the_default_network()
     assert_eq!(gateways[0].address.to_string(), "10.0.0.1");
 }
 
+// Requirements: V12-4.1.2.1.10.2-1
 #[test]
-fn v12_4_1_2_1_10_2_1_the_guid_of_4_1_2_1_10_1() {
+fn the_guid_of_4_1_2_1_10_1() {
     let delegate = net_b(&example("4.1.2.1.10.1.json"));
     assert_eq!(runtime_config(&delegate), json!({"infinibandGUID": "24:8a:07:03:00:8d:ae:2f"}));
 }
 
+// Requirements: V13-4.1.2.1.11-1
 #[test]
-fn v13_4_1_2_1_11_1_the_claim_of_4_1_2_1_11_1() {
+fn the_claim_of_4_1_2_1_11_1() {
     let delegate = net_b(&example("4.1.2.1.11.1.json"));
     assert_eq!(args(&delegate)[0], json!({"cni": {"ipam-claim-reference": "vm123.tenantblue"}}));
 }
 
+// Requirements: NPWG1-4.2-1, NPWG1-4.2.1-2
 #[test]
-fn npwg1_4_2_1_npwg1_4_2_1_2_the_two_attachments_of_4_2_2_differ_in_their_interface() {
+fn the_two_attachments_of_4_2_2_differ_in_their_interface() {
     let plan = planned(&[(Annotation::Networks, example("4.2.2.txt").trim())], &["my-namespace/net-a"]);
     let both: Vec<(&str, &str)> =
         plan.selected().map(|delegate| (delegate.network.as_str(), delegate.ifname.as_str())).collect();
@@ -304,8 +319,9 @@ fn corrected(mut example: Value) -> Value {
     example
 }
 
+// Requirements: NPWG1-5-2
 #[test]
-fn npwg1_5_2_the_status_of_v1_0_is_written_key_by_key() {
+fn the_status_of_v1_0_is_written_key_by_key() {
     let mut example = json_example("5.4-v1.0.json");
     // v1.2 says that names should have their namespace; the default network has no definition.
     example[1]["name"] = json!("my-namespace/some-network");
@@ -317,8 +333,9 @@ fn npwg1_5_2_the_status_of_v1_0_is_written_key_by_key() {
     assert_eq!(written.to_string(), example.to_string(), "the same keys in the same order");
 }
 
+// Requirements: V12-5.4-1, V11-5.3.6.4-1
 #[test]
-fn v12_5_4_1_v11_5_3_6_4_1_the_status_of_v1_3_with_one_gateway_and_with_several() {
+fn the_status_of_v1_3_with_one_gateway_and_with_several() {
     for name in ["5.4-v1.3-single-gateway.json", "5.4-v1.3-multiple-gateways.json"] {
         let example = corrected(json_example(name));
         let default = json!([{
@@ -344,8 +361,9 @@ fn v12_5_4_1_v11_5_3_6_4_1_the_status_of_v1_3_with_one_gateway_and_with_several(
     }
 }
 
+// Requirements: V12-5.3.7-1
 #[test]
-fn v12_5_3_7_1_the_device_information_of_v1_3() {
+fn the_device_information_of_v1_3() {
     let mut example = corrected(json_example("5.4-v1.3-device-information.json"));
     // An underscore cannot stand in the name of a Kubernetes object, and one device lacks nothing here.
     let text = example.to_string().replace("sriov-network_", "sriov-network-").replace("_net1", "-net1");

@@ -272,8 +272,9 @@ fn file(directory: &str, name: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    // Requirements: DI-1
     #[test]
-    fn di_1_the_files_have_the_names_everyone_expects() -> Result<(), Error> {
+    fn the_files_have_the_names_everyone_expects() -> Result<(), Error> {
         assert_eq!(
             plugin_file("intel.com/sriov", "0000:18:02.5").as_deref(),
             Some("/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:18:02.5-device.json")
@@ -297,8 +298,9 @@ mod tests {
         assert_eq!(plugin_file(&"a".repeat(300), "b"), None);
     }
 
+    // Requirements: V12-5.3.7-1
     #[test]
-    fn v12_5_3_7_1_each_type_survives_a_round_trip() {
+    fn each_type_survives_a_round_trip() {
         for text in [
             r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:18:02.5","pf-pci-address":"0000:18:00.0"}}"#,
             r#"{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"vhost","path":"/dev/vhost-vdpa0"}}"#,
@@ -310,8 +312,9 @@ mod tests {
         }
     }
 
+    // Requirements: DI-4
     #[test]
-    fn di_4_what_is_malformed_is_refused() {
+    fn what_is_malformed_is_refused() {
         for (text, what) in [
             (r#"{"type":"pci"}"#, "pci: missing"),
             (r#"{"type":"pci","pci":{}}"#, "pci.pci-address: missing"),

@@ -160,8 +160,9 @@ pub fn definition_name_fault(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    // Requirements: NPWG1-3.3-1
     #[test]
-    fn npwg1_3_3_1_names_are_dns_1123_labels() {
+    fn names_are_dns_1123_labels() {
         for good in ["a", "1a", "attachment-name", "example-namespace", "0", &"x".repeat(63)] {
             assert_eq!(label_fault(good), None, "{good}");
             assert_eq!(definition_name_fault(good), None, "{good}");
@@ -172,8 +173,9 @@ mod tests {
         }
     }
 
+    // Requirements: conflict C18
     #[test]
-    fn conflict_c18_a_definition_may_have_dots_in_its_name_and_a_namespace_may_not() {
+    fn a_definition_may_have_dots_in_its_name_and_a_namespace_may_not() {
         assert_eq!(definition_name_fault("net.v2.example"), None);
         assert!(label_fault("net.v2").is_some());
         for bad in ["a..b", ".a", "a.", "..", "a.-b"] {

@@ -51,8 +51,9 @@ impl DefaultRoute {
 mod tests {
     use super::*;
 
+    // Requirements: conflict C2
     #[test]
-    fn conflict_c2_the_lower_eight_bytes_of_an_ipoib_address_are_its_guid() {
+    fn the_lower_eight_bytes_of_an_ipoib_address_are_its_guid() {
         let guid = |text: &str| {
             HardwareAddress::parse(text).and_then(|mac| guid_of(&mac)).map(|guid| guid.to_string())
         };

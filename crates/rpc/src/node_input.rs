@@ -101,8 +101,9 @@ mod tests {
         assert_eq!(disk.unreadable.len(), 2, "{:?}", disk.unreadable);
     }
 
+    // Requirements: S39
     #[test]
-    fn s39_plugins_with_files_of_their_own_travel_in_their_list() -> Result<(), Error> {
+    fn plugins_with_files_of_their_own_travel_in_their_list() -> Result<(), Error> {
         let own = Object::parse(br#"{"type":"tuning","mtu":1.50}"#, "own")?;
         for text in [
             r#"{"cniVersion":"1.0.0","name":"a","x":1.50,"plugins":[{"type":"bridge"}]}"#,

@@ -41,8 +41,9 @@ fn a_good_file_has_no_findings() {
     assert_eq!(lint(&format!("{good}---\n{}", pod("a"))), []);
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+fn a_map_is_shown_as_the_text_it_should_be() {
     let text = definition(
         "  config: {\n    \"cniVersion\": \"0.3.0\",\n    \"name\": \"a\",\n    \"type\": \"bridge\"\n}\n",
     );
@@ -55,8 +56,9 @@ fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
     assert!(findings[0].fault.cure.contains("config: |"));
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
+fn the_fix_makes_every_form_of_map_a_text() {
     for spec in [
         "  config: {\n    \"cniVersion\": \"0.3.0\", \"name\": \"a\",\n    \"type\": \"bridge\"}\n",
         "  config: {\"cniVersion\": \"0.3.0\", \"name\": \"a\", \"type\": \"bridge\"} # why not\n",
@@ -85,8 +87,9 @@ fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
     }
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_what_is_in_a_map_is_looked_at_too() {
+fn what_is_in_a_map_is_looked_at_too() {
     let text = definition(
         "  config:\n    cniVersion: 0.3.0\n    name: a\n    plugins:\n      - type: bridge\n        args: [1]\n",
     );
@@ -127,8 +130,9 @@ fn what_is_no_json_is_found_where_it_breaks() {
     assert_eq!(short(&lint(&config("[]"))), ["7:5 Error malformed-config"]);
 }
 
+// Requirements: NPWG1-3.4.3-1, NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
+fn names_are_compared() {
     let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
     assert_eq!(short(&other), ["7:34 Warning name-mismatch"]);
     let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));
@@ -139,8 +143,9 @@ fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
     assert_eq!(short(&number), ["7:34 Error invalid-config-name"]);
 }
 
+// Requirements: NPWG1-3.3-1, conflict C18
 #[test]
-fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
+fn names_of_definitions_are_checked() {
     let named = |name: &str| {
         short(&lint(&format!(
             "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n"
@@ -151,13 +156,15 @@ fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
     assert_eq!(named("net.v2"), ["1:1 Note config-on-disk", "3:18 Warning dotted-network-name"]);
 }
 
+// Requirements: conflict C17
 #[test]
-fn conflict_c17_an_empty_config_is_noticed() {
+fn an_empty_config_is_noticed() {
     assert_eq!(short(&lint(&definition("  config: \"\"\n"))), ["6:11 Warning empty-config"]);
 }
 
+// Requirements: M29
 #[test]
-fn m29_recursion_is_found() {
+fn recursion_is_found() {
     let findings = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"multus"}]}"#));
     assert_eq!(short(&findings), ["7:57 Error recursive-network"]);
     let single = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"weft"}"#));
@@ -289,8 +296,9 @@ fn values_of_ipam_are_what_the_plugin_takes() {
     );
 }
 
+// Requirements: NPWG1-4.1.2.1.3-2
 #[test]
-fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
+fn annotations_are_read_as_the_plan_reads_them() {
     let comma = lint(&pod("net-a, UPPER,net-c@toolonginterfacename"));
     assert_eq!(
         short(&comma),
@@ -303,8 +311,9 @@ fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
     assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error invalid-mac"]);
 }
 
+// Requirements: NPWG1-4.1.2.1.5-3
 #[test]
-fn npwg1_4_1_2_1_5_3_equal_interface_names_are_found() {
+fn equal_interface_names_are_found() {
     assert_eq!(short(&lint(&pod("a@x,b@x"))), ["6:38 Error duplicate-interface-name"]);
 }
 

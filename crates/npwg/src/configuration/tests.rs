@@ -33,8 +33,9 @@ fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: conflict C3
 #[test]
-fn conflict_c3_some_defaults_depend_on_the_name() -> Result<(), Error> {
+fn some_defaults_depend_on_the_name() -> Result<(), Error> {
     let weft = read("")?;
     assert_eq!(weft.invalid_annotation, InvalidAnnotation::Ignore);
     assert_eq!((weft.status.addresses, weft.status.keys), (StatusAddresses::Bare, StatusKeys::Standard));

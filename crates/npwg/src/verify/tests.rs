@@ -28,8 +28,9 @@ fn broken(delegate: &Delegate, result: &Success) -> Option<Rule> {
     })
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-2
 #[test]
-fn npwg1_4_1_2_1_3_2_2_every_requested_address_is_on_the_attachments_interface() {
+fn every_requested_address_is_on_the_attachments_interface() {
     let asked = delegate(r#""ips":["10.2.2.42","2001:db8::5/64"]"#);
     let given = r#"{"interface":2,"address":"10.2.2.42/24"},{"interface":2,"address":"2001:DB8::5/120"}"#;
     assert_eq!(broken(&asked, &bridge("", given)), None);
@@ -43,8 +44,9 @@ fn npwg1_4_1_2_1_3_2_2_every_requested_address_is_on_the_attachments_interface()
     assert_eq!(broken(&asked, &Success::default()), Some(Rule::AddressNotAssigned));
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-2
 #[test]
-fn npwg1_4_1_2_1_3_2_2_where_no_interface_is_in_the_sandbox_unattributed_addresses_count() {
+fn where_no_interface_is_in_the_sandbox_unattributed_addresses_count() {
     let asked = delegate(r#""ips":["10.2.2.42"]"#);
     assert_eq!(broken(&asked, &result(r#"{"ips":[{"address":"10.2.2.42/24"}]}"#)), None);
     assert_eq!(broken(&asked, &result(r#"{"ips":[{"interface":-1,"address":"10.2.2.42/24"}]}"#)), None);
@@ -53,8 +55,9 @@ fn npwg1_4_1_2_1_3_2_2_where_no_interface_is_in_the_sandbox_unattributed_address
     assert_eq!(broken(&asked, &old), None);
 }
 
+// Requirements: NPWG1-4.1.2.1.4.2-2
 #[test]
-fn npwg1_4_1_2_1_4_2_2_the_hardware_address_is_compared_by_its_bytes() {
+fn the_hardware_address_is_compared_by_its_bytes() {
     let asked = delegate(r#""mac":"02-AB-00-00-00-01""#);
     assert_eq!(broken(&asked, &bridge("02:ab:00:00:00:01", "")), None);
     assert_eq!(broken(&asked, &bridge("02:AB:00:00:00:01", "")), None);
@@ -72,8 +75,9 @@ fn the_interface_of_the_attachments_name_is_preferred_to_the_first() {
     assert_eq!(broken(&asked, &two), None);
 }
 
+// Requirements: V12-4.1.2.1.10-1
 #[test]
-fn v12_4_1_2_1_10_1_a_guid_is_compared_where_the_result_shows_one() {
+fn a_guid_is_compared_where_the_result_shows_one() {
     let asked = delegate(r#""infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#);
     let long = "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22";
     assert_eq!(broken(&asked, &bridge(long, "")), None);

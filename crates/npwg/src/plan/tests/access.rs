@@ -2,8 +2,9 @@
 
 use super::*;
 
+// Requirements: NPWG1-7.4-1, NPWG1-7.4-2
 #[test]
-fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
+fn what_a_pod_may_not_use_fails_the_pod() {
     let isolated = |networks: &str| World::new().networks(networks).node(r#""namespaceIsolation":true"#);
     assert!(isolated("plain,home/capable,default/plain").try_plan().is_ok());
     let fault = isolated("plain,other/plain").fails();
@@ -21,8 +22,9 @@ fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
     assert!(fault.reason.contains("lacks use"), "{fault}");
 }
 
+// Requirements: M14
 #[test]
-fn m14_isolation_holds_for_the_default_network_annotation_too() {
+fn isolation_holds_for_the_default_network_annotation_too() {
     for text in ["other/plain", "plain", r#"[{"name":"plain","namespace":"other"}]"#] {
         let fault = World::new().default_network(text).node(r#""namespaceIsolation":true"#).fails();
         assert_eq!(fault.rule, Rule::NetworkNotAllowed, "{text}");
@@ -45,8 +47,9 @@ fn isolation_does_not_concern_what_the_administrator_names() {
     assert_eq!(world.plan().delegates[1].network, "kube-system/plain");
 }
 
+// Requirements: conflict C3, NPWG1-4.1.2.1.3-2
 #[test]
-fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning() {
+fn an_invalid_annotation_is_ignored_with_a_warning() {
     let world = || World::new().networks(r#"[{"name":"plain"},{"name":"capable","ips":[]}]"#);
     let plan = world().plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
@@ -59,8 +62,9 @@ fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning
     assert!(matches!(multus.try_plan(), Err(Refusal::AnnotationInvalid(_))));
 }
 
+// Requirements: conflict C4
 #[test]
-fn conflict_c4_a_failing_attachment_is_never_ignored() {
+fn a_failing_attachment_is_never_ignored() {
     for text in
         [r#"[{"name":"plain","ips":["1.1.1.1"],"ipam-claim-reference":"c"}]"#, "[null]", "a,,b", "UPPER", "["]
     {

@@ -23,8 +23,9 @@ fn a_device_is_put_where_plugins_look_for_it() {
     assert_eq!(delegate.runtime_config.text("deviceID").unwrap().as_deref(), Some("0000:01:00.1"));
 }
 
+// Requirements: DI-1, DI-2, DI-3
 #[test]
-fn di_1_di_2_di_3_the_device_information_file_is_named_and_told() {
+fn the_device_information_file_is_named_and_told() {
     let plan = sriov("device").plan();
     let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1";
     let from = "/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:01:00.1-device.json";
@@ -38,8 +39,9 @@ fn di_1_di_2_di_3_the_device_information_file_is_named_and_told() {
     assert_eq!(without.delegates[2].device_info, None);
 }
 
+// Requirements: M15
 #[test]
-fn m15_no_device_is_given_twice_not_even_by_way_of_the_default_network() {
+fn no_device_is_given_twice_not_even_by_way_of_the_default_network() {
     let mut world = sriov("device,device");
     let ids = |world: &World| -> Vec<String> {
         let plan = world.plan();
@@ -62,8 +64,9 @@ fn a_missing_device_is_said_so_before_anything_starts() {
     assert!(fault.reason.contains("was given none"), "{fault}");
 }
 
+// Requirements: conflict C10
 #[test]
-fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
+fn an_asked_for_device_must_be_one_the_pod_has() {
     let plan = sriov(r#"[{"name":"device","deviceID":"0000:01:00.2"},{"name":"device"}]"#).plan();
     let id = |i: usize| plan.delegates[i].runtime_config.text("deviceID").unwrap();
     assert_eq!((id(1).as_deref(), id(2).as_deref()), (Some("0000:01:00.2"), Some("0000:01:00.1")));
@@ -71,8 +74,9 @@ fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
     assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::DeviceNotAllocated, "[0].deviceID"));
 }
 
+// Requirements: conflict C10
 #[test]
-fn conflict_c10_a_device_that_nobody_gave_the_pod_is_not_taken_by_naming_it() {
+fn a_device_that_nobody_gave_the_pod_is_not_taken_by_naming_it() {
     for world in [
         World::new().networks(r#"[{"name":"device","deviceID":"0000:00:1f.6"}]"#),
         World::new().default_network(r#"[{"name":"device","namespace":"home","deviceID":"0000:00:1f.6"}]"#),

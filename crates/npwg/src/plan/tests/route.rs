@@ -12,8 +12,9 @@ fn via(list: &[(&str, Option<u32>)]) -> RouteWish {
     RouteWish::Via { gateways: gateways.collect() }
 }
 
+// Requirements: V11-4.1.2.1.9-2, V11-4.1.2.1.9-3, V11-6-1
 #[test]
-fn v11_4_1_2_1_9_2_v11_4_1_2_1_9_3_v11_6_1_the_others_give_the_default_route_up() {
+fn the_others_give_the_default_route_up() {
     let world = World::new()
         .networks(r#"[{"name":"plain"},{"name":"plain","default-route":["10.0.0.1","2001:db8::1"]}]"#);
     let give_up = RouteWish::Yield { to: 2, families: Families::Both };
@@ -21,8 +22,9 @@ fn v11_4_1_2_1_9_2_v11_4_1_2_1_9_3_v11_6_1_the_others_give_the_default_route_up(
     assert_eq!(wishes(&World::new().networks("plain")), [RouteWish::Untouched, RouteWish::Untouched]);
 }
 
+// Requirements: M3, conflict C13
 #[test]
-fn m3_conflict_c13_only_the_families_of_the_gateways_move() {
+fn only_the_families_of_the_gateways_move() {
     let families = |gateway: &str| match &wishes(
         &World::new().networks(&format!(r#"[{{"name":"plain","default-route":["{gateway}"]}}]"#)),
     )[0]
@@ -33,14 +35,16 @@ fn m3_conflict_c13_only_the_families_of_the_gateways_move() {
     assert_eq!((families("10.0.0.1"), families("2001:db8::1")), (Families::V4, Families::V6));
 }
 
+// Requirements: conflict C12
 #[test]
-fn conflict_c12_an_empty_list_leaves_the_gateway_to_the_plugins() {
+fn an_empty_list_leaves_the_gateway_to_the_plugins() {
     let world = World::new().networks(r#"[{"name":"plain","default-route":[]}]"#);
     assert_eq!(wishes(&world), [RouteWish::Yield { to: 1, families: Families::OfHolder }, RouteWish::Keep]);
 }
 
+// Requirements: M4, conflict C14
 #[test]
-fn m4_conflict_c14_several_gateways_get_metrics_in_their_order() {
+fn several_gateways_get_metrics_in_their_order() {
     let world =
         World::new().networks(r#"[{"name":"plain","default-route":["10.0.0.2","2001:db8::1","10.0.0.1"]}]"#);
     assert_eq!(
@@ -51,8 +55,9 @@ fn m4_conflict_c14_several_gateways_get_metrics_in_their_order() {
     assert_eq!(wishes(&six)[1], via(&[("fd00::2", Some(100)), ("10.0.0.1", None), ("fd00::1", Some(101))]));
 }
 
+// Requirements: conflict C15
 #[test]
-fn conflict_c15_on_the_default_network_nothing_is_taken_from_anybody() {
+fn on_the_default_network_nothing_is_taken_from_anybody() {
     let world =
         World::new().default_network(r#"[{"name":"plain","default-route":["10.0.0.1"]}]"#).networks("plain");
     assert_eq!(wishes(&world), [via(&[("10.0.0.1", None)]), RouteWish::Untouched]);

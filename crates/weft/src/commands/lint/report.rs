@@ -122,7 +122,7 @@ spec:
 ";
 
     #[test]
-    fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+    fn a_map_is_shown_as_the_text_it_should_be() {
         let text = render(&report(AS_MAP), Colours::Off);
         let expected =
             "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a text; \
