@@ -285,7 +285,7 @@ fn key(node: &Node) -> Result<Key, Stop> {
         Value::Bool(value) => value.to_string(),
         Value::Number(text) | Value::Text(text) => text.clone(),
         Value::List(_) | Value::Map(_) => {
-            let reason = format!("a key must be a text, this is {}", node.kind());
+            let reason = format!("a key must be a string, this is {}", node.kind());
             return Err(Stop::Bound(node.span.start, reason));
         }
     };

@@ -133,7 +133,7 @@ impl Object<'_> {
                 self.problem(
                     path,
                     Rule::InvalidObject,
-                    format!("must be a text, this is {kind}"),
+                    format!("must be a string, this is {kind}"),
                     "write it in quotes",
                 );
                 String::new()
@@ -161,7 +161,7 @@ impl Object<'_> {
                     texts.insert(key.text, String::new());
                 }
                 _ => {
-                    let reason = format!("must be a text, this is {}", node.kind());
+                    let reason = format!("must be a string, this is {}", node.kind());
                     self.problem(
                         &path.key(&key.text),
                         Rule::InvalidObject,
@@ -251,7 +251,7 @@ impl Object<'_> {
             // What there is when it runs.
             resource_claims: Vec::new(),
             addresses: Vec::new(),
-            hearsay: false,
+            described_by_runtime: false,
         };
         let value = PodObject { pod, kind: self.kind.to_owned() };
         let located = Located { value, node: self.node.clone(), base: self.base.clone() };

@@ -199,9 +199,9 @@ fn what_is_of_the_wrong_kind_is_said_with_its_place() {
     assert_eq!(reasons.len(), 4, "{reasons:?}");
     for (reason, beginning) in reasons.iter().zip([
         "10:16: pod 7: spec.hostNetwork",
-        "4:9: pod 7: metadata.name: 7: must be a text, this is a number: write it in quotes",
-        "6:8: pod 7: metadata.annotations.a: 1: must be a text, this is a number",
-        "7:8: pod 7: metadata.annotations.b: must be a text, this is a list",
+        "4:9: pod 7: metadata.name: 7: must be a string, this is a number: write it in quotes",
+        "6:8: pod 7: metadata.annotations.a: 1: must be a string, this is a number",
+        "7:8: pod 7: metadata.annotations.b: must be a string, this is a list",
     ]) {
         assert!(reason.starts_with(beginning), "{reason} | {beginning}");
     }
@@ -246,7 +246,7 @@ fn bombs_are_refused() {
         (format!("a: &a [{}*a]", ""), ""),
         (format!("kind: Pod\nx: [{}]", "1,".repeat(NODES_MAX + 1)), "too large"),
         ("x".repeat(MANIFEST_MAX + 1), "larger than"),
-        ("? [a]\n: b\n".to_owned(), "a key must be a text"),
+        ("? [a]\n: b\n".to_owned(), "a key must be a string"),
         ("<<: 1\na: 2\n".to_owned(), "<< needs a map"),
     ] {
         let manifest = Manifest::parse(&text);

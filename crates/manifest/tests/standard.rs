@@ -17,7 +17,7 @@ use npwg::definition::{Disk, Form, OnDisk, Origin, resolve};
 use npwg::device::{DeviceInfo, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod, SpecConfig};
 use npwg::outcome::Outcome;
-use npwg::plan::{Access, Delegate, Families, Plan, Request, RouteWish, Sandbox, plan};
+use npwg::plan::{Access, DefaultRouteAction, Delegate, Families, Plan, Request, Sandbox, plan};
 use npwg::rule::Rule;
 use npwg::selection::Annotation;
 use npwg::status::{Attachment, entries};
@@ -239,10 +239,11 @@ fn the_bandwidth_of_4_1_2_1_8_1() {
 fn the_default_route_of_4_1_2_1_9_1_leaves_the_default_network() {
     let selection = example("4.1.2.1.9.1.json");
     let plan = planned(&[(Annotation::Networks, &selection)], &["my-namespace/net-a", "my-namespace/net-b"]);
-    let wishes: Vec<&RouteWish> = plan.delegates.iter().map(|delegate| &delegate.default_route).collect();
-    let gone = RouteWish::Yield { to: 2, families: Families::V4 };
-    assert_eq!(wishes[..2], [&gone, &gone]);
-    let RouteWish::Via { gateways } = wishes[2] else { panic!("{wishes:?}") };
+    let actions: Vec<&DefaultRouteAction> =
+        plan.delegates.iter().map(|delegate| &delegate.default_route).collect();
+    let gone = DefaultRouteAction::Yield { to: 2, families: Families::V4 };
+    assert_eq!(actions[..2], [&gone, &gone]);
+    let DefaultRouteAction::Via { gateways } = actions[2] else { panic!("{actions:?}") };
     assert_eq!(gateways[0].address.to_string(), "10.0.0.1");
 }
 

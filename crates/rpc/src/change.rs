@@ -13,7 +13,7 @@ use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};
 
 use crate::journal::{Attachment, Entry, State};
-use npwg::plan::{Delegate, Plan, Role, RouteWish};
+use npwg::plan::{DefaultRouteAction, Delegate, Plan, Role};
 use npwg::request::ETHERNET_LENGTH;
 
 /// What is to be done to a sandbox.
@@ -114,7 +114,7 @@ fn agree(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
 }
 
 fn refuse_default_route(delegate: &Delegate) -> Result<(), Error> {
-    if matches!(delegate.default_route, RouteWish::Untouched | RouteWish::Yield { .. }) {
+    if matches!(delegate.default_route, DefaultRouteAction::Untouched | DefaultRouteAction::Yield { .. }) {
         return Ok(());
     }
     let Delegate { network, ifname, .. } = delegate;

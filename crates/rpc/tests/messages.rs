@@ -12,7 +12,7 @@ use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockInfo, BlockLease, BlockState, LeaseResponse, Range,
 };
 use npwg::configuration::Flavour;
-use npwg::plan::{Delegate, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify};
+use npwg::plan::{DefaultRouteAction, Delegate, PLAN_VERSION, Plan, PodIdentity, Role, Verify};
 use npwg::status::{StatusAddresses, StatusKeys, StatusStyle};
 use proptest::collection::vec;
 use proptest::option;
@@ -97,7 +97,7 @@ fn delegate() -> impl Strategy<Value = Delegate> {
             args,
             verify: Verify::default(),
             asked: Some(BTreeMap::new()),
-            default_route: RouteWish::Untouched,
+            default_route: DefaultRouteAction::Untouched,
             device_info: None,
             because: Vec::new(),
         },

@@ -18,7 +18,7 @@ use npwg::definition::{Disk, resolve};
 use npwg::device::{Device, DeviceInfo, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod, RESOURCE_NAME, SpecConfig};
 use npwg::outcome::Outcome;
-use npwg::plan::{Access, Plan, Request, RouteWish, Sandbox, plan, wanted};
+use npwg::plan::{Access, DefaultRouteAction, Plan, Request, Sandbox, plan, wanted};
 use npwg::refusal::{KeyPath, Refusal};
 use npwg::selection::{Annotation, Reading};
 use npwg::status::{Attachment, entries, render};
@@ -199,7 +199,7 @@ proptest! {
             prop_assert_eq!(&network.name, &delegate.config_name);
             let args: Vec<String> = delegate.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
             prop_assert_eq!(Args::parse(&args.join(";")).unwrap().pairs().count(), delegate.args.len());
-            if let RouteWish::Yield { to, .. } = delegate.default_route {
+            if let DefaultRouteAction::Yield { to, .. } = delegate.default_route {
                 prop_assert!(to < plan.delegates.len() && to != index);
             }
         }

@@ -9,7 +9,7 @@ use cni::version::{Triple, Version};
 use serde_json::{Map, Value};
 
 use super::{Knowledge, Place, Report};
-use npwg::definition::{inline, refuse_ourselves};
+use npwg::definition::{inline, refuse_meta_plugin};
 use npwg::nearest::nearest;
 use npwg::refusal::{Fault, KeyPath, quote};
 use npwg::rule::{Rule, Severity};
@@ -134,7 +134,7 @@ impl Chain<'_, '_> {
                 }
             }
             (Some(other), _) if !other.is_string() => {
-                self.say(fault(Rule::InvalidConfigName, &path, "must be a text").showing(&shown(other)));
+                self.say(fault(Rule::InvalidConfigName, &path, "must be a string").showing(&shown(other)));
             }
             (_, Some(owner)) => {
                 let reason = format!("has no name: plugins are given the definition's, {owner:?}");
@@ -172,7 +172,7 @@ impl Chain<'_, '_> {
             }
             Some(other) if !other.is_string() => {
                 self.say(
-                    fault(Rule::InvalidCniVersion, &path, "must be a text")
+                    fault(Rule::InvalidCniVersion, &path, "must be a string")
                         .showing(&shown(other))
                         .cure("write it in quotes"),
                 );
@@ -210,7 +210,7 @@ impl Chain<'_, '_> {
                 self.say(fault(Rule::MalformedConfig, &KeyPath::root(), reason.trim_matches('"')));
             }
             Ok(network) if self.subject.owner.is_some() => {
-                if let Err(refusal) = refuse_ourselves(&network, self.subject.name) {
+                if let Err(refusal) = refuse_meta_plugin(&network, self.subject.name) {
                     let mut fault = refusal.fault().clone();
                     // Of a single configuration the list is ours; its place in the text is the top.
                     if !self.text.contains("plugins") {

@@ -39,7 +39,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
             chain::look(report, &chain, text, knowledge);
         }
         SpecConfig::Structured(json) => {
-            let fault = fault(Rule::ConfigNotAString, "must be a text; the API server refuses the object")
+            let fault = fault(Rule::ConfigNotAString, "must be a string; the API server refuses the object")
                 .cure("write \"config: |\" and the JSON on indented lines below it");
             structured(report, located, json, fault);
             if let Value::Map(_) = node.value {

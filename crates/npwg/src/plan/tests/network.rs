@@ -1,10 +1,10 @@
-//! Which networks a pod gets, and what stands in their configurations.
+//! Tests of the networks of a pod and their configurations.
 
 use super::*;
 
 // Requirements: NPWG1-1.1.5-1, NPWG1-6-1
 #[test]
-fn every_pod_gets_the_default_network() {
+fn default_network_is_in_every_plan() {
     let plan = World::new().plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
     assert_eq!(plan.delegates[0].role, Role::Default);
@@ -14,7 +14,7 @@ fn every_pod_gets_the_default_network() {
 
 // Requirements: NPWG1-6.2-1
 #[test]
-fn the_default_network_comes_first_and_the_selection_in_its_order() {
+fn default_network_is_first_and_selected_ones_keep_their_order() {
     let plan =
         World::new().networks("capable,plain,other/plain").node(r#""defaultNetworks":["plain"]"#).plan();
     let networks: Vec<&str> = plan.delegates.iter().map(|d| d.network.as_str()).collect();
@@ -25,7 +25,7 @@ fn the_default_network_comes_first_and_the_selection_in_its_order() {
 
 // Requirements: NPWG1-6-1
 #[test]
-fn a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path() {
+fn cluster_network_is_a_definition_a_name_on_disk_or_a_path() {
     let mut world = World::new();
     world.define("kube-system/base", r#"{"cniVersion":"1.0.0","name":"from-definition","type":"x"}"#);
     let plan = world.plan();
@@ -53,7 +53,7 @@ fn a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path() {
 }
 
 #[test]
-fn the_delegates_of_the_configuration_go_to_every_pod() {
+fn delegates_of_the_configuration_are_in_every_plan() {
     let mut world = World::new().networks("plain");
     world.keys = format!(r#""delegates":[{PLAIN},{CAPABLE}]"#);
     let plan = world.plan();
@@ -64,7 +64,7 @@ fn the_delegates_of_the_configuration_go_to_every_pod() {
 }
 
 #[test]
-fn system_namespaces_get_no_default_networks() {
+fn default_networks_are_not_for_system_namespaces() {
     let mut world = World::new().node(r#""defaultNetworks":["plain"]"#);
     assert_eq!(world.plan().delegates.len(), 2);
     world.pod.namespace = "kube-system".into();
@@ -74,7 +74,7 @@ fn system_namespaces_get_no_default_networks() {
 }
 
 #[test]
-fn the_default_network_annotation_replaces_the_first_network_only() {
+fn default_network_annotation_replaces_only_the_first_network() {
     let mut world = World::new().default_network("plain").networks("home/plain");
     world.keys = format!(r#""delegates":[{PLAIN},{CAPABLE}]"#);
     let plan = world.plan();
@@ -89,7 +89,7 @@ fn the_default_network_annotation_replaces_the_first_network_only() {
 }
 
 #[test]
-fn the_auxiliary_chain_comes_last_if_it_has_files() {
+fn auxiliary_chain_is_last_if_it_has_files() {
     let mut world = World::new().networks("plain");
     world.file("/etc/cni/net.d/05.conf", r#"{"cniVersion":"1.0.0","name":"first","type":"x"}"#);
     world.keys = r#""clusterNetwork":"/etc/cni/net.d/05.conf","auxiliaryCNIChainName":"aux""#.into();
@@ -108,7 +108,7 @@ fn the_auxiliary_chain_comes_last_if_it_has_files() {
 
 // Requirements: NPWG1-3.4.1-rule4, NPWG1-7.2-1
 #[test]
-fn a_missing_definition_fails_the_pod() {
+fn missing_definition_fails_the_pod() {
     let fault = World::new().networks("plain,nowhere/none").fails();
     assert_eq!(fault.rule, Rule::UnknownNetwork);
     assert_eq!((fault.path.to_string().as_str(), fault.value.as_str()), ("[1]", "\"nowhere/none\""));
@@ -119,7 +119,7 @@ fn a_missing_definition_fails_the_pod() {
 
 // Requirements: NPWG1-3.2-5
 #[test]
-fn a_configuration_to_which_nothing_is_added_keeps_its_bytes() {
+fn unchanged_configuration_keeps_its_bytes() {
     let plan = World::new().networks("capable").plan();
     assert_eq!(plan.delegates[1].config, CAPABLE);
     assert_eq!(plan.delegates[1].config_name.as_str(), "capable");
@@ -127,7 +127,7 @@ fn a_configuration_to_which_nothing_is_added_keeps_its_bytes() {
 
 // Requirements: M27
 #[test]
-fn lists_keep_what_nobody_knows_even_when_something_is_added() {
+fn unknown_fields_are_kept_when_requests_are_added() {
     let mut world = World::new().networks(r#"[{"name":"odd","cni-args":{"a":1}}]"#);
     let odd = r#"{"name":"odd","cniVersion":"0.3.1","kubernetes":{ "kubeconfig":"/k" },"plugins":[{"type":"calico","mtu":1.0e3}]}"#;
     world.define("home/odd", odd);
@@ -139,15 +139,15 @@ fn lists_keep_what_nobody_knows_even_when_something_is_added() {
 
 // Requirements: NPWG1-4.1.2.1.5.1-1
 #[test]
-fn an_asked_for_interface_is_cni_ifname() {
+fn interface_request_becomes_cni_ifname() {
     let plan = World::new().networks("plain@data0,other/plain").plan();
     assert_eq!(names(&plan), ["eth0", "data0", "net2"]);
-    assert!(plan.delegates[1].because.iter().any(|d| d.what == "interface" && d.why == "asked for"));
+    assert!(plan.delegates[1].because.iter().any(|d| d.what == "interface" && d.why == "requested"));
 }
 
 // Requirements: NPWG1-4.1.2.1.5-3
 #[test]
-fn a_name_in_use_fails_the_attachment() {
+fn interface_request_in_use_fails_the_attachment() {
     let fault = World::new().networks("plain@a,other/plain@a").fails();
     assert_eq!(
         (fault.rule, fault.path.to_string().as_str()),
@@ -162,9 +162,9 @@ fn a_name_in_use_fails_the_attachment() {
 
 // Requirements: M23, NPWG1-4.2.1-2
 #[test]
-fn generated_names_go_around_those_asked_for() {
+fn interface_names_generated_avoid_requested_ones() {
     assert_eq!(names(&World::new().networks("plain,plain,plain").plan()), ["eth0", "net1", "net2", "net3"]);
-    // Asked for later, and still respected.
+    // A later element requests the name.
     assert_eq!(
         names(&World::new().networks("plain,plain@net1,plain").plan()),
         ["eth0", "net4", "net1", "net3"]
@@ -180,7 +180,7 @@ fn generated_names_go_around_those_asked_for() {
 
 // Requirements: NPWG1-4.2-1, NPWG1-4.2.1-1
 #[test]
-fn the_same_network_twice_is_two_attachments() {
+fn network_selected_twice_has_two_attachments() {
     let plan = World::new().networks("plain,plain").plan();
     assert_eq!(shape(&plan)[1..], pairs(&[("home/plain", "net1"), ("home/plain", "net2")])[..]);
     // The identity of each attachment is in the plan: every operation reads it from there.
@@ -192,7 +192,7 @@ fn the_same_network_twice_is_two_attachments() {
 
 // Requirements: NPWG1-4-1
 #[test]
-fn the_default_network_may_be_selected_again() {
+fn default_network_can_be_selected_again() {
     let mut world = World::new().networks("kube-system/base");
     world.define("kube-system/base", PLAIN);
     let plan = world.plan();
