@@ -33,7 +33,7 @@ pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
         None => Vec::new(),
         Some('[') => objects(reader, text),
         Some(first @ ('{' | '"')) => {
-            let what = if first == '{' { "a JSON object" } else { "a JSON text" };
+            let what = if first == '{' { "a JSON object" } else { "a JSON string" };
             let fault = reader
                 .fault(Rule::MalformedAnnotation, format!("is {what}, not a list"))
                 .showing(&quote(text));

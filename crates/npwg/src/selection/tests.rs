@@ -475,7 +475,7 @@ fn renamed_default_interface_is_a_warning() {
 fn annotation_of_unknown_form_is_named() {
     let reason = |text: &str| reading(text).settle().unwrap_err().to_string();
     assert!(reason(r#"{"name":"a"}"#).contains("is a JSON object, not a list"));
-    assert!(reason(r#""a""#).contains("is a JSON text, not a list"));
+    assert!(reason(r#""a""#).contains("is a JSON string, not a list"));
     // An annotation of the maximum length is parsed, one byte more is refused.
     fails(&"a".repeat(ANNOTATION_MAX), Rule::MalformedNetworkReference, "[0]");
 }
