@@ -1,6 +1,6 @@
 //! The example plugin as a process: what only a process can show. By requirement id.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;

@@ -1,6 +1,6 @@
 //! What must hold for any input: reading is total, and what is not ours is not touched.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::BTreeMap;
 

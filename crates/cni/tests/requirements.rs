@@ -11,7 +11,7 @@
 //! | `V…` | conventions (CONVENTIONS.md) |
 //! | `trap …` | difference between Go and Rust that an implementation in Rust easily overlooks |
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

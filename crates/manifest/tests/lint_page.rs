@@ -1,6 +1,6 @@
 //! Test of `docs/lint.md`: the page has every rule, and each example does what the page says.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeSet;
 

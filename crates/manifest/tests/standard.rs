@@ -1,6 +1,6 @@
 //! Test of the public interface with the examples of the multi-network specification, from `testdata/standard`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeMap;
 use std::fs;

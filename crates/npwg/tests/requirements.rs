@@ -12,7 +12,7 @@
 //! | `conflict C…` | contradiction in the specification or between its versions, and its resolution |
 //! | `M…` | defect of Multus that weft does not have |
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,11 +1,6 @@
 //! `weft explain` and `weft plan --once` as programs: no root, no cluster, nothing changed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
