@@ -190,7 +190,7 @@ fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
         Verb::Gc(Sweep { question: Question { network: name, netns: _ }, valid, all }) => {
             let keep = match manners {
                 _ if *all || !valid.is_empty() => Keep::Only(valid),
-                Manners::Cnitool => Keep::Unsaid,
+                Manners::Cnitool => Keep::Unspecified,
                 Manners::Weft => {
                     return Err(Error::config(format!(
                         "gc {name}: nothing was said about what is still valid; \
