@@ -105,11 +105,7 @@ fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bo
         Ok(ledger) => ledger?,
         Err(why) => {
             let why = format!("{why}: no pod gets an address of it");
-            return Some(Finding::new(
-                what,
-                why,
-                "docs/plugins/weft-ipam.md, «Damaged address store»",
-            ));
+            return Some(Finding::new(what, why, "docs/plugins/weft-ipam.md, «Damaged address store»"));
         }
     };
     let fresh = u64::try_from(FRESH.as_millis()).unwrap_or(u64::MAX);
