@@ -11,6 +11,7 @@ mod access;
 mod chain;
 mod interface;
 mod ledger;
+mod limits;
 mod networks;
 mod route;
 mod transport;
@@ -291,6 +292,7 @@ fn delegate(
     because.append(&mut channels.because);
     let id = device.map(|device| device.id.as_str());
     let config = chain::render(&draft.network, &channels.args_cni, id, &draft.subject)?;
+    limits::check(&config, &channels.runtime_config, &draft.subject)?;
     Ok(Delegate {
         network: draft.label.clone(),
         role: draft.role,

@@ -225,7 +225,7 @@ rules! {
     MissingDevice "missing-device" Error Plan Weft("docs/devices.md")
         "The network needs a device of a resource of which the pod has too few."
     ConfigurationTooLarge "configuration-too-large" Error Plan Weft("docs/lint.md")
-        "The configurations of the networks of one pod exceed 4 MiB together."
+        "The configuration of a network, with the arguments of the pod, exceeds a limit on size or nesting."
 
     // The result of an ADD.
     AddressNotAssigned "address-not-assigned" Error Result Specification("4.1.2.1.3")

@@ -125,19 +125,31 @@ pub fn del(
     detach(invoke, network, parameters, last).try_for_each(|outcome| outcome)
 }
 
-/// Detaches like [`del`], but no failure keeps the other plugins from their part; all failures are returned.
-///
-/// For a caller that keeps what failed and comes again: the plugins that succeeded are asked again then.
-pub fn del_all(
-    invoke: &dyn Invoke,
-    network: &Network,
-    parameters: &Parameters,
-    last: Option<&Attached>,
-) -> Vec<Error> {
-    detach(invoke, network, parameters, last).filter_map(Result::err).collect()
+/// Plugin whose DEL failed.
+#[derive(Clone, Debug)]
+pub struct PluginFailure<'a> {
+    /// Configuration of the plugin in its list.
+    pub plugin: &'a Object,
+    /// Error of the plugin, or the reason why it could not be run.
+    pub error: Error,
 }
 
-/// DEL of one plugin after the other, each when it is asked for.
+/// Detaches like [`del`], but a failure does not stop the other plugins; all failures are returned.
+///
+/// For a caller that records what failed and calls again: the plugins that succeeded are then called again.
+pub fn del_all<'a>(
+    invoke: &'a dyn Invoke,
+    network: &'a Network,
+    parameters: &'a Parameters,
+    last: Option<&'a Attached>,
+) -> Vec<PluginFailure<'a>> {
+    let outcomes = network.plugins.iter().rev().zip(detach(invoke, network, parameters, last));
+    let failed =
+        outcomes.filter_map(|(plugin, outcome)| Some(PluginFailure { plugin, error: outcome.err()? }));
+    failed.collect()
+}
+
+/// DEL of one plugin after the other, last first, each when its outcome is taken.
 fn detach<'a>(
     invoke: &'a dyn Invoke,
     network: &'a Network,

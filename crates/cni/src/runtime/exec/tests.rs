@@ -46,7 +46,7 @@ fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error
 fn l1_a_file_that_cannot_be_run_says_so() {
     let rig = Rig::new();
     let file = rig.script("plugin", "");
-    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let error = exec().run(&file, &environment(&rig), b"").unwrap_err();
     assert_eq!(error.code, 5);
     assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");
