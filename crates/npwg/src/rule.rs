@@ -124,6 +124,8 @@ rules! {
         "A namespace is not a DNS label."
     UnknownKey "unknown-key" Warning File Weft("docs/lint.md")
         "No component reads this key; it is probably misspelled."
+    EmptyValue "empty-value" Warning File Weft("docs/lint.md")
+        "An empty string, list or object counts as absent."
     InvalidIps "invalid-ips" Error File Specification("4.1.2.1.3")
         "ips is not a list of at least one IP address, with or without a prefix length."
     InvalidMac "invalid-mac" Error File Specification("4.1.2.1.4")
