@@ -499,7 +499,12 @@ fn dhcp_v6_server_without_free_address_is_reported() {
     one.add(&ipv6_only()).success();
     let (before, inside) = (host.snapshot(), b.snapshot());
     let refused = other.add(&ipv6_only());
-    assert_refused("none left", &refused, 11, &["eth0", "no address to assign", "NoAddrsAvail", "within 8 s"]);
+    assert_refused(
+        "none left",
+        &refused,
+        11,
+        &["eth0", "no address to assign", "NoAddrsAvail", "within 8 s"],
+    );
     assert_nothing_left("none left", &host, &before);
     assert_pod_unchanged("none left", &b, &inside);
     one.del(&ipv6_only()).success();
