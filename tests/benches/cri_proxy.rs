@@ -56,11 +56,11 @@ fn main() {
     println!("| what | through the proxy | runtime alone | difference | goal |\n|---|---|---|---|---|");
     runtime.block_on(forwarded(&through, &alone));
     runtime.block_on(parallel(&proxy, &through, &alone));
-    println!("| memory of the proxy after that | {} MB | | | ≤ 15 MB |", proxy.resident() / 1000);
+    println!("| memory of the proxy after that | {} MB | | | ≤ 15 MB |", proxy.resident_memory() / 1000);
     sandboxes(&proxy);
     crowd(&proxy);
     listed(&proxy, &runtime);
-    println!("| memory of the proxy at the end | {} MB | | | |", proxy.resident() / 1000);
+    println!("| memory of the proxy at the end | {} MB | | | |", proxy.resident_memory() / 1000);
 }
 
 async fn connect(socket: &Path) -> Channel {

@@ -165,7 +165,7 @@ fn measure_beside(waves: usize) {
 fn settle(agent: &Agent) {
     let written = "weft_status_updates_total{outcome=\"written\"}";
     let planned = "weft_plan_requests_total{outcome=\"planned\"}";
-    until("all is written", || (agent.figure(written) >= agent.figure(planned)).then_some(()));
+    until("all is written", || (agent.metric(written) >= agent.metric(planned)).then_some(()));
     // Events are not counted; they come after.
     thread::sleep(Duration::from_millis(100));
 }
@@ -203,7 +203,7 @@ fn measure_memory(cycles: usize) {
     let all: Vec<Value> = (0..DEFINITIONS).map(definition).collect();
     agent.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string());
     let known = "weft_cache_objects{resource=\"network-attachment-definitions\"}";
-    until("definitions", || agent.figure(known).filter(|known| *known >= DEFINITIONS as f64));
+    until("definitions", || agent.metric(known).filter(|known| *known >= DEFINITIONS as f64));
     println!("| after so many ADDs and DELs | resident | of which its own |\n|---|---|---|");
     let show = |done: usize| {
         let id = agent.machine.run(["cat", "/run/services/agent.pid"]);

@@ -215,7 +215,7 @@ fn warm(cluster: &OpenStack, host: &str, each: usize) {
     cluster.wait_until_leading("one");
     cluster.pod(host, "first", NETWORKS);
     let started = Instant::now();
-    let waiting = || cluster.figure("one", "weft_neutron_pool_ports ").unwrap_or_default();
+    let waiting = || cluster.metric("one", "weft_neutron_pool_ports ").unwrap_or_default();
     while waiting() < u64::try_from((each - 1) * 3).unwrap() {
         assert!(started.elapsed() < WARMING, "the pools are not warm: {}", waiting());
         std::thread::sleep(Duration::from_secs(1));
@@ -230,7 +230,7 @@ fn attach() {
     cluster.start_agent(FIRST, &[]);
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
     let sandboxes: Vec<Pod> = names.iter().map(|name| cluster.machine.pod(name)).collect();
-    let figure = |line: &str| cluster.figure("one", line).unwrap_or_default();
+    let figure = |line: &str| cluster.metric("one", line).unwrap_or_default();
     let requests = || figure("weft_neutron_api_requests_total ");
     let allocated = || figure(r#"weft_neutron_port_operations_total{outcome="allocated"} "#);
     let (before, finished, started) = (requests(), allocated(), Instant::now());
@@ -329,7 +329,7 @@ fn filled(cluster: &OpenStack, each: usize) -> Vec<Subnet> {
 }
 
 fn burst() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let pods = count("PODS", 100);
     let subnets = filled(&cluster, pods + 10);
     let serial = serial(&cluster, &subnets, BOUND, pods * 3);
@@ -337,7 +337,7 @@ fn burst() {
     cluster.start_controller("one", &rules, &[]);
     cluster.wait_until_leading("one");
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
-    let requests = || cluster.figure("one", "weft_neutron_api_requests_total ").unwrap_or_default();
+    let requests = || cluster.metric("one", "weft_neutron_api_requests_total ").unwrap_or_default();
     let (before, started) = (requests(), Instant::now());
     cluster.pods(BOUND, &names, NETWORKS);
     let made = started.elapsed();
@@ -353,7 +353,7 @@ fn burst() {
 }
 
 fn restart() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (pods, wanted) = (count("PODS", 100), count("PORTS", 1000));
     let _ = filled(&cluster, wanted.div_ceil(3));
     let rules = json!({ "pool": { "enabled": true, "min": 5 } });
@@ -369,7 +369,7 @@ fn restart() {
     cluster.start_controller("two", &rules, &[]);
     cluster.wait_until_leading("two");
     let took = started.elapsed();
-    let waiting = cluster.figure("two", "weft_neutron_pool_ports ").unwrap_or_default();
+    let waiting = cluster.metric("two", "weft_neutron_pool_ports ").unwrap_or_default();
     println!(
         "| a controller that finds {} ports of {pods} pods and {waiting} that wait, until it leads and has compared them | {} ms | | ≤ 10 s |",
         pods * 3,

@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 use rig::cluster;
 use rig::containerd::NETWORKS;
 use rig::cri::Event;
-use rig::machine::PATIENCE;
+use rig::machine::TIMEOUT;
 use rig::proxy::bridge;
 use rig::{Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
@@ -290,7 +290,7 @@ fn events_of_a_sandbox_tell_the_address_of_each_network_and_not_our_annotation()
     let plain = proxy.cri().run_pod_sandbox(&proxy.pod_on("plain", &[("", "red")])).expect("a pod");
     let expected = ["eth0", "net1", "wire"].map(|link| address(&proxy, &web, link));
     let next = |events: &Receiver<Event>, id: &str, kind| loop {
-        let event = events.recv_timeout(PATIENCE).expect("an event");
+        let event = events.recv_timeout(TIMEOUT).expect("an event");
         if event.container == id && event.kind == kind {
             return event.sandbox.expect("a sandbox's status");
         }

@@ -52,7 +52,7 @@ fn an_attachment_that_changed_is_told_by_its_network_and_by_doctor() {
     let why = proxy.ready().expect_err("no network is ready");
     assert!(why.contains("red"), "{why}");
     proxy.stop("KILL");
-    proxy.bury();
+    proxy.remove_stale_files();
     // One that ended properly takes its socket along, and is missed as much.
     for signal in ["TERM", "KILL"] {
         proxy.launch();
@@ -150,11 +150,11 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
     let mut red = 1;
     for step in 1.. {
         proxy.stop("KILL");
-        proxy.bury();
+        proxy.remove_stale_files();
         let number = step.to_string();
         proxy.launch_under(&[&killer, &number]);
         rig::machine::until("it listens, or is dead", || {
-            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+            (proxy.reach(SOCKET).exists() || !proxy.is_running()).then_some(())
         });
         let name = format!("n{step}");
         let set = proxy.network(&["set", "-f", "-"], &bridge(&name, 9).to_string());
@@ -165,8 +165,8 @@ fn a_proxy_killed_at_any_step_has_stored_what_it_said_and_nothing_by_half() {
         if survived {
             proxy.stop("KILL");
         }
-        rig::machine::until("it is dead", || (!proxy.lives()).then_some(()));
-        proxy.bury();
+        rig::machine::until("it is dead", || (!proxy.is_running()).then_some(()));
+        proxy.remove_stale_files();
         // The next one reads what is there.
         proxy.launch();
         let there: Vec<String> = proxy.networks().into_keys().collect();
@@ -286,20 +286,20 @@ fn a_proxy_killed_at_any_step_of_a_sandbox_leaves_nothing_once_the_next_one_is_a
     let (mut early, mut midway) = (0, 0);
     for step in 1.. {
         proxy.stop("KILL");
-        proxy.bury();
+        proxy.remove_stale_files();
         let number = step.to_string();
         proxy.launch_under(&[&killer, &number]);
         rig::machine::until("it listens, or is dead", || {
-            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+            (proxy.reach(SOCKET).exists() || !proxy.is_running()).then_some(())
         });
-        let listens = proxy.lives();
+        let listens = proxy.is_running();
         let answer = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH));
         let survived = proxy.cri().version().is_ok();
         if survived {
             proxy.stop("KILL");
         }
-        rig::machine::until("it is dead", || (!proxy.lives()).then_some(()));
-        proxy.bury();
+        rig::machine::until("it is dead", || (!proxy.is_running()).then_some(()));
+        proxy.remove_stale_files();
         proxy.launch();
         if listens && answer.is_err() {
             midway += 1;
@@ -345,7 +345,7 @@ fn a_runtime_killed_while_a_sandbox_is_made_leaves_nothing_in_the_end() {
             assert_eq!(verb, "DEL");
             proxy.cri().stop_pod_sandbox(web).expect_err("the runtime dies");
         }
-        rig::machine::until("the runtime is dead", || (!proxy.node().lives("containerd")).then_some(()));
+        rig::machine::until("the runtime is dead", || (!proxy.node().is_running("containerd")).then_some(()));
         proxy.run(["rm", "-f", "/opt/cni/bin/weft", "/run/result", "/run/services/containerd.pid"]);
         proxy.run(["cp", real, "/opt/cni/bin/weft"]);
         proxy.node().launch();
@@ -363,7 +363,7 @@ fn a_sandbox_that_the_runtime_lost_frees_its_networks_and_its_addresses() {
     let before = proxy.node().snapshot();
     let lost = proxy.cri().run_pod_sandbox(&proxy.pod_on("lost", &BOTH)).expect("a pod");
     let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect("a pod");
-    proxy.node().lose(&lost);
+    proxy.node().forget_sandbox(&lost);
     let entry = |id: &str| proxy.read(format!("/var/lib/weft/sandboxes/{id}.json"));
     let next = proxy.pod_on("next", &[("", "red")]);
     rig::machine::until("what was lost is taken down", || {

@@ -60,10 +60,10 @@ fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
         assert!(events.contains(&wanted), "{wanted} is not in {events:?}");
     }
     // One write for the whole ADD, and nothing was asked for that was known.
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
-    assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(1.0));
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
+    assert_eq!(agent.metric("weft_plan_requests_total{outcome=\"planned\"}"), Some(1.0));
     let attached = "weft_attachments_total{plugin=\"bridge\",outcome=\"attached\"}";
-    until("the report", || agent.figure(attached).filter(|count| *count >= 3.0));
+    until("the report", || agent.metric(attached).filter(|count| *count >= 3.0));
     // Bridges stay for the next one, and nothing else does.
     eth0.del(&node_configuration()).success();
     let before = agent.machine.snapshot();
@@ -261,7 +261,7 @@ fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
     agent.attachment(&other, "other", &other_uid).del(&node_configuration()).success();
     agent.start(&[]);
     agent.wait_until_ready();
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), None);
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), None);
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
     let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
     assert_refused("no parent", &refused, 7, &["master", "nowhere"]);
     let figure = |plugin: &str, outcome: &str| {
-        agent.figure(&format!("weft_attachments_total{{plugin=\"{plugin}\",outcome=\"{outcome}\"}}"))
+        agent.metric(&format!("weft_attachments_total{{plugin=\"{plugin}\",outcome=\"{outcome}\"}}"))
     };
     assert_eq!(until("the report", || figure("macvlan", "failed")), 1.0);
     assert_eq!(

@@ -51,7 +51,7 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
 fn heard_of(agent: &Agent, networks: &str) -> String {
     let uid = agent.pod("web", &select(networks));
     let known = "weft_cache_objects{resource=\"pods\"}";
-    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    until("the pod is heard of", || agent.metric(known).filter(|count| *count >= 1.0));
     uid
 }
 
@@ -72,7 +72,7 @@ fn told(annotations: &Value) -> Value {
 fn remove_api(agent: &Agent) {
     agent.machine.stop("kube-apiserver", "KILL");
     let age = "weft_cache_age_seconds{resource=\"pods\"}";
-    until("the agent notices", || agent.figure(age).filter(|age| *age > 0.0));
+    until("the agent notices", || agent.metric(age).filter(|age| *age > 0.0));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     thread::scope(|scope| {
         let adding = scope.spawn(|| agent.attachment(&web, "web", &uid).add(&node_configuration()).success());
         let planned = "weft_plan_requests_total{outcome=\"planned\"}";
-        until("the plan", || agent.figure(planned).filter(|count| *count >= 1.0));
+        until("the plan", || agent.metric(planned).filter(|count| *count >= 1.0));
         agent.stop("KILL");
         adding.join().expect("the ADD");
     });
@@ -293,8 +293,8 @@ fn a_storm_of_128_pods_is_served_by_an_agent_that_has_just_begun() {
         assert_eq!(agent.status(name).len(), 2, "{name}");
     }
     // One write a pod, and not one object asked for.
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"failed\"}"), None);
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"failed\"}"), None);
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
     let full = agent.machine.pod("full");
     agent.attachment(&full, "full", &uid).add(&node_configuration()).success();
     let failed = "weft_status_updates_total{outcome=\"failed\"}";
-    until("it cannot be written", || agent.figure(failed).filter(|count| *count >= 1.0));
+    until("it cannot be written", || agent.metric(failed).filter(|count| *count >= 1.0));
     let uid = agent.pod("web", &select("net-a"));
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
     assert_eq!(agent.status("web").len(), 2);

@@ -36,7 +36,7 @@ impl Helm {
         let helm = self.machine.command("setpriv").args(bare).args([text(&self.interpreter), text(&script)]);
         // Its cache of what the server offers.
         let helm = helm.env("HOME", rig::machine::CONFIGURATIONS).args([command, text(&chart)]).args(words);
-        helm.stdin(stdin).deadline(rig::machine::PATIENCE).finish()
+        helm.stdin(stdin).deadline(rig::machine::TIMEOUT).finish()
     }
 
     /// What the chart makes with each of these values: objects as YAML, or a refusal.

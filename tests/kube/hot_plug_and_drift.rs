@@ -165,7 +165,7 @@ fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
     assert_eq!(held().trim(), "1");
     std::thread::scope(|scope| {
         let gc = scope.spawn(|| {
-            rig::collect(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
+            rig::gc(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
         });
         // The GC is with the first network; the pod gets one that it comes to later.
         let begun = || agent.machine.run(["cat", rig::cluster::RECORD]).contains("\"GC\"").then_some(());
@@ -273,9 +273,9 @@ fn an_interface_that_vanished_is_seen_and_told() {
     let agent = node!("--check-interval", "1");
     start_hands(&agent);
     let (sandbox, _) = attached(&agent, "web", "net-a");
-    let drifted = || agent.figure("weft_drifted_sandboxes ");
+    let drifted = || agent.metric("weft_drifted_sandboxes ");
     // It is looked at, and nothing is told of what did not change.
-    let checks = || agent.figure("weft_tasks_total ").filter(|count| *count >= 4.0);
+    let checks = || agent.metric("weft_tasks_total ").filter(|count| *count >= 4.0);
     agent.machine.wait(EXECUTOR, "checks it", checks);
     assert!(
         !agent.events("web").iter().any(|event| event.starts_with("Interface")),

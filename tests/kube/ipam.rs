@@ -8,7 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, assert_right, control, given, last_byte, ledgers, network, pool, rounds, weft};
+use rig::addresses::{
+    Nodes, address_stores, allocated, assert_ipam_consistent, last_byte, network, pool, reconciliations,
+    start_controllers, weft,
+};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
@@ -23,10 +26,10 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     for round in 0..20 {
         for node in 0..2 {
             let container = format!("c{node}-{round}");
-            let ips = given(nodes.attachment(&pod, &container).add(&conf(node)));
+            let ips = allocated(nodes.attachment(&pod, &container).add(&conf(node)));
             assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
             // The same once more.
-            assert_eq!(given(nodes.attachment(&pod, &container).add(&conf(node))), ips);
+            assert_eq!(allocated(nodes.attachment(&pod, &container).add(&conf(node))), ips);
             nodes.attachment(&pod, &container).check(&conf(node)).success();
         }
     }
@@ -35,12 +38,12 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     assert_eq!((blocks.len(), owners.len()), (2, 2), "{blocks:#?}");
     // The rest of a full node of 250 pods.
     for round in 20..250 {
-        let ips = given(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
+        let ips = allocated(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
         assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
     }
     for node in 0..2 {
         // Made, and the pool asked about it: what 250 pods cost.
-        let requests = nodes.figure(node, "weft_ipam_api_requests_total ");
+        let requests = nodes.metric(node, "weft_ipam_api_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }
     let pool = nodes.kube.json(["ippools.weft.dev", "10.9.0.0-20"]);
@@ -73,7 +76,7 @@ fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_f
     // Given and taken back by the plugin: its object stays, and says since when it rests.
     let mut conf = network(0, &json!({ "range": "10.13.0.0/24" }));
     conf["args"] = json!({ "cni": { "ips": ["10.13.0.77"] } });
-    assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
     nodes.attachment(&sandbox, "r1").del(&conf).success();
     let name = format!("{blocks}.10.13.0.77-32");
     let object = nodes.kube.json(["ipblocks.weft.dev", &name]);
@@ -107,18 +110,18 @@ fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_f
         nodes.blocks().iter().map(name).collect()
     };
     let before = names();
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     let removed = format!("{blocks}.10.13.0.78-32");
     until("the object of the address that rested for two hours", || {
         (!names().contains(&removed)).then_some(())
     });
-    let round = rounds(&nodes, 9601);
-    until("two rounds more", || (rounds(&nodes, 9601) > round + 1).then_some(()));
+    let round = reconciliations(&nodes, 9601);
+    until("two rounds more", || (reconciliations(&nodes, 9601) > round + 1).then_some(()));
     let gone: Vec<String> = before.difference(&names()).cloned().collect();
     assert_eq!(gone, [removed]);
     // It is anybody's again, and so is the one that still rests for who asks for it.
     conf["args"] = json!({ "cni": { "ips": ["10.13.0.78"] } });
-    assert_eq!(given(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
     let pod = nodes.machine.pod("a");
     let name = pool(&nodes, "10.12.0.0/22", 4);
     let conf = network(0, &json!({ "range": "10.12.0.0/22", "quarantine": 0 }));
-    let add = |container: &str| given(nodes.attachment(&pod, container).add(&conf))[0].clone();
+    let add = |container: &str| allocated(nodes.attachment(&pod, container).add(&conf))[0].clone();
     let ledger = || {
         let words = ["ipam", "-o", "json", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"];
         let shown = weft(&nodes, &words).success().json();
@@ -174,7 +177,7 @@ fn tiny(node: usize) -> Value {
 /// Gives all of them, to both nodes.
 #[track_caller]
 fn fill(nodes: &Nodes, pod: &Pod) -> BTreeSet<String> {
-    let add = |at: usize| given(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
+    let add = |at: usize| allocated(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
     let all: BTreeSet<String> = (0..6).flat_map(add).collect();
     assert_eq!(all.len(), 6, "{all:?}");
     all
@@ -191,7 +194,7 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
     assert_refused("full", &probe, 50, &words);
     // What goes on one node is free on the other.
     nodes.attachment(&pod, "c0").del(&tiny(0)).success();
-    let moved = given(nodes.attachment(&pod, "c7").add(&tiny(1)));
+    let moved = allocated(nodes.attachment(&pod, "c7").add(&tiny(1)));
     assert!(all.contains(&moved[0]));
     nodes.attachment(&pod, "c1").check(&tiny(1)).success();
     let who = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
@@ -211,7 +214,7 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
     }
     nodes.kube.kubectl(["delete", "ippools.weft.dev", "new", "spoilt"]);
     let six = ["c1", "c2", "c3", "c4", "c5", "c7"].map(|id| format!("uid-{id}/{id}/eth0"));
-    assert_right(&nodes, &six.each_ref().map(String::as_str));
+    assert_ipam_consistent(&nodes, &six.each_ref().map(String::as_str));
 }
 
 #[test]
@@ -221,18 +224,18 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
     let all = fill(&nodes, &pod);
     // The second node is gone: what it had comes back, when somebody has deleted its object, and not before.
     nodes.stop(1, "KILL");
-    control(&nodes, &[("one", 9601), ("two", 9602)]);
+    start_controllers(&nodes, &[("one", 9601), ("two", 9602)]);
     std::thread::sleep(Duration::from_secs(6));
     let of_dead = || nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-1").count();
     assert_eq!(of_dead(), 3, "its object is there: it may be alive");
     nodes.kube.kubectl(["delete", "node", "worker-1"]);
     until("the blocks of the dead node", || (of_dead() == 0).then_some(()));
     for at in 10..13 {
-        let ips = given(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
+        let ips = allocated(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
         assert!(all.contains(&ips[0]));
     }
     // Whoever leads dies; the other one goes on.
-    let leads = |port| rounds(&nodes, port) > 0;
+    let leads = |port| reconciliations(&nodes, port) > 0;
     let (first, second) = if leads(9601) { ("one", 9602) } else { ("two", 9601) };
     nodes.machine.stop(first, "KILL");
     until("the other controller", || leads(second).then_some(()));
@@ -262,7 +265,7 @@ fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told
         }
         let added = attachment.add(&conf);
         if added.code == Some(0) {
-            let ip = given(added)[0].clone();
+            let ip = allocated(added)[0].clone();
             let before = told.lock().unwrap().insert(ip.clone(), container.clone());
             assert_eq!(before, None, "{ip} is {container}'s, too");
             kept.push_back((ip, container));
@@ -336,10 +339,10 @@ fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
     let told = told.into_inner().unwrap();
     sweep(&nodes, &pod, &told);
     // What is held is what somebody was told of, and what is leased is what the nodes' ledgers have.
-    let ledgers: Vec<_> = (0..nodes.count()).map(|node| in_ledger(&nodes, node)).collect();
-    assert_eq!(ledgers.iter().map(|(_, held)| *held).sum::<u64>(), told.len() as u64);
+    let address_stores: Vec<_> = (0..nodes.count()).map(|node| in_ledger(&nodes, node)).collect();
+    assert_eq!(address_stores.iter().map(|(_, held)| *held).sum::<u64>(), told.len() as u64);
     assert!(told.len() > nodes.count(), "{told:?}");
-    for (node, (ranges, _)) in ledgers.iter().enumerate() {
+    for (node, (ranges, _)) in address_stores.iter().enumerate() {
         let own = nodes.blocks_of(node);
         let leased: BTreeSet<_> =
             own.iter().map(|block| block["spec"]["range"].as_str().unwrap().to_owned()).collect();
@@ -354,7 +357,7 @@ fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
         // Of what comes before the slots of a second group nothing looks like one that is held: tags are erased, too.
         assert_eq!(held.count(), 0, "node {node}");
     }
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
@@ -370,10 +373,10 @@ fn requested_and_sticky_addresses_follow_their_pods() {
         nodes.attachment(&sandbox, container).add(&conf)
     };
     // An address of nobody's block, asked for on one node, is not to be had on another.
-    assert_eq!(given(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
+    assert_eq!(allocated(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
     assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
     nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
-    assert_eq!(given(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
+    assert_eq!(allocated(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
 
     // A StatefulSet's pod: the same name, another uid, another node.
     let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
@@ -391,18 +394,18 @@ fn requested_and_sticky_addresses_follow_their_pods() {
         nodes.kube.json(["pod", "-n", "blue", "db-0"])["metadata"]["uid"].as_str().unwrap().to_owned()
     };
     let first = make();
-    let kept = given(sticky(0, &first, "s1", "ADD"));
+    let kept = allocated(sticky(0, &first, "s1", "ADD"));
     // The old pod is still there: its address is not given to another.
     assert_refused("still held", &sticky(1, "other", "s2", "ADD"), 11, &["leased by node worker-0"]);
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "db-0", "--force", "--grace-period=0"]);
     let second = make();
-    assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
+    assert_eq!(allocated(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
     sticky(1, &second, "s2", "DEL").success();
     // On its own node the sandbox of the one that was deleted by force is there until it is taken down.
     let words = ["allocated to another container on this node", &kept[0]];
     assert_refused("not taken down", &sticky(0, &second, "s3", "ADD"), 11, &words);
     sticky(0, &first, "s1", "DEL").success();
-    assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
+    assert_eq!(allocated(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
 }
 
 /// Asserts that of two nodes that request an address at the same time, at most one gets it. Returns whether the second does.
@@ -430,12 +433,12 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     let had = |node: usize, container: &str, ip: &str| {
         nodes.machine.wait("agent-0", "gives an address up", || {
             let ended = asking(node, container, ip);
-            (ended.code == Some(0)).then(|| given(ended))
+            (ended.code == Some(0)).then(|| allocated(ended))
         })
     };
     let object =
         |ip: &str| nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.{ip}-32")])["spec"].clone();
-    let own = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
+    let own = allocated(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
     let (net, first) = own.rsplit_once('.').unwrap();
     let first = first.parse::<u8>().unwrap() / 64 * 64;
     let at = |offset: u8| format!("{net}.{}", first + offset);
@@ -451,7 +454,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     assert!(moved["node"] == "worker-1" && moved["transferRequestedFrom"].is_null(), "{moved}");
     assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
-    assert_right(&nodes, &["uid-r1/r1/eth0"]);
+    assert_ipam_consistent(&nodes, &["uid-r1/r1/eth0"]);
     // Held: who has it is said, it stays where it is, and nothing is left of the question.
     let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
     assert_refused("held", &asking(1, "r3", &own), 11, &words);
@@ -478,12 +481,14 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     // The rest of the block is given by its node, but for what is another's.
     let mut rest = BTreeSet::new();
     for at in 0..70 {
-        assert!(rest.insert(given(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone()));
+        assert!(
+            rest.insert(allocated(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone())
+        );
     }
     assert!([at(20), at(40)].iter().all(|gone| !rest.contains(gone)), "{rest:?}");
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
     let alone = ["uid-r1/r1/eth0", "uid-r8/r8/eth0", "uid-r5/r5/eth0"];
-    assert_right(&nodes, &alone[..2 + usize::from(second_got_it)]);
+    assert_ipam_consistent(&nodes, &alone[..2 + usize::from(second_got_it)]);
 }
 
 #[test]
@@ -511,7 +516,7 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
     let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
     assert_refused("another interface", &call("ADD", 0, "p0", "other.net"), 11, &words);
     // Given once; the status says which, and whose.
-    let kept = given(call("ADD", 0, "p1", "vm.net"));
+    let kept = allocated(call("ADD", 0, "p1", "vm.net"));
     let told = status("vm.net");
     assert_eq!(told["ips"], json!([format!("{}/20", kept[0]), format!("{}/64", kept[1])]));
     assert_eq!(
@@ -520,12 +525,16 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
     );
     assert_eq!(told["conditions"][0]["type"], "IPsAllocated");
     // A machine that moves has two pods; then the first one goes.
-    assert_eq!(given(call("ADD", 1, "p2", "vm.net")), kept);
+    assert_eq!(allocated(call("ADD", 1, "p2", "vm.net")), kept);
     assert_eq!(status("vm.net")["ownerPod"], json!({ "name": "p2" }));
     for (node, pod) in [(0, "p1"), (1, "p2")] {
         call("DEL", node, pod, "vm.net").success();
     }
-    assert_eq!(given(call("ADD", 0, "p3", "vm.net")), kept, "nobody else gets it while the claim is there");
+    assert_eq!(
+        allocated(call("ADD", 0, "p3", "vm.net")),
+        kept,
+        "nobody else gets it while the claim is there"
+    );
     call("DEL", 0, "p3", "vm.net").success();
     // One that was restored gets what it had; where that is another's it says whose.
     for (name, ip) in [("back.net", "10.18.7.7/20"), ("late.net", "10.18.7.7/20")] {
@@ -535,7 +544,7 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
         let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
         nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
     }
-    assert_eq!(given(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
+    assert_eq!(allocated(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
     assert_refused(
         "another's",
         &call("ADD", 0, "p5", "late.net"),
@@ -544,7 +553,7 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
     );
     assert_eq!(status("late.net")["conditions"][0]["status"], "False");
     // Deleted, and its pods gone: nobody keeps it any more.
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
     let of_claim =
         || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
@@ -558,7 +567,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
     let _ = pool(&nodes, "10.15.0.0/28", 2);
     let conf = |node| network(node, &json!({ "range": "10.15.0.0/28", "quarantine": 0 }));
     let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
-    let _ = given(add(0, "a1"));
+    let _ = allocated(add(0, "a1"));
     let block = nodes.blocks_of(0)[0].clone();
     let object = block["metadata"]["name"].as_str().unwrap().to_owned();
     let patch = |holes: &Value| {
@@ -574,7 +583,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         if ended.code != Some(0) {
             return Some(ended);
         }
-        theirs.insert(given(ended)[0].clone());
+        theirs.insert(allocated(ended)[0].clone());
         None
     });
     let words = [&object, "spec was edited and makes no sense"];
@@ -593,7 +602,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
             assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
         }
     }
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     nodes.machine.wait("one", "tells an Event about the object", || {
         let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
         let about = |event: &&Value| {
@@ -608,8 +617,8 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         Some(())
     });
     patch(&json!(null));
-    assert_right(&nodes, &[]);
-    let mine = given(add(0, "a2"))[0].clone();
+    assert_ipam_consistent(&nodes, &[]);
+    let mine = allocated(add(0, "a2"))[0].clone();
     assert!(!theirs.contains(&mine), "{mine} {theirs:?}");
     // Of a node that is gone it is removed.
     let theirs = nodes.blocks_of(1)[0]["metadata"]["name"].as_str().unwrap().to_owned();
@@ -627,15 +636,15 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
     let conf = |node| network(node, &json!({ "range": "10.15.0.0/26", "quarantine": 0 }));
     let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
     let boot = |node: usize| {
-        let ledger = format!("{}/{name}/ledger", ledgers(node));
+        let ledger = format!("{}/{name}/ledger", address_stores(node));
         let line = format!("printf another-boot | dd of={ledger} bs=1 seek=16 conv=notrunc status=none");
         nodes.machine.run(["sh", "-c", &line])
     };
-    let before: BTreeSet<String> = (0..3).map(|at| given(add(0, &format!("a{at}")))[0].clone()).collect();
+    let before: BTreeSet<String> = (0..3).map(|at| allocated(add(0, &format!("a{at}")))[0].clone()).collect();
     let object = nodes.blocks_of(0)[0]["metadata"]["name"].as_str().unwrap().to_owned();
     // Its block is still its own, under a new lease, and nothing in it is held: no pod outlived the boot.
     boot(0);
-    let after = given(add(0, "b0"))[0].clone();
+    let after = allocated(add(0, "b0"))[0].clone();
     let again = nodes.kube.json(["ipblocks.weft.dev", &object]);
     assert_eq!(again["spec"]["generation"], json!(1), "{again}");
     for at in 0..3 {
@@ -644,14 +653,16 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
         nodes.attachment(&pod, &format!("a{at}")).del(&conf(0)).success();
     }
     nodes.attachment(&pod, "b0").check(&conf(0)).success();
-    let mut all: BTreeSet<String> = (1..8).map(|at| given(add(0, &format!("b{at}")))[0].clone()).collect();
+    let mut all: BTreeSet<String> =
+        (1..8).map(|at| allocated(add(0, &format!("b{at}")))[0].clone()).collect();
     all.insert(after);
     assert!(all.len() == 8 && before.is_subset(&all), "{before:?} {all:?}");
     // Taken away while the node was off: it gives nothing of it any more, whoever has it now.
     boot(0);
-    nodes.lose(&object);
-    let theirs: BTreeSet<String> = (0..12).map(|at| given(add(1, &format!("c{at}")))[0].clone()).collect();
-    let mine = given(add(0, "d0"))[0].clone();
+    nodes.delete_block(&object);
+    let theirs: BTreeSet<String> =
+        (0..12).map(|at| allocated(add(1, &format!("c{at}")))[0].clone()).collect();
+    let mine = allocated(add(0, "d0"))[0].clone();
     assert!(theirs.len() == 12 && !theirs.contains(&mine), "{mine} {theirs:?}");
     // Without the API server: what the node has it gives, what it has not it refuses, and nothing is lost.
     nodes.kube.stop("kube-apiserver", "KILL");
@@ -669,7 +680,7 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
         let ended = nodes.attachment(&pod, "c0").add(&other);
         (ended.code == Some(0)).then_some(())
     });
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 /// What whereabouts writes its addresses in.
@@ -725,7 +736,7 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     conf["ipam"]["type"] = json!("whereabouts");
     let mut early = nodes.attachment(&sandbox, "early");
     early.args = format!("{};IP=10.6.0.5", early.args);
-    assert_eq!(given(early.add(&conf)), ["10.6.0.5"]);
+    assert_eq!(allocated(early.add(&conf)), ["10.6.0.5"]);
     for _ in 0..2 {
         let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
         assert_eq!(told.code, Some(1), "one address is another pod's: {}", told.stdout);
@@ -748,7 +759,7 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     assert!(object["spec"]["owner"].as_str().unwrap().starts_with(uid.as_str().unwrap()), "{object} {uid}");
     let mut taken = BTreeSet::new();
     for at in 0..3 {
-        taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
+        taken.extend(allocated(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
     }
     let expected = ["10.6.0.3", "10.6.0.4", "10.6.0.6"];
     assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "but for those of pods that are there");

@@ -7,7 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use rig::addresses::{assert_right, control, given, network, pool, rounds, weft};
+use rig::addresses::{
+    allocated, assert_ipam_consistent, network, pool, reconciliations, start_controllers, weft,
+};
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 
@@ -17,8 +19,9 @@ fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let conf = network(0, &json!({ "range": "10.19.0.0/24", "quarantine": 0 }));
-    let ips: Vec<String> =
-        (0..2).map(|at| given(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf))[0].clone()).collect();
+    let ips: Vec<String> = (0..2)
+        .map(|at| allocated(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf))[0].clone())
+        .collect();
     let make = |name: &str, ip: &str| {
         let status = json!([{ "name": "blue/net", "interface": "net1", "ips": [ip] }]).to_string();
         let annotations = json!({ "k8s.v1.cni.cncf.io/network-status": status });
@@ -30,12 +33,12 @@ fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
     };
     make("one", &ips[0]);
     make("other", &ips[1]);
-    control(&nodes, &[("keeper", 9603)]);
+    start_controllers(&nodes, &[("keeper", 9603)]);
     let events = || {
         let all = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
         all.into_iter().filter(|event| event["reason"] == "AddressDoubled").collect::<Vec<Value>>()
     };
-    nodes.machine.wait("keeper", "has looked", || (rounds(&nodes, 9603) > 1).then_some(()));
+    nodes.machine.wait("keeper", "has looked", || (reconciliations(&nodes, 9603) > 1).then_some(()));
     assert_eq!(events(), Vec::<Value>::new(), "each has its own");
     let uid = make("twin", &ips[0]);
     let event = nodes.machine.wait("keeper", "tells that an address is doubled", || events().pop());
@@ -53,14 +56,16 @@ fn two_pods_that_show_one_address_are_told_in_an_event_about_one_of_them() {
     let why = format!("{} of blue/net is blue/one's, too", ips[0]);
     assert!(event["message"].as_str().unwrap().contains(&why), "{event}");
     // It is told once.
-    let before = rounds(&nodes, 9603);
-    nodes.machine.wait("keeper", "has looked again", || (rounds(&nodes, 9603) > before + 2).then_some(()));
+    let before = reconciliations(&nodes, 9603);
+    nodes
+        .machine
+        .wait("keeper", "has looked again", || (reconciliations(&nodes, 9603) > before + 2).then_some(()));
     assert_eq!(events().len(), 1);
     let found = weft(&nodes, &["ipam", "check"]);
     assert!(found.code == Some(1) && found.stdout.contains("doubled"), "{found:?}");
     // The one that went wrong is deleted: nothing is wrong any more.
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "twin", "--force", "--grace-period=0"]);
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
@@ -77,7 +82,7 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
     let mut seen = BTreeSet::new();
     for at in 0..4 {
         for (name, conf) in [("u", &usual), ("o", &other)] {
-            let ip = given(add(&format!("{name}{at}"), conf))[0].clone();
+            let ip = allocated(add(&format!("{name}{at}"), conf))[0].clone();
             assert!(seen.insert(ip.clone()), "{ip} twice");
         }
     }
@@ -86,7 +91,7 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
         ["elsewhere", "on node worker-0 is in /var/lib/weft/elsewhere (ipam.dataDir)", "--address-stores"];
     assert!(found.code == Some(1) && words.iter().all(|word| found.stdout.contains(word)), "{found:?}");
     // By its name it is not had on another node, and why is said at once.
-    let theirs = given(add("o0", &other))[0].clone();
+    let theirs = allocated(add("o0", &other))[0].clone();
     let mut asking = network(1, &range);
     asking["args"] = json!({ "cni": { "ips": [theirs] } });
     let words = [theirs.as_str(), "leased by node worker-0", "/var/lib/weft/elsewhere (ipam.dataDir)"];
@@ -102,7 +107,7 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
         if ended.code != Some(0) {
             return Some(ended);
         }
-        assert!(seen.insert(given(ended)[0].clone()), "twice");
+        assert!(seen.insert(allocated(ended)[0].clone()), "twice");
         None
     });
     let words = [
@@ -125,7 +130,7 @@ fn what_a_hand_wrote_into_an_object_is_shown_plainly_and_leads_to_no_other_direc
     let _ = pool(&nodes, "10.21.0.0/25", 3);
     let mut conf = network(0, &json!({ "range": "10.21.0.0/25" }));
     conf["ipam"]["dataDir"] = json!("/var/lib/weft/elsewhere");
-    let ip = given(nodes.attachment(&sandbox, "c").add(&conf))[0].clone();
+    let ip = allocated(nodes.attachment(&sandbox, "c").add(&conf))[0].clone();
     let obeyed = "\u{1b}[31m\u{9b}2J\u{7f}\u{202e}";
     let spec = json!({ "pool": "10.21.0.0-25", "range": "10.21.0.120/32", "node": obeyed, "owner": obeyed, "claim": obeyed,
         "addressStore": "../elsewhere/10.21.0.0-25" });

@@ -8,7 +8,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, assert_right, control, given, ledgers, network, pool};
+use rig::addresses::{
+    Nodes, address_stores, allocated, assert_ipam_consistent, network, pool, start_controllers,
+};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
@@ -22,7 +24,7 @@ fn all_of(nodes: &Nodes, pod: &Pod, node: &str, conf: &Value) -> BTreeSet<String
         if added.code != Some(0) {
             break;
         }
-        assert!(all.insert(given(added)[0].clone()));
+        assert!(all.insert(allocated(added)[0].clone()));
     }
     all
 }
@@ -40,8 +42,8 @@ fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it(
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.70.0.0/27", 3);
     let conf = |node| network(node, &json!({ "range": "10.70.0.0/27", "quarantine": 0 }));
-    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
-    control(&nodes, &[("one", 9601)]);
+    let held = allocated(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    start_controllers(&nodes, &[("one", 9601)]);
     // Its object is deleted, and its agent is there: it says so.
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
@@ -55,7 +57,7 @@ fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it(
     let theirs = all_of(&nodes, &sandbox, "theirs", &conf(1));
     assert!(theirs.len() == 30, "{theirs:?}");
     // It comes back, and its kernel has run all the time.
-    nodes.make_node(0);
+    nodes.create_node(0);
     nodes.start(0);
     nodes.wait(0);
     nodes.machine.wait("agent-0", "finds what it lost", || {
@@ -79,20 +81,20 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     pool(&nodes, "10.71.0.0/27", 3);
     let conf = |node| network(node, &json!({ "range": "10.71.0.0/27", "quarantine": 0 }));
     let mut all: BTreeSet<String> = (0..3)
-        .map(|at| given(nodes.attachment(&sandbox, &format!("held-{at}")).add(&conf(0)))[0].clone())
+        .map(|at| allocated(nodes.attachment(&sandbox, &format!("held-{at}")).add(&conf(0)))[0].clone())
         .collect();
     // What lies beside the ledger, copies of it that nothing can be done with, is nothing to it.
-    let own = format!("{}/10.71.0.0-27", ledgers(0));
+    let own = format!("{}/10.71.0.0-27", address_stores(0));
     for copy in ["Old_copy", "0-copy", "1-copy", "b-copy", "z-copy"] {
-        let copy = format!("{}/{copy}", ledgers(0));
+        let copy = format!("{}/{copy}", address_stores(0));
         nodes.machine.run(["mkdir", "-p", &format!("{copy}/owners")]);
         nodes.machine.run(["cp", &format!("{own}/ledger"), &format!("{copy}/ledger")]);
     }
     // And one that is as good as the ledger: who looks after addresses has it still.
     for copy in ["0.bak", "z.bak"] {
-        nodes.machine.run(["cp", "-a", &own, &format!("{}/{copy}", ledgers(0))]);
+        nodes.machine.run(["cp", "-a", &own, &format!("{}/{copy}", address_stores(0))]);
     }
-    nodes.lose_all();
+    nodes.delete_all_blocks();
     nodes.machine.wait("agent-0", "finds what it lost", || {
         nodes.log(0).contains("not this node's any more").then_some(())
     });
@@ -106,7 +108,7 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
         each_once(&mut all, all_of(&nodes, &sandbox, name, &conf(node)));
     }
     assert_eq!(all.len(), 30);
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
@@ -115,8 +117,8 @@ fn a_single_address_that_a_node_lost_and_nobody_took_is_its_pods_again_before_an
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.83.0.0/29", 0);
     let conf = |node| network(node, &json!({ "range": "10.83.0.0/29", "quarantine": 0 }));
-    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
-    nodes.lose_all();
+    let held = allocated(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    nodes.delete_all_blocks();
     let own = || nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == format!("{held}/32"));
     let again = until("it to be its node's", own);
     assert_eq!(again["spec"]["owner"], "uid-held/held/eth0");
@@ -126,10 +128,10 @@ fn a_single_address_that_a_node_lost_and_nobody_took_is_its_pods_again_before_an
     // The ledger hears of it with its next question, and gives it back with its pod.
     let full = nodes.attachment(&sandbox, "late").add(&conf(0));
     assert_refused("all is given", &full, 11, &["no address is free"]);
-    assert_eq!(given(nodes.attachment(&sandbox, "held").add(&conf(0))), std::slice::from_ref(&held));
+    assert_eq!(allocated(nodes.attachment(&sandbox, "held").add(&conf(0))), std::slice::from_ref(&held));
     nodes.attachment(&sandbox, "held").del(&conf(0)).success();
     until("it to be nobody's", || own().is_none().then_some(()));
-    assert_eq!(given(nodes.attachment(&sandbox, "next").add(&conf(1))), [held]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "next").add(&conf(1))), [held]);
 }
 
 #[test]
@@ -139,11 +141,11 @@ fn a_node_whose_ledgers_are_elsewhere_answers_after_its_agent_was_started_again(
     pool(&nodes, "10.81.0.0/27", 3);
     let mut conf = network(0, &json!({ "range": "10.81.0.0/27", "quarantine": 0 }));
     conf["ipam"]["dataDir"] = json!("/var/lib/weft/elsewhere");
-    let _ = given(nodes.attachment(&sandbox, "held").add(&conf));
+    let _ = allocated(nodes.attachment(&sandbox, "held").add(&conf));
     nodes.stop(0, "KILL");
     nodes.start(0);
     nodes.wait(0);
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
         .machine
@@ -160,7 +162,7 @@ fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_p
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.72.0.0/27", 3);
     let conf = network(1, &json!({ "range": "10.72.0.0/27", "quarantine": 0 }));
-    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf));
+    let _ = allocated(nodes.attachment(&sandbox, "c0").add(&conf));
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let bind = |name: &str, spec: Value| {
         let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "blue" },
@@ -180,7 +182,7 @@ fn a_node_out_of_service_is_gone_though_its_daemons_stay_bound_and_not_while_a_p
         "worker-1",
         "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
     ]);
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     std::thread::sleep(Duration::from_secs(7));
     assert!(!nodes.blocks_of(1).is_empty(), "a pod may run there");
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "work", "--grace-period=0", "--force"]);
@@ -195,7 +197,7 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
     let conf = |node| network(node, &json!({ "range": "10.73.0.0/26", "quarantine": 0 }));
     let add = |node: usize, container: &str| nodes.attachment(&sandbox, container).add(&conf(node));
     let mut all = BTreeSet::new();
-    each_once(&mut all, given(add(0, "a0")));
+    each_once(&mut all, allocated(add(0, "a0")));
     let bits = |bits: u8| {
         let patch = format!(r#"{{"spec":{{"blockBits":{bits}}}}}"#);
         nodes.kube.kubectl(["patch", "ippools.weft.dev", &name, "--type=merge", "-p", &patch]);
@@ -204,7 +206,7 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
     let words = ["pool 10.73.0.0-26", "blockBits", "10.73.0.0/26 4", "restore them"];
     assert_refused("edited", &add(1, "b0"), 11, &words);
     bits(4);
-    each_once(&mut all, given(add(1, "b0")));
+    each_once(&mut all, allocated(add(1, "b0")));
     // A smaller one in it, by a hand, of the same addresses.
     let mine = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "mine" },
         "spec": { "range": "10.73.0.48/28" } });
@@ -217,14 +219,14 @@ fn a_pool_that_is_edited_or_deleted_while_it_is_leased_gives_no_address_twice() 
     assert_refused("of another space", &refused, 11, &["pool mine", "spec.networkName", "red"]);
     nodes.kube.kubectl(["delete", "ippools.weft.dev", "mine", &name]);
     // It is made anew by the first who needs it, and its blocks are what they were.
-    each_once(&mut all, given(add(2, "c0")));
+    each_once(&mut all, allocated(add(2, "c0")));
     let made = nodes.kube.json(["ippools.weft.dev", &name]);
     assert_eq!(made["spec"]["blockBits"], json!(4), "{made}");
     for node in 0..3 {
         each_once(&mut all, all_of(&nodes, &sandbox, &format!("rest{node}"), &conf(node)));
     }
     assert_eq!(all.len(), 62);
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 /// A virtual machine moves, and somebody deletes the object of its address by hand: the one pod that the object names goes, the other
@@ -244,8 +246,8 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
         conf["args"] = json!({ "cni": { "ipam-claim-reference": "vm.net" } });
         nodes.attachment(&sandbox, container).call(verb, conf.to_string())
     };
-    let kept = given(call("ADD", 0, "before"))[0].clone();
-    assert_eq!(given(call("ADD", 1, "after"))[0], kept);
+    let kept = allocated(call("ADD", 0, "before"))[0].clone();
+    assert_eq!(allocated(call("ADD", 1, "after"))[0], kept);
     nodes.machine.wait("agent-0", "sees that the object is the other node's", || {
         nodes.log(0).contains("not this node's any more").then_some(())
     });
@@ -263,16 +265,16 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
     let theirs = all_of(&nodes, &sandbox, "theirs", &plain(1));
     assert!(theirs.len() == 5 && !theirs.contains(&kept), "{kept}: {theirs:?}");
     call("CHECK", 0, "before").success();
-    assert_eq!(given(call("ADD", 1, "again"))[0], kept, "it is the claim's still");
+    assert_eq!(allocated(call("ADD", 1, "again"))[0], kept, "it is the claim's still");
     // When nothing keeps it it goes, as it was told to.
     for (node, pod) in [(0, "before"), (1, "again")] {
         call("DEL", node, pod).success();
     }
     assert!(of_claim().is_some());
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
     until("its object to be gone", || of_claim().is_none().then_some(()));
-    assert_eq!(given(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
 }
 
 /// Covers the manual deletion of an object and the manual removal of its finalizer.
@@ -282,18 +284,18 @@ fn finalizer_and_object_removed_manually_leave_the_address_and_its_claim_on_the_
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.89.0.0/29", 0);
     let conf = |node| network(node, &json!({ "range": "10.89.0.0/29", "quarantine": 0, "sticky": true }));
-    let held = given(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
+    let held = allocated(nodes.attachment(&sandbox, "held").add(&conf(0)))[0].clone();
     let own = || nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == format!("{held}/32"));
     let before = own().expect("its object");
     let name = before["metadata"]["name"].as_str().unwrap();
-    nodes.lose(name);
+    nodes.delete_block(name);
     let again = until("it to be its node's", own);
     assert_ne!(again["metadata"]["uid"], before["metadata"]["uid"]);
     assert_eq!(again["spec"]["claim"], before["spec"]["claim"]);
     assert_eq!(again["spec"]["owner"], before["spec"]["owner"]);
     let patch = r#"{"metadata":{"finalizers":null}}"#;
     nodes.kube.kubectl(["patch", "ipblock", name, "--type", "merge", "-p", patch]);
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     let is_written = || own().filter(|block| block["metadata"]["finalizers"] == json!(["weft.dev/in-use"]));
     until("it to be said that it is in use", is_written);
 }
@@ -305,7 +307,7 @@ fn a_block_that_a_hand_deletes_is_its_nodes_until_nothing_in_it_is_held_whether_
     pool(&nodes, "10.92.0.0/28", 3);
     let conf = |node| network(node, &json!({ "range": "10.92.0.0/28", "quarantine": 0 }));
     let add = |node: usize, container: &str| {
-        given(nodes.attachment(&sandbox, container).add(&conf(node)))[0].clone()
+        allocated(nodes.attachment(&sandbox, container).add(&conf(node)))[0].clone()
     };
     let mut all = BTreeSet::from([add(0, "held")]);
     nodes.stop(0, "KILL");
@@ -334,7 +336,7 @@ fn a_pool_that_is_made_anew_is_cut_in_one_way() {
     let sandbox = nodes.machine.pod("a");
     let name = pool(&nodes, "10.79.0.0/26", 4);
     let conf = |node| network(node, &json!({ "range": "10.79.0.0/26", "quarantine": 0 }));
-    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf(0)));
+    let _ = allocated(nodes.attachment(&sandbox, "c0").add(&conf(0)));
     nodes.attachment(&sandbox, "c0").del(&conf(0)).success();
     // As the refusal of an edited one advises.
     nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
@@ -354,7 +356,7 @@ fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
     let sandbox = nodes.machine.pod("a");
     let name = pool(&nodes, "10.84.0.0/26", 4);
     let conf = network(0, &json!({ "range": "10.84.0.0/26", "quarantine": 0 }));
-    let add = |container: usize| given(nodes.attachment(&sandbox, &format!("c{container}")).add(&conf));
+    let add = |container: usize| allocated(nodes.attachment(&sandbox, &format!("c{container}")).add(&conf));
     let _ = add(0);
     // Its agent believes for a while that the pool is as it was.
     nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
@@ -364,7 +366,7 @@ fn what_is_leased_ahead_of_a_pool_that_was_made_anew_is_given_back() {
         let _ = add(container);
     }
     let refused = "weft_allocation_requests_total{outcome=\"refused\"}";
-    until("what was leased to be refused", || (nodes.figure(0, refused) > 0).then_some(()));
+    until("what was leased to be refused", || (nodes.metric(0, refused) > 0).then_some(()));
     let left = nodes.blocks();
     assert_eq!(left.len(), 1, "{left:#?}");
 }
@@ -378,7 +380,7 @@ fn nodes_that_first_use_a_pool_at_one_moment_are_all_served() {
         pool(&nodes, &range, 3);
         let add = |node: usize| {
             let conf = network(node, &json!({ "range": range, "quarantine": 0 }));
-            given(nodes.attachment(&sandbox, &format!("c{node}-{third}")).add(&conf))[0].clone()
+            allocated(nodes.attachment(&sandbox, &format!("c{node}-{third}")).add(&conf))[0].clone()
         };
         let (one, other) = std::thread::scope(|scope| {
             let other = scope.spawn(|| add(1));
@@ -386,7 +388,7 @@ fn nodes_that_first_use_a_pool_at_one_moment_are_all_served() {
         });
         assert_ne!(one, other);
     }
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
@@ -425,7 +427,7 @@ fn of_two_pools_that_begin_at_the_same_moment_at_most_one_is_used() {
         assert!(seen["status"]["layout"].is_null(), "it has given way: {seen}");
         // The other one has given way, too.
         record(other, json!({}));
-        let _ = given(add(own, &small));
+        let _ = allocated(add(own, &small));
         let seen = nodes.kube.json(["ippools.weft.dev", own]);
         let layout = json!({ "phase": "Fixed", "range": small, "blockBits": 4 });
         assert_eq!(seen["status"]["layout"], layout);
@@ -452,14 +454,14 @@ fn calls_do_not_queue_behind_an_agent_that_is_silent() {
     pool(&nodes, "10.77.0.0/26", 4);
     let conf = network(0, &json!({ "range": "10.77.0.0/26", "quarantine": 0 }));
     for at in 0..10 {
-        let _ = given(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf));
+        let _ = allocated(nodes.attachment(&sandbox, &format!("c{at}")).add(&conf));
     }
     // One that was asked for outside of the node's block is given back by its DEL, and the agent is to be told.
     let block = nodes.blocks()[0]["spec"]["range"].as_str().unwrap().to_owned();
     let outside = if block.starts_with("10.77.0.0/") { "10.77.0.40" } else { "10.77.0.5" };
     let mut named = conf.clone();
     named["args"] = json!({ "cni": { "ips": [outside] } });
-    let _ = given(nodes.attachment(&sandbox, "named").add(&named));
+    let _ = allocated(nodes.attachment(&sandbox, "named").add(&named));
     let id = nodes.machine.run(["cat", "/run/services/agent-0.pid"]);
     nodes.machine.run(["kill", "-s", "STOP", id.trim()]);
     let begun = Instant::now();
@@ -470,7 +472,7 @@ fn calls_do_not_queue_behind_an_agent_that_is_silent() {
             scope.spawn(move || del(format!("c{at}")));
         }
     });
-    let _ = given(nodes.attachment(&sandbox, "new").add(&conf));
+    let _ = allocated(nodes.attachment(&sandbox, "new").add(&conf));
     let took = begun.elapsed();
     nodes.machine.run(["kill", "-s", "CONT", id.trim()]);
     // Each of them asks it for two seconds, at the same time; one after the other they took twenty.
@@ -492,12 +494,12 @@ fn a_nodes_single_pod_does_not_take_the_blocks_of_others_and_its_last_block_goes
     let sandbox = nodes.machine.pod("a");
     pool(&nodes, "10.78.0.0/29", 2);
     let conf = |node| network(node, &json!({ "range": "10.78.0.0/29", "quarantine": 0 }));
-    let _ = given(nodes.attachment(&sandbox, "c0").add(&conf(0)));
+    let _ = allocated(nodes.attachment(&sandbox, "c0").add(&conf(0)));
     std::thread::sleep(Duration::from_secs(1));
-    let _ = given(nodes.attachment(&sandbox, "c1").add(&conf(1)));
+    let _ = allocated(nodes.attachment(&sandbox, "c1").add(&conf(1)));
     nodes.attachment(&sandbox, "c0").del(&conf(0)).success();
     // As if it had been two hours ago: since when a block is leased, and an address free, is in the ledger.
-    let ledger = format!("{}/10.78.0.0-29/ledger", ledgers(0));
+    let ledger = format!("{}/10.78.0.0-29/ledger", address_stores(0));
     let age = format!(
         "import struct\nb=bytearray(open('{ledger}','rb').read())\ndef old(at):\n v=struct.unpack_from('<Q',b,at)[0]\n t=v&((1<<56)-1)\n \
          struct.pack_into('<Q',b,at,(v>>56<<56)|(t-7200000 if t else 0))\nold(2048+8)\n[old(12288+16*i) for i in range(4)]\n\
@@ -536,7 +538,7 @@ fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_a
     let (lost, kept) = (name("10.71.0.0-24"), name("10.72.0.0-24"));
     let inside = |script: &str| nodes.machine.run(["sh", "-e", "-c", &format!("cd {group}; {script}")]);
     inside("cat /run/services/agent-0.pid >cgroup.procs; cat pids.current >pids.max");
-    nodes.lose(&lost);
+    nodes.delete_block(&lost);
     nodes.machine.wait("agent-0", "gets no thread", || nodes.log(0).contains("start a thread").then_some(()));
     inside("echo max >pids.max");
     // Whoever is asked whether it is there answers, and what could not be done is done.
@@ -558,7 +560,7 @@ fn a_question_of_a_call_that_is_dead_takes_nothing_from_the_next_one_though_its_
     let sandbox = nodes.machine.pod("a");
     let name = pool(&nodes, "10.84.0.0/29", 0);
     let conf = network(0, &json!({ "range": "10.84.0.0/29", "quarantine": 0 }));
-    let held = given(nodes.attachment(&sandbox, "held").add(&conf))[0].clone();
+    let held = allocated(nodes.attachment(&sandbox, "held").add(&conf))[0].clone();
     let own = || {
         let range = format!("{held}/32");
         nodes.blocks_of(0).into_iter().find(|block| block["spec"]["range"] == range)
@@ -567,7 +569,7 @@ fn a_question_of_a_call_that_is_dead_takes_nothing_from_the_next_one_though_its_
         let request = json!({ "version": 1, "request": { "allocateBlocks": {
             "pool": { "name": name, "mustExist": false, "network": "", "range": "10.84.0.0/29" },
             "filter": { "subnet": "10.84.0.0/29", "first": "10.84.0.1", "last": "10.84.0.6", "gateway": null, "exclude": [] },
-            "store": name, "directory": ledgers(0), "blocks": [], "operation": { "allocate": kind },
+            "store": name, "directory": address_stores(0), "blocks": [], "operation": { "allocate": kind },
             "pod": { "namespace": "blue", "name": "held", "uid": "uid-held" }, "owner": "uid-held/held/eth0",
             "claim": "", "sharesClaim": false, "quarantine": 0 } } });
         let ask = "import socket,struct,sys\ns=socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n\

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rig::addresses::{Nodes, control, given, network, pool};
+use rig::addresses::{Nodes, allocated, network, pool, start_controllers};
 use rig::machine::until;
 use rig::nodes;
 use serde_json::json;
@@ -39,12 +39,12 @@ fn a_node_starts_250_pods_with_two_requests_about_its_block_beside_one_for_the_p
     let sandbox = nodes.machine.pod("a");
     let conf = |node| network(node, &json!({ "range": "10.20.0.0/16", "quarantine": 0 }));
     // The pool is there, and the second node follows what is its own.
-    let _ = given(nodes.attachment(&sandbox, "first").add(&conf(0)));
+    let _ = allocated(nodes.attachment(&sandbox, "first").add(&conf(0)));
     let other = network(1, &json!({ "range": "10.21.0.0/16" }));
-    let _ = given(nodes.attachment(&sandbox, "other").add(&other));
-    let (before, told) = (requests(&nodes), nodes.figure(1, "weft_ipam_api_requests_total "));
+    let _ = allocated(nodes.attachment(&sandbox, "other").add(&other));
+    let (before, told) = (requests(&nodes), nodes.metric(1, "weft_ipam_api_requests_total "));
     for pod in 0..250 {
-        let _ = given(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf(1)));
+        let _ = allocated(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf(1)));
     }
     let mut since = requests(&nodes);
     since.retain(|what, count| {
@@ -53,7 +53,7 @@ fn a_node_starts_250_pods_with_two_requests_about_its_block_beside_one_for_the_p
     });
     let expected = [("GET ippools".to_owned(), 2), ("POST ipblocks".to_owned(), 1)];
     assert_eq!(since, BTreeMap::from(expected), "the pool is read before and after the block is made");
-    assert_eq!(nodes.figure(1, "weft_ipam_api_requests_total ") - told, 2);
+    assert_eq!(nodes.metric(1, "weft_ipam_api_requests_total ") - told, 2);
 }
 
 #[test]
@@ -63,14 +63,14 @@ fn a_pool_says_in_which_blocks_single_addresses_were_made_and_these_are_looked_i
     let name = pool(&nodes, "10.22.0.0/26", 4);
     let mut conf = network(0, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
     conf["args"] = json!({ "cni": { "ips": ["10.22.0.17"] } });
-    assert_eq!(given(nodes.attachment(&sandbox, "named").add(&conf)), ["10.22.0.17"]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "named").add(&conf)), ["10.22.0.17"]);
     let said = || nodes.kube.json(["ippools.weft.dev", &name])["status"]["singleAddressBlocks"].clone();
     let uid = nodes.kube.json(["ippools.weft.dev", &name])["metadata"]["uid"].clone();
     assert_eq!(said(), json!({ "1": "recorded", "poolUid": uid }));
     let conf = network(1, &json!({ "range": "10.22.0.0/26", "quarantine": 0 }));
     let mut seen = BTreeSet::from(["10.22.0.17".to_owned()]);
     for pod in 0..61 {
-        let ips = given(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf));
+        let ips = allocated(nodes.attachment(&sandbox, &format!("c{pod}")).add(&conf));
         assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
     }
     let block = nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.10.22.0.16-28")]);
@@ -85,7 +85,7 @@ fn a_pool_says_in_which_blocks_single_addresses_were_made_and_these_are_looked_i
         "metadata": { "name": format!("{name}.10.22.0.40-32"), "labels": { "weft.dev/pool": name } },
         "spec": { "pool": name, "range": "10.22.0.40/32", "claim": "pod/blue/db-0/net/eth0" } });
     nodes.kube.apply(&object.to_string());
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     let kept = || (said() == json!({ "1": "recorded", "2": "recorded", "poolUid": uid })).then_some(());
     until("the pool says it", kept);
 }

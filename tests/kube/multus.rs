@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use difference::differences;
 use rig::agent::{NAMESPACE, NODE};
 use rig::machine::until;
-use rig::multus::{DAEMON, DAEMON_CONFIG, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, DAEMON_CONFIG, Form};
 use rig::peers::peers;
 use rig::{Agent, Machine, Multus, links};
 use serde_json::{Value, json};
@@ -330,7 +330,7 @@ fn hand_over(bench: &Bench, keys: &Value) {
         rig::assert_pod_unchanged(name, pod, shape);
     }
     // The page's last step; bridges stay, as with any plugin.
-    machine.run(["rm", "-r", MEMORY]);
+    machine.run(["rm", "-r", CACHE_DIRECTORY]);
     let changes = rig::changes(&before, &machine.snapshot());
     let left: Vec<&str> = changes.lines().filter(|line| !is_the_nodes(line)).collect();
     assert!(left.is_empty(), "{left:#?}");

@@ -67,7 +67,7 @@ fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
     let uids = agent.pods(&names, &json!({ NETWORKS: "net-1,net-2,net-3" }));
     let known = |what: &str, count: usize| {
         let line = format!("weft_cache_objects{{resource=\"{what}\"}}");
-        until(what, || agent.figure(&line).filter(|known| *known >= count as f64));
+        until(what, || agent.metric(&line).filter(|known| *known >= count as f64));
     };
     known("network-attachment-definitions", DEFINITIONS);
     known("pods", PODS);
@@ -116,7 +116,7 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b" }));
     until("it is planned", || ask(&agent, "web", &uid, "c1").then_some(()));
     let age = "weft_cache_age_seconds{resource=\"pods\"}";
-    until("both caches are fresh", || agent.figure(age).filter(|age| *age == 0.0));
+    until("both caches are fresh", || agent.metric(age).filter(|age| *age == 0.0));
 }
 
 #[test]

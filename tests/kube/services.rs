@@ -53,7 +53,7 @@ impl Cluster {
         });
     }
 
-    fn figure(&self, name: &str) -> u64 {
+    fn metric(&self, name: &str) -> u64 {
         let page = self.machine.attempt(["curl", "-s", &format!("http://{LISTEN}/metrics")]).stdout;
         let found = page.lines().find_map(|line| line.strip_prefix(name));
         found.and_then(|text| text.trim().parse().ok()).expect("a figure")
@@ -200,7 +200,7 @@ fn addresses_of_a_network_are_listed_and_follow_pods_and_annotations() {
     let example = page.split("```").find_map(|block| block.strip_prefix("yaml\n")).expect("an example");
     kube.apply(example);
     cluster.until_listed("the page's example", "web-storage", &[("10.1.0.1", false), ("fd01::1", false)]);
-    assert_eq!(cluster.figure("weft_services_endpointslice_write_failures_total "), 0);
+    assert_eq!(cluster.metric("weft_services_endpointslice_write_failures_total "), 0);
 }
 
 /// Which EndpointSlices there are.
@@ -238,7 +238,7 @@ fn what_cannot_be_listed_is_an_event_with_the_cure_and_its_mend_is_heard() {
         });
         assert_eq!(cluster.listed(name), BTreeMap::new(), "{name}");
     }
-    assert_eq!(cluster.figure("weft_services_refused "), 5);
+    assert_eq!(cluster.metric("weft_services_refused "), 5);
     cluster.service(
         "odd",
         asks("storage"),
@@ -276,7 +276,7 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
     let sizes: Vec<_> =
         slices.iter().map(|slice| slice["endpoints"].as_array().map_or(0, Vec::len)).collect();
     assert_eq!(sizes, [100, 100, 50]);
-    assert!(cluster.figure("weft_services_endpointslice_writes_total ") < 20);
+    assert!(cluster.metric("weft_services_endpointslice_writes_total ") < 20);
     for endpoint in slices.iter().flat_map(|slice| slice["endpoints"].as_array().expect("a list")) {
         assert_eq!(endpoint["hostname"], endpoint["targetRef"]["name"], "a name of its own in DNS");
     }
@@ -360,7 +360,7 @@ fn one_services_trouble_holds_up_no_other_one() {
     cluster.service("refused", asks("storage"), &one_port());
     // 1, 2, 4 and 8 s after each other; the next try is 16 s later.
     until("it was tried some times", || {
-        (cluster.figure("weft_services_endpointslice_write_failures_total ") >= 5).then_some(())
+        (cluster.metric("weft_services_endpointslice_write_failures_total ") >= 5).then_some(())
     });
     let began = std::time::Instant::now();
     cluster.condition("a", false);
@@ -431,7 +431,7 @@ fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
     let kube = &cluster.kube;
     let manager = "kube-controller-manager";
     let program = kube.program(manager);
-    let account = format!("--kubeconfig={}", kube.certified("admin"));
+    let account = format!("--kubeconfig={}", kube.kubeconfig_for_certificate("admin"));
     let which = "--controllers=endpoint,endpointslice,endpointslicemirroring,garbagecollector";
     kube.apply(r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"worker"}}"#);
     cluster.machine.start(manager, [&*program, &account, which, "--leader-elect=false"]);

@@ -176,7 +176,7 @@ fn a_controller_that_stood_still_while_it_wrote_writes_nothing_more() {
     cluster.machine.wait(TWO.0, "goes on", || (cluster.listed() == expected).then_some(()));
     assert!(cluster.count(TWO) > 0);
     cluster.signal(ONE.0, "CONT");
-    until("the first controller ends", || (!cluster.machine.lives(ONE.0)).then_some(()));
+    until("the first controller ends", || (!cluster.machine.is_running(ONE.0)).then_some(()));
     let written = cluster.written();
     let first = written.iter().position(|(by, _)| by == TWO.1).expect("a write");
     assert!(written[first..].iter().all(|(by, _)| by == TWO.1), "{:?}", &written[first..]);

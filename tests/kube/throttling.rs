@@ -25,8 +25,8 @@ fn select() -> Value {
 #[track_caller]
 fn until_heard(agent: &Agent, pods: f64) {
     until("the agent is up to date", || {
-        let age = agent.figure("weft_cache_age_seconds{resource=\"pods\"}")?;
-        let known = agent.figure("weft_cache_objects{resource=\"pods\"}")?;
+        let age = agent.metric("weft_cache_age_seconds{resource=\"pods\"}")?;
+        let known = agent.metric("weft_cache_objects{resource=\"pods\"}")?;
         (age == 0.0 && known >= pods).then_some(())
     });
 }
@@ -75,7 +75,7 @@ fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
     assert!(rig::link(&web, "net1").is_some());
     let failed = "weft_status_updates_total{outcome=\"failed\"}";
-    until("the status is refused", || agent.figure(failed).filter(|count| *count >= 1.0));
+    until("the status is refused", || agent.metric(failed).filter(|count| *count >= 1.0));
     assert_eq!(agent.annotation("web", STATUS), None);
     agent.machine.stop("holder", "KILL");
     assert_eq!(agent.status("web").len(), 2);
@@ -98,7 +98,7 @@ fn a_clock_that_jumps_costs_no_pod_its_networks_and_no_status_its_pod() {
         "FAKETIME_NO_CACHE=1".to_owned(),
         "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
     ];
-    agent.start_in(&environment.each_ref().map(String::as_str), &["--orphan-grace", "60"]);
+    agent.start_with_environment(&environment.each_ref().map(String::as_str), &["--orphan-grace", "60"]);
     agent.wait_until_ready();
     let old = (agent.machine.pod("old"), agent.pod("old", &select()));
     let attach = |pod: &Pod, name: &str, uid: &str| {

@@ -51,7 +51,7 @@ fn receive_with(agent: &Agent, receiver: &Path, mode: &str, files: &[&str]) {
 /// Starts the agent anew.
 fn restart(agent: &Agent, environment: &[&str], words: &[&str]) {
     agent.stop("TERM");
-    agent.start_in(environment, words);
+    agent.start_with_environment(environment, words);
     agent.wait_until_ready();
 }
 
@@ -190,7 +190,7 @@ fn each_add_is_one_trace_with_its_plan_and_every_plugin_over_http() {
     assert!(spoken.iter().all(|request| request["request"] == "http"), "{spoken:?}");
     assert!(spoken.iter().all(|request| request["headers"]["x-tenant"] == "blue"), "{spoken:?}");
     let sent = "weft_trace_spans_total{outcome=\"exported\"}";
-    assert!(until("figures", || agent.figure(sent)) >= tree.0.len() as f64);
+    assert!(until("figures", || agent.metric(sent)) >= tree.0.len() as f64);
 }
 
 /// protobuf's JSON has bytes in base64, OpenTelemetry's people write hexadecimal digits.
@@ -273,7 +273,7 @@ fn a_collector_that_is_away_or_refuses_is_told_once_and_keeps_nobody_waiting() {
     let (agent, receiver) = node!();
     let endpoint = format!("http://127.0.0.1:{HTTP}");
     restart(&agent, &[SOON], &["--otlp-endpoint", &endpoint]);
-    let failed = || agent.figure("weft_trace_spans_total{outcome=\"failed\"}").unwrap_or_default();
+    let failed = || agent.metric("weft_trace_spans_total{outcome=\"failed\"}").unwrap_or_default();
     work(&agent, "away", 3);
     let lost = until("spans are lost", || Some(failed()).filter(|count| *count >= 3.0));
     receive(&agent, &receiver, "refuse");
@@ -303,8 +303,8 @@ fn a_collector_that_never_answers_keeps_no_pod_and_no_agent_from_its_end() {
             [SOON, &protocol, patience, "OTEL_BSP_MAX_QUEUE_SIZE=8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4"];
         restart(&agent, &environment, &["--otlp-endpoint", &endpoint]);
         work(&agent, &format!("pod-{port}"), 20);
-        assert_eq!(agent.figure("weft_trace_spans_total{outcome=\"exported\"}"), None);
-        assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(20.0));
+        assert_eq!(agent.metric("weft_trace_spans_total{outcome=\"exported\"}"), None);
+        assert_eq!(agent.metric("weft_plan_requests_total{outcome=\"planned\"}"), Some(20.0));
         assert!(agent.machine.log(COLLECTOR).lines().count() == 1, "{}", agent.machine.log(COLLECTOR));
     }
     // It ends although nothing of what it has to tell is taken.
@@ -340,9 +340,9 @@ fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
             restart(&agent, &environment, &[]);
             work(&agent, &name(what), 1);
             let failed = "weft_trace_spans_total{outcome=\"failed\"}";
-            until(&format!("{what} over {protocol}: spans are lost"), || agent.figure(failed));
+            until(&format!("{what} over {protocol}: spans are lost"), || agent.metric(failed));
             assert_eq!(
-                agent.figure("weft_trace_spans_total{outcome=\"exported\"}"),
+                agent.metric("weft_trace_spans_total{outcome=\"exported\"}"),
                 None,
                 "{what} over {protocol}"
             );

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rig::addresses::{Nodes, given, name, network};
+use rig::addresses::{Nodes, allocated, name, network};
 use rig::kube::files;
 use rig::machine::until;
 use rig::parts::text;
@@ -130,7 +130,7 @@ fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_
             let done = call.add(&config);
             let result = done.clone().success().json();
             let held = before.entry(network).or_insert_with(|| (BTreeSet::new(), form(&result)));
-            held.0.extend(given(done));
+            held.0.extend(allocated(done));
         }
     }
 
@@ -152,7 +152,7 @@ fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_
             call.plugin = "whereabouts".to_owned();
             let done = call.add(&config);
             assert_eq!(form(&done.clone().success().json()), *theirs, "{network}: the result's form");
-            ours.extend(given(done));
+            ours.extend(allocated(done));
         }
         assert!(ours.is_disjoint(held), "{network}: given twice: {held:?}, {ours:?}");
         for address in held {
@@ -183,7 +183,7 @@ fn end_of_the_old_ones(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     nodes.machine.start("controller", [text(&controller)].into_iter().chain(words));
     let address = until("the address of a pod that is gone", || {
         let done = late.add(&config);
-        (done.code == Some(0)).then(|| given(done))
+        (done.code == Some(0)).then(|| allocated(done))
     });
     assert!(held.contains(&address[0]), "{address:?} of {held:?}");
 }

@@ -327,19 +327,19 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
     let kept = foreign.add();
     let full = host.snapshot();
     let (ia, ib) = (a.container_id(), b.container_id());
-    rig::collect(&first.second, &first.config, None).success();
+    rig::gc(&first.second, &first.config, None).success();
     assert_nothing_left("S32: no list, nothing dropped", host, &full);
     let all = [(ia.as_str(), "eth0"), (ia.as_str(), "eth1"), (ib.as_str(), "eth0")];
-    rig::collect(&first.second, &first.config, Some(&all)).success();
+    rig::gc(&first.second, &first.config, Some(&all)).success();
     assert_nothing_left("S32: all valid, nothing dropped", host, &full);
-    rig::collect(&first.second, &first.config, Some(&[(&ia, "eth1")])).success();
+    rig::gc(&first.second, &first.config, Some(&[(&ia, "eth1")])).success();
     second.second.check(&configs[1]).success();
     foreign.second.check(&kept).success();
-    rig::collect(&first.second, &first.config, Some(&[])).success();
+    rig::gc(&first.second, &first.config, Some(&[])).success();
     foreign.second.check(&kept).success();
     foreign.del(&kept);
     // The bridge is told, too.
-    rig::collect(&first.first, &bridge("1.1.0"), Some(&[])).success();
+    rig::gc(&first.first, &bridge("1.1.0"), Some(&[])).success();
     assert_nothing_left("S32: nothing is valid", host, &with_pods);
     b.remove();
     c.remove();

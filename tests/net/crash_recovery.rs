@@ -295,7 +295,7 @@ fn a_killed_add_of_four_networks_is_taken_down_by_gc() {
     for place in (8..STEPS_MAX).step_by(11) {
         let Some(what) = walk.killed("ADD", place) else { break };
         collected += u32::from(cluster.entry(&pod).is_some());
-        rig::collect(&walk.attachment, &walk.config, Some(&[])).success();
+        rig::gc(&walk.attachment, &walk.config, Some(&[])).success();
         assert_eq!(cluster.entry(&pod), None, "{what}, then GC");
         assert_pod_unchanged(&what, &pod, &walk.inside);
         // Without an entry GC leaves the lock file to DEL.

@@ -55,7 +55,7 @@ fn s30_in_process_and_as_programs_all_built_in_plugins_say_the_same() {
         weft.check(&with(&config, &json!({ "prevResult": result.json() }))).success();
         said.push((told(&result), status(&cluster, &pod)));
         weft.call("STATUS", config.to_string()).success();
-        rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+        rig::gc(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
         assert_eq!(links(&pod), ["eth0", "net1", "net2", "net3"], "{builtin}: GC of what is valid");
         weft.del(&config).success();
         assert!(links(&pod).is_empty(), "{builtin}");

@@ -19,12 +19,12 @@ use testkit::{Feature, Host, Pod, host};
 /// A host whose bridge is there already, and nothing left to the kernel's own time.
 fn world(host: &Host) {
     rig::install(host);
-    dhcp::furnish(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
+    dhcp::create_bridge(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
 }
 
 /// A machine beside the pods, 10.1.0.66.
 fn beside(host: &Host) -> Pod {
-    let pod = dhcp::beside(host, "10.1.0.66/24");
+    let pod = dhcp::add_neighbour(host, "10.1.0.66/24");
     // Without it nothing can be sent to everybody.
     pod.run(["ip", "route", "add", "default", "dev", "eth0"]);
     pod
@@ -235,7 +235,7 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
     let _other = serve(&host, 50, &HASTE);
     let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&stranger, (&ended, &refused), refuse));
+        scope.spawn(|| send_invalid_responses(&stranger, (&ended, &refused), refuse));
         wait("a stranger refuses it", || refused.load(Ordering::Relaxed));
         let so_far = said(&host, "DHCPACK(br0)");
         wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
@@ -250,7 +250,11 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
 }
 
 /// A server that answers each question with what `answers` makes of its head, until it is told to end.
-fn mislead(pod: &Pod, (ended, heard): (&AtomicBool, &AtomicBool), answers: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
+fn send_invalid_responses(
+    pod: &Pod,
+    (ended, heard): (&AtomicBool, &AtomicBool),
+    answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
+) {
     let socket = pod.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
@@ -373,15 +377,15 @@ fn s32_gc_gives_back_what_is_not_valid() {
         attachment.add(config).success();
     }
     let mut dhcp = host.attachment("dhcp", &pods[0], "eth0");
-    rig::collect(&dhcp, &config(), None).success();
+    rig::gc(&dhcp, &config(), None).success();
     assert_eq!(given(&host).len(), 3, "no list, nothing dropped");
-    rig::collect(&dhcp, &config(), Some(&[(&pods[1].container_id(), "eth0")])).success();
+    rig::gc(&dhcp, &config(), Some(&[(&pods[1].container_id(), "eth0")])).success();
     let names = || given(&host).into_iter().map(|(_, name, _)| name).collect::<Vec<_>>();
     wait("one is given back", || given(&host).len() == 2);
     let mut left = names();
     left.sort();
     assert_eq!(left, ["b", "c"]);
-    rig::collect(&dhcp, &config(), Some(&[])).success();
+    rig::gc(&dhcp, &config(), Some(&[])).success();
     wait("one is given back", || given(&host).len() == 1);
     assert_eq!(names(), ["c"], "another network loses nothing");
     dhcp.container_id.clear();
@@ -399,7 +403,7 @@ fn s33_without_a_daemon_status_and_add_say_so_and_del_does_not_mind() {
     assert_refused("STATUS", &eth0.call("STATUS", config().to_string()), 50, &words);
     assert_refused("ADD", &eth0.add(&config()), 11, &words);
     eth0.del(&config()).success();
-    rig::collect(&eth0, &config(), Some(&[])).success();
+    rig::gc(&eth0, &config(), Some(&[])).success();
     assert_nothing_left("no daemon", &host, &before);
     assert_pod_unchanged("no daemon", &pod, &inside);
     let dhcp = host.attachment("dhcp", &pod, "eth0");
@@ -467,7 +471,7 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, (&ended, &heard), deceive));
+        scope.spawn(|| send_invalid_responses(&evil, (&ended, &heard), deceive));
         let result = eth0.add(&config()).success().json();
         let known = with(&config(), &json!({ "prevResult": result }));
         wait("it was extended", || said(&host, "DHCPACK(br0)") >= 4);

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rig::dhcp::{
-    IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, SAID, STATE, asker, attachment, beside, count, daemon, daemon_of,
-    furnish, given, kea, mislead, option, serve, serve_both, wait, words,
+    DAEMON_LOG, IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, STATE, add_neighbour, attachment,
+    client_and_association, count, create_bridge, daemon, given, kea, option, send_invalid_responses, serve,
+    serve_both, start_daemon_program, wait, words,
 };
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, with};
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ use testkit::{Feature, Host, Pod, host};
 fn world(host: &Host) {
     rig::install(host);
     // The router does not listen to itself.
-    furnish(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
+    create_bridge(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
     host.run(["ip", "address", "add", "2001:db8::1/64", "dev", "br0"]);
 }
 
@@ -128,7 +129,7 @@ fn both_families_are_had_together_and_given_back_together() {
     other.add(&config).success();
     assert_eq!(given(&host).len(), 4);
     let dhcp = host.attachment("dhcp", &pods[0], "eth0");
-    rig::collect(&dhcp, &config, Some(&[(&pods[1].container_id(), "eth0")])).success();
+    rig::gc(&dhcp, &config, Some(&[(&pods[1].container_id(), "eth0")])).success();
     wait("both of one are given back", || given(&host).len() == 2);
     let checked = eth0.check(&known);
     assert_refused("collected", &checked, 999, &["eth0", "no lease"]);
@@ -202,14 +203,14 @@ fn gc_is_answered_in_time_by_a_daemon_whose_server_is_gone_and_goes_on_by_itself
     }
     server.kill();
     let (started, last) = (Instant::now(), host.attachment("dhcp", &pod, "net7"));
-    rig::collect(&last, &alone(), Some(&[])).success();
+    rig::gc(&last, &alone(), Some(&[])).success();
     assert!(started.elapsed() < Duration::from_secs(18), "{:?}", started.elapsed());
     // Whoever comes back meanwhile keeps what it has; they are given back in the order of their names.
     last.add(&alone()).success();
     wait("the others are given back", || count(&host, STATE, "ifname") == 1);
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(count(&host, STATE, "net7"), 1, "it is not taken from it");
-    assert_eq!(count(&host, SAID, "Release 2001:db8::"), all.len() - 1);
+    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), all.len() - 1);
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn a_lease_is_given_back_while_its_server_is_asked_to_extend_it() {
     world(&host);
     let longer: Value = serde_json::from_str(LONGER).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
-    let _daemon = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
+    let _daemon = start_daemon_program(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     eth0.add(&alone()).success();
@@ -226,7 +227,7 @@ fn a_lease_is_given_back_while_its_server_is_asked_to_extend_it() {
     std::thread::sleep(Duration::from_secs(2));
     wait("the server is asked", || pod.run(["ss", "-lun"]).contains(":546 "));
     eth0.del(&alone()).success();
-    assert_eq!(count(&host, SAID, "Release 2001:db8::"), 1, "{:?}", host.read(SAID));
+    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), 1, "{:?}", host.read(DAEMON_LOG));
 }
 
 #[test]
@@ -354,7 +355,7 @@ fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
 fn an_address_is_not_lost_by_the_word_of_a_server_that_does_not_know_it_and_says_no_more() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let other = beside(&host, "2001:db8::66/64");
+    let other = add_neighbour(&host, "2001:db8::66/64");
     let longer: Value = serde_json::from_str(LONGER).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
     let _daemon = daemon(&host);
@@ -364,7 +365,7 @@ fn an_address_is_not_lost_by_the_word_of_a_server_that_does_not_know_it_and_says
     server.kill();
     let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&other, &know_nothing, &ended, &heard));
+        scope.spawn(|| send_invalid_responses(&other, &know_nothing, &ended, &heard));
         wait("it is asked to make it again", || heard.load(Ordering::Relaxed));
         std::thread::sleep(Duration::from_secs(3));
         ended.store(true, Ordering::Relaxed);
@@ -375,7 +376,7 @@ fn an_address_is_not_lost_by_the_word_of_a_server_that_does_not_know_it_and_says
 
 /// Whoever asks to extend (REBIND) hears NoBinding, and nothing after that.
 fn know_nothing(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(question);
+    let (client, id) = client_and_association(question);
     let association = option(3, &[&id[..], &[0; 8], &option(13, &[0, 3])].concat());
     let body = [option(1, &client), option(2, b"\0\x03\0\x01impost"), association].concat();
     let answer = [&[7], &question[1..4], &body[..]].concat();
@@ -506,7 +507,7 @@ fn a_server_without_an_address_left_is_named_as_that() {
 fn an_address_that_another_machine_has_is_declined_and_another_is_had() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let _other = beside(&host, "2001:db8::100/64");
+    let _other = add_neighbour(&host, "2001:db8::100/64");
     let _server = kea(&host, "01", "2001:db8::100-2001:db8::101", &json!({}));
     let _daemon = daemon(&host);
     let pod = host.pod("a");
@@ -569,7 +570,7 @@ fn a_link_without_ipv6_or_carrier_is_a_clear_error() {
 fn on_a_link_that_is_up_its_own_address_is_waited_for_and_a_duplicate_of_it_named() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let _other = beside(&host, "fe80::42/64");
+    let _other = add_neighbour(&host, "fe80::42/64");
     let (_server, _daemon) = (serve_both(&host, &[]), daemon(&host));
     let join = |name: &str, outside: &str, generate: &str| {
         let pod = host.pod(name);
@@ -604,7 +605,7 @@ fn without_a_router_an_add_ends_all_the_same() {
     let result = eth0.add(&config(&json!({}))).success().json();
     assert!((5..12).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(first(&result).ends_with("/128"));
-    assert_eq!(count(&host, SAID, "no router says"), 1);
+    assert_eq!(count(&host, DAEMON_LOG, "no router says"), 1);
     pod.remove();
     eth0.del(&config(&json!({}))).success();
     assert!(!host.read(STATE).unwrap().contains("eth0"));
@@ -614,13 +615,13 @@ fn without_a_router_an_add_ends_all_the_same() {
 fn a_hostile_server_is_not_believed_and_the_real_one_is() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let evil = beside(&host, "2001:db8::66/64");
+    let evil = add_neighbour(&host, "2001:db8::66/64");
     let (_server, _daemon) = (kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({})), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, &deceive, &ended, &heard));
+        scope.spawn(|| send_invalid_responses(&evil, &deceive, &ended, &heard));
         let result = eth0.add(&alone()).success().json();
         assert!(first(&result).starts_with("2001:db8::1"), "{result}");
         std::thread::sleep(Duration::from_secs(6));
@@ -634,7 +635,7 @@ fn a_hostile_server_is_not_believed_and_the_real_one_is() {
 
 /// Many answers, and each wrong, most of them with the right transaction and client.
 fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(question);
+    let (client, id) = client_and_association(question);
     let address = |text: &str, preferred: u32, valid: u32| {
         let octets = text.parse::<Ipv6Addr>().unwrap().octets();
         option(5, &[&octets[..], &preferred.to_be_bytes(), &valid.to_be_bytes()].concat())

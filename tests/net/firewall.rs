@@ -325,10 +325,10 @@ fn what_is_about_a_bridge_goes_with_it() {
     assert_eq!((about("br0"), about("br1")), (5, 5), "itself, and both its pairs");
     let valid = [(c.pod.container_id(), "eth0")];
     let valid: Vec<(&str, &str)> = valid.iter().map(|(id, ifname)| (id.as_str(), *ifname)).collect();
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((about("br0"), about("br1")), (5, 5), "a bridge that is there may have others behind it");
     host.run(["ip", "link", "delete", "br0"]);
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((about("br0"), about("br1")), (0, 5));
 }
 
@@ -455,11 +455,11 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
         let count = || [a, b, c].map(|chain| traces(&host, &chain.pod).len());
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
-        rig::collect(&a.plugin, &config, None).success();
+        rig::gc(&a.plugin, &config, None).success();
         assert_eq!(count(), full, "{backend}: no list, nothing dropped");
-        rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
+        rig::gc(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
-        rig::collect(&a.plugin, &config, Some(&[])).success();
+        rig::gc(&a.plugin, &config, Some(&[])).success();
         assert_eq!(count(), [0, 0, full[2]], "{backend}: empty means nothing is valid");
     }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Host, Netns, Pod, Snapshot, host};
 
 /// How long the kernel may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAC: &str = "02:00:00:00:0d:00";
 
@@ -42,7 +42,7 @@ fn world(host: &Host) -> Pod {
 /// IPv6 of an interface that has come up is ready in the kernel's own time: when it has this route.
 #[track_caller]
 fn await_route(netns: &Netns, route: &str) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !netns.run(["ip", "-6", "route", "show", "table", "local"]).contains(route) {
         assert!(Instant::now() < until, "{} has no route {route}", netns.name());
         sleep(Duration::from_millis(5));
@@ -52,7 +52,7 @@ fn await_route(netns: &Netns, route: &str) {
 /// The host is as it was, once IPv6 is ready.
 #[track_caller]
 fn assert_returned(what: &str, host: &Host, before: &Snapshot) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !rig::changes(before, &host.snapshot()).is_empty() && Instant::now() < until {
         sleep(Duration::from_millis(20));
     }
@@ -322,11 +322,11 @@ fn what_the_kernel_gave_back_gets_its_name_by_gc_unless_it_is_valid() {
     let id = pod.container_id();
     abandon(&host, pod);
     let away = host.snapshot();
-    rig::collect(&net1, &config(&json!({})), None).success();
-    rig::collect(&net1, &config(&json!({})), Some(&[(&id, "net1")])).success();
-    rig::collect(&net1, &config(&json!({ "name": "other" })), Some(&[])).success();
+    rig::gc(&net1, &config(&json!({})), None).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[(&id, "net1")])).success();
+    rig::gc(&net1, &config(&json!({ "name": "other" })), Some(&[])).success();
     assert_returned("valid, or of another network", &host, &away);
-    rig::collect(&net1, &config(&json!({})), Some(&[(&id, "net2")])).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[(&id, "net2")])).success();
     assert_returned("collected", &host, &before);
 }
 
@@ -390,11 +390,11 @@ fn what_has_only_the_alias_of_a_device_that_is_away_stays_as_it_is() {
     host.command("ip").args(["-batch", "-"]).stdin(other).finish().success();
     // A veth ends with its namespace: nobody brings it back.
     pod.remove();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while host.attempt(["ip", "link", "show", "far0"]).code == Some(0) && Instant::now() < until {
         sleep(Duration::from_millis(20));
     }
-    rig::collect(&net1, &config(&json!({})), Some(&[])).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[])).success();
     net1.del(&config(&json!({}))).success();
     let mut links = rig::links(&host);
     links.sort();

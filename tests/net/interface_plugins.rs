@@ -106,11 +106,11 @@ impl Case {
         rig::install(host);
         // The pod that is the outside goes; its end of the wire stays with it.
         std::mem::forget(rig::traffic::outside(host));
-        self.furnish(host);
+        self.create_bridge(host);
     }
 
     /// The devices that are given away, those that went with a namespace made anew.
-    fn furnish(&self, host: &Host) {
+    fn create_bridge(&self, host: &Host) {
         if self.plugin != "host-device" {
             return;
         }
@@ -293,7 +293,7 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
                 pod = Some(again);
             }
         }
-        case.furnish(host);
+        case.create_bridge(host);
         assert_nothing_left(&what, host, &before);
     }
 }
@@ -492,13 +492,13 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
         attach(&b, "eth9", 3, &with(&other, &case.beside("br9", &ipam)));
     }
     let full = host.snapshot();
-    rig::collect(&eth0, &config, None).success();
+    rig::gc(&eth0, &config, None).success();
     assert_nothing_left("S32: no list, nothing dropped", host, &full);
     let (ia, ib) = (a.container_id(), b.container_id());
-    rig::collect(&eth0, &config, Some(&[(&ia, "eth0"), (&ia, "eth1"), (&ib, "eth0")])).success();
+    rig::gc(&eth0, &config, Some(&[(&ia, "eth0"), (&ia, "eth1"), (&ib, "eth0")])).success();
     assert_nothing_left("S32: all valid, nothing dropped", host, &full);
 
-    rig::collect(&eth0, &config, Some(&[(&ia, "eth1")])).success();
+    rig::gc(&eth0, &config, Some(&[(&ia, "eth1")])).success();
     if case.makes {
         let files = |network: &str| reservations(host, network);
         assert_eq!(
@@ -516,7 +516,7 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
         assert_eq!(marks(host, "weft_masquerade", "net"), expected);
         assert_eq!(marks(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
     }
-    rig::collect(&eth0, &config, Some(&[])).success();
+    rig::gc(&eth0, &config, Some(&[])).success();
     assert!(reservations(host, "net").is_empty(), "S32: empty means nothing is valid");
     assert_eq!((marks(host, "weft_masquerade", "net"), marks(host, "weft_spoofing", "net")), (0, 0));
 }

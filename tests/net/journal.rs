@@ -139,7 +139,7 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
             let word = if what.contains("newer") { "version 2" } else { "unreadable" };
             assert!(message.contains(word), "{verb} with an entry {what}: {message}");
         }
-        let collected = rig::collect(&weft, &config, Some(&[]));
+        let collected = rig::gc(&weft, &config, Some(&[]));
         assert_refused(what, &collected, 6, &[&file]);
         let lock = |line: &&str| !line.contains(".lock");
         let changes = rig::changes(&before, &host.snapshot());
@@ -153,13 +153,13 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
     let other = host.pod("other");
     cluster.attachment(&other).add(&config).success();
     let (web, others) = (pod.container_id(), other.container_id());
-    let collected = rig::collect(&weft, &config, Some(&[(&web, "eth0"), (&others, "eth0")]));
+    let collected = rig::gc(&weft, &config, Some(&[(&web, "eth0"), (&others, "eth0")]));
     assert_refused("GC", &collected, 6, &[&file]);
     assert_eq!(
         (links(&pod), links(&other)),
         (vec!["eth0".into(), "net1".into(), "net2".into()], vec!["eth0".into(), "net1".into()])
     );
-    assert_refused("GC", &rig::collect(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
+    assert_refused("GC", &rig::gc(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
     assert!(links(&other).is_empty(), "what is stale by its own entry goes");
     assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
     // One that nobody ever writes to.
@@ -449,7 +449,7 @@ fn what_plugins_say_makes_no_entry_that_cannot_be_read() {
     assert!(links(&pod).is_empty());
     cluster.pod("web", ["loud"; 5].join(","));
     weft.add(&config).success();
-    rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    rig::gc(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
     weft.del(&config).success();
     assert_eq!(cluster.entry(&pod), None);
     cluster.pod("web", "");

@@ -129,10 +129,10 @@ fn g5_iptables_without_the_program_of_the_other_family_is_enough() {
     eth0.through = ["/usr/bin/env", "PATH=/run/programs"].map(str::to_owned).to_vec();
     eth0.add(&config).success();
     assert!(!rules(&host, &pod).is_empty());
-    rig::collect(&eth0, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    rig::gc(&eth0, &config, Some(&[(&pod.container_id(), "eth0")])).success();
     eth0.del(&config).success();
     assert!(rules(&host, &pod).is_empty(), "{:?}", rules(&host, &pod));
-    rig::collect(&eth0, &config, Some(&[])).success();
+    rig::gc(&eth0, &config, Some(&[])).success();
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend_whatever_is
         let before = [count(a), count(b), count(c)];
         assert!(before.iter().all(|count| *count > 0), "{before:?}");
         let config = with(&config, &json!({ "ipMasq": now == backend, "ipMasqBackend": now }));
-        rig::collect(&eth0, &config, Some(&[(&b.container_id(), "eth0")])).success();
+        rig::gc(&eth0, &config, Some(&[(&b.container_id(), "eth0")])).success();
         assert_eq!([count(a), count(b), count(c)], [0, before[1], before[2]], "{backend}, now {now}");
     }
 }
@@ -297,9 +297,9 @@ fn g5_s32_del_and_gc_remove_what_the_reference_plugin_makes_with_nftables() {
             assert_eq!(left(), [false, true, true], "{plugin} {backend}: DEL");
         }
         load();
-        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[("c1", "eth0")])).success();
+        rig::gc(&eth0, &config(plugin, "nftables"), Some(&[("c1", "eth0")])).success();
         assert_eq!(left(), [true, false, true], "{plugin}: GC");
-        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[])).success();
+        rig::gc(&eth0, &config(plugin, "nftables"), Some(&[])).success();
         assert_eq!(left(), [false, false, true], "{plugin}: GC of all");
     }
 }

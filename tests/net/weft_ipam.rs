@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use rig::addresses::given;
+use rig::addresses::allocated;
 use rig::{VERSIONS, assert_refused, in_version};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, require};
@@ -46,7 +46,7 @@ fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
 
 #[track_caller]
 fn add(host: &Host, pod: &Pod, id: &str, conf: &Value) -> String {
-    given(container(host, pod, id).add(conf)).join(" ")
+    allocated(container(host, pod, id).add(conf)).join(" ")
 }
 
 // === the fixed set ===
@@ -164,7 +164,7 @@ fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
         let mut attachment = container(&host, &pod, &format!("c{at}"));
         attachment.plugin = "whereabouts".to_owned();
         attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=p{at}");
-        assert_eq!(given(attachment.add(&conf)).join(" "), expected, "{ipam}");
+        assert_eq!(allocated(attachment.add(&conf)).join(" "), expected, "{ipam}");
         attachment.del(&conf).success();
     }
 }
@@ -246,14 +246,14 @@ fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
         attachment.add(&conf)
     };
     for (channel, ip) in ["10.1.2.3", "10.1.2.4", "10.1.2.5"].into_iter().enumerate() {
-        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip]);
+        assert_eq!(allocated(asking(&format!("c{channel}"), ip, channel)), [ip]);
         assert_refused(
             "held",
             &asking("other", ip, channel),
             11,
             &["pool 10.1.2.0-29", ip, &format!("c{channel}, eth0 of net, holds it")],
         );
-        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip], "the same once more");
+        assert_eq!(allocated(asking(&format!("c{channel}"), ip, channel)), [ip], "the same once more");
     }
     assert_refused(
         "elsewhere",
@@ -263,7 +263,7 @@ fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
     );
     assert_eq!(add(&host, &pod, "c8", &small()), "10.1.2.1");
     container(&host, &pod, "c0").del(&small()).success();
-    assert_eq!(given(asking("c7", "10.1.2.3", 1)), ["10.1.2.3"], "whoever names it need not wait");
+    assert_eq!(allocated(asking("c7", "10.1.2.3", 1)), ["10.1.2.3"], "whoever names it need not wait");
 }
 
 #[test]
@@ -643,7 +643,7 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         assert_eq!((held(&host, PLACE), host.read(&released)), (1, None), "{spoil}");
         let mut again = BTreeSet::from([given[2].clone()]);
         again.extend((0..5).map(|more| add(&host, &pod, &format!("m{more}"), &small())));
-        assert_eq!(again.len(), 6, "{spoil}: all of it may be given, and nothing twice");
+        assert_eq!(again.len(), 6, "{spoil}: all of it may be allocated, and nothing twice");
         container(&host, &pod, &id("c")).del(&small()).success();
         (0..5).for_each(|more| drop(container(&host, &pod, &format!("m{more}")).del(&small()).success()));
     }

@@ -16,7 +16,7 @@ const TOKEN: u32 = 25;
 
 #[test]
 fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
-    let Some(cluster) = OpenStack::with_tokens_of(host!(), Mode::Keystone, &["node-1"], TOKEN) else {
+    let Some(cluster) = OpenStack::with_token_lifetime(host!(), Mode::Keystone, &["node-1"], TOKEN) else {
         return;
     };
     let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
@@ -57,5 +57,5 @@ fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
     let log = eventually("a refusal", || {
         Some(cluster.machine.log("bad")).filter(|log| log.contains("the credentials are not taken"))
     });
-    assert!(cluster.machine.lives("bad") && !log.contains("wrong"), "{log}");
+    assert!(cluster.machine.is_running("bad") && !log.contains("wrong"), "{log}");
 }

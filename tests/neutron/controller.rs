@@ -23,7 +23,7 @@ const BALANCER: (&str, &str) = (
 
 #[test]
 fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let subnet = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let config = |value: Value| json!({ KURYR_CONFIG: value.to_string() });
     cluster.definition("sriov", &json!({ "subnetId": subnet.id, "driverType": "sriov" }));
@@ -75,7 +75,7 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
 
 #[test]
 fn what_neutron_cannot_do_now_is_done_when_it_can() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let neutron = &cluster.neutron;
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let endpoint = format!("OS_ENDPOINT={NEUTRON}");
@@ -145,7 +145,7 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
 
 #[test]
 fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("one");
@@ -210,7 +210,7 @@ fn guest(cluster: &OpenStack) -> (Subnet, Value) {
 /// read, on condition that nobody was faster. Neutron gives a port ten such addresses.
 #[test]
 fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_than_it_may_have() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (net, node) = guest(&cluster);
     let path = format!("ports/{}", node["id"].as_str().unwrap());
     let spoken_for = || -> BTreeSet<String> {
@@ -293,7 +293,7 @@ http.server.ThreadingHTTPServer(('127.0.0.1', 9797), Relay).serve_forever()
 /// Neutron says 412 to whoever changes a port by what it was before somebody else changed it.
 #[test]
 fn a_node_port_that_somebody_else_has_just_changed_is_read_again_and_nothing_of_theirs_is_lost() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (net, node) = guest(&cluster);
     let path = format!("{CONFIGURATIONS}/behind.yaml");
     cluster.machine.write(&path, json!({ "neutron": { "workerNodesSubnets": [net.id] } }).to_string());

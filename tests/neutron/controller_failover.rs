@@ -12,7 +12,7 @@ use testkit::host;
 
 #[test]
 fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_a_port_too_many() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let rules = json!({ "portDebug": true });
     cluster.start_controller("one", &rules, &[]);
@@ -22,7 +22,7 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
     cluster.pods(BOUND, &names, "net-a,net-a");
     eventually("some have ports", || (cluster.neutron.pod_ports().len() > 4).then_some(()));
     cluster.machine.stop("one", "KILL");
-    assert_eq!(cluster.figure("two", "weft_neutron_leader "), Some(0));
+    assert_eq!(cluster.metric("two", "weft_neutron_leader "), Some(0));
     cluster.wait_until_leading("two");
     for name in &names {
         let text = eventually(name, || {
@@ -51,7 +51,7 @@ fn of_two_controllers_one_works_and_when_it_is_killed_the_other_goes_on_without_
 
 #[test]
 fn ports_of_a_pool_wait_for_pods_and_come_back_and_what_cannot_be_bound_waits_for_nobody() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let rules = json!({ "pool": { "enabled": true, "min": 2, "max": 4, "batch": 4 } });
     cluster.start_controller("one", &rules, &[]);
@@ -72,7 +72,7 @@ fn ports_of_a_pool_wait_for_pods_and_come_back_and_what_cannot_be_bound_waits_fo
     cluster.machine.stop("one", "TERM");
     cluster.start_controller("two", &rules, &[]);
     cluster.wait_until_leading("two");
-    let waiting = |count| (cluster.figure("two", "weft_neutron_pool_ports ") == Some(count)).then_some(());
+    let waiting = |count| (cluster.metric("two", "weft_neutron_pool_ports ") == Some(count)).then_some(());
     eventually("two wait", || waiting(2));
     cluster.delete_pod("first");
     eventually("it came back", || waiting(3));

@@ -124,7 +124,7 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
     kube.kubectl(["apply", "--validate=true", "-k", text(&directory)]);
     start(&cluster, "weft-neutron-0");
     eventually("it is alive and ready", || {
-        assert!(machine.lives("weft-neutron-0"), "{}", machine.log("weft-neutron-0"));
+        assert!(machine.is_running("weft-neutron-0"), "{}", machine.log("weft-neutron-0"));
         ["livenessProbe", "readinessProbe"].into_iter().all(|kind| probe(&cluster, kind)).then_some(())
     });
     cluster.pod("node-1", "web", "net-a");
@@ -159,8 +159,8 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
         let environment = ["OS_CLOUD=kuryr", "OS_CLIENT_CONFIG_FILE=/etc/weft-test/clouds.yaml"];
         cluster.start_controller_as(name, &environment, &[]);
         eventually("it is refused", || machine.log(name).contains("UnknownIssuer").then_some(()));
-        assert_eq!(cluster.figure(name, "weft_neutron_leader "), Some(0), "{name}");
-        assert!(machine.lives(name));
+        assert_eq!(cluster.metric(name, "weft_neutron_leader "), Some(0), "{name}");
+        assert!(machine.is_running(name));
         machine.stop(name, "TERM");
     }
 }

@@ -30,7 +30,7 @@ fn wait_for(cluster: &OpenStack, name: &str, expected: &[(&str, &str)]) {
 
 #[test]
 fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let pods = cluster.neutron.subnet("pods", "10.20.0.0/24", &json!({}));
     let _one = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let two = cluster.network("net-b", "10.22.0.0/24", &json!({}));
@@ -84,7 +84,7 @@ fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
 /// Kuryr of Victoria and later holds pods and KuryrPorts until their ports are released.
 #[test]
 fn what_kuryr_holds_is_let_go_once_its_ports_are_released() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("one");

@@ -129,5 +129,5 @@ fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
         cluster.delete_pod(name);
     }
     eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
-    assert!(cluster.machine.lives("controller"));
+    assert!(cluster.machine.is_running("controller"));
 }

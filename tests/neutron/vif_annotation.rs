@@ -36,7 +36,7 @@ fn kuryr_port(cluster: &OpenStack, name: &str) -> Option<Value> {
 
 #[test]
 fn what_could_not_be_written_is_written_later_as_the_pod_wishes_then() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _one = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let two = cluster.network("net-b", "10.22.0.0/24", &json!({}));
     cluster.definition("net-bad", &json!({ "subnetId": "00000000-0000-0000-0000-000000000000" }));
@@ -81,7 +81,7 @@ fn what_could_not_be_written_is_written_later_as_the_pod_wishes_then() {
 
 #[test]
 fn a_kuryrport_that_cannot_be_written_is_told_and_written_once_it_can() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.kube.kubectl(["delete", "crd", "kuryrports.openstack.org"]);
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
@@ -107,7 +107,7 @@ fn a_kuryrport_that_cannot_be_written_is_told_and_written_once_it_can() {
 #[test]
 fn a_static_pod_has_its_ports_under_both_of_its_uids() {
     for (store, controller) in [("annotation", "one"), ("kuryrport", "two")] {
-        let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+        let Some(cluster) = OpenStack::without_switch(host!()) else { return };
         let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
         cluster.start_controller(controller, &json!({}), &["--vif-store", store]);
         cluster.wait_until_leading(controller);
@@ -135,7 +135,7 @@ fn a_static_pod_has_its_ports_under_both_of_its_uids() {
 /// Nobody's port goes with a pod because its author has named it.
 #[test]
 fn a_pod_that_names_somebody_elses_port_ends_and_the_port_is_still_there() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let neutron = &cluster.neutron;
     let made = |owner: &str| {
@@ -157,9 +157,9 @@ fn a_pod_that_names_somebody_elses_port_ends_and_the_port_is_still_there() {
     for (number, id) in named.iter().enumerate() {
         pod_with(&cluster, &format!("thief-{number}"), &json!({ VIF: text.replace(&pooled, id) }));
     }
-    let released = || cluster.figure("one", "weft_neutron_port_operations_total{outcome=\"released\"} ");
+    let released = || cluster.metric("one", "weft_neutron_port_operations_total{outcome=\"released\"} ");
     eventually("they are seen", || {
-        (cluster.figure("one", "weft_neutron_pods ") == Some(2 + named.len() as u64)).then_some(())
+        (cluster.metric("one", "weft_neutron_pods ") == Some(2 + named.len() as u64)).then_some(())
     });
     for number in 0..named.len() {
         cluster.delete_pod(&format!("thief-{number}"));

@@ -60,7 +60,7 @@ fn pods_of_a_kubelet_before_the_proxy_have_the_networks_that_they_ask_the_runtim
     rig::install(&node);
     node.write(format!("{NETWORKS}/10-default.conflist"), bridge("default", 1).to_string());
     launch(&node);
-    node.move_kubelet(proxy::SOCKET);
+    node.set_kubelet_runtime(proxy::SOCKET);
     node.until_ready(true);
     set(&node, "red", 2);
     set(&node, "blue", 3);
@@ -100,5 +100,5 @@ fn pods_of_a_kubelet_before_the_proxy_have_the_networks_that_they_ask_the_runtim
     node.until("a program runs in a pod", answers);
     assert_eq!(node.addresses("default", "web"), had, "nobody noticed");
     delete_all(&node);
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 }

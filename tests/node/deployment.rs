@@ -86,7 +86,7 @@ fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_an
     // Without its agent, and without the API server, what is attached can be taken down.
     let definitions = ["apply", "-f", &example("definitions.yaml")];
     node.kube().kubectl(definitions);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
     node.kube().kubectl(["delete", "daemonset", "weft-agent", "-n", "kube-system"]);
@@ -120,7 +120,7 @@ fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so(
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let begun = Instant::now();
     node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
@@ -164,7 +164,7 @@ fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so(
     node.kube().apply(&late.to_string());
     node.until_pods_ready(["-n", "my-namespace", "waiting"]);
     node.kube().kubectl(delete);
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 }
 
 /// A shell that ends when it is told to.
@@ -180,7 +180,7 @@ fn a_static_pod_has_its_networks_its_status_and_its_end() {
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "fixed", "namespace": "my-namespace", "annotations": { NETWORKS: "net-a" } },
@@ -207,7 +207,7 @@ fn a_running_pod_gets_a_network_and_gives_it_back() {
     node.apply_weft_as("hot-plug");
     node.until_weft_is_installed();
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "web", "namespace": "my-namespace" },
@@ -254,7 +254,7 @@ fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let deployment = json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "many", "namespace": "my-namespace" },
         "spec": {
@@ -302,5 +302,5 @@ fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
         Some(())
     });
     scale(0);
-    node.until_nothing_is_left("scaled down", &before);
+    node.until_unchanged("scaled down", &before);
 }

@@ -141,9 +141,9 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     assert_eq!(links_of(&node, "late"), ["eth0"]);
     assert_eq!(links_of(&node, "web"), ["eth0", "net1"]);
     node.assert_pings("default", "web", "late");
-    assert!(node.machine().lives(REMOVAL), "{}", node.machine().log(REMOVAL));
+    assert!(node.machine().is_running(REMOVAL), "{}", node.machine().log(REMOVAL));
     delete(&node, "web");
-    node.until("what it left is taken down", || (!node.machine().lives(REMOVAL)).then_some(()));
+    node.until("what it left is taken down", || (!node.machine().is_running(REMOVAL)).then_some(()));
     let said = node.machine().log(REMOVAL);
     assert!(said.contains("no sandbox needs weft any more"), "{said}");
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));

@@ -10,7 +10,7 @@
 //!
 //! Source: Multus `deployments/multus-daemonset.yml`, `pkg/types/types.go`; libcni `pkg/libcni/api.go` (cniCacheV1).
 
-use rig::multus::{DAEMON, DAEMON_CONFIG, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, DAEMON_CONFIG, Form};
 use rig::parts::{parts, text};
 use rig::peers::peers;
 use rig::{Multus, Node};
@@ -49,7 +49,7 @@ fn installation() -> String {
         "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
             "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [container] } } },
     });
-    let mut items = rig::multus::rights();
+    let mut items = rig::multus::rbac_objects();
     items.as_array_mut().expect("a list").push(set);
     json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()
 }
@@ -169,7 +169,7 @@ fn remember_as_multus(node: &Node, pod: &str) {
     let arguments =
         entry["args"].as_str().expect("args").split(';').map(|pair| pair.split('=').collect::<Vec<_>>());
     let arguments: Vec<Vec<&str>> = arguments.collect();
-    node.run(["mkdir", "-p", &format!("{MEMORY}/results")]);
+    node.run(["mkdir", "-p", &format!("{CACHE_DIRECTORY}/results")]);
     let mut delegates = Vec::new();
     for (delegate, result) in entry["plan"]["delegates"].as_array().expect("delegates").iter().zip(&results) {
         let config = delegate["config"].as_str().expect("its bytes");
@@ -179,14 +179,14 @@ fn remember_as_multus(node: &Node, pod: &str) {
             "kind": "cniCacheV1", "containerId": container, "config": base64(config), "ifName": ifname,
             "networkName": name, "cniArgs": arguments, "capabilityArgs": {}, "result": result,
         });
-        node.write(format!("{MEMORY}/results/{name}-{container}-{ifname}"), cached.to_string());
+        node.write(format!("{CACHE_DIRECTORY}/results/{name}-{container}-{ifname}"), cached.to_string());
         delegates.push(json!({
             "Conf": { "cniVersion": "0.3.1", "name": name }, "ConfList": { "Plugins": null }, "Name": delegate["network"],
             "IsFilterV4Gateway": false, "IsFilterV6Gateway": false, "Bytes": base64(config),
         }));
     }
     assert_eq!(delegates.len(), 3);
-    node.write(format!("{MEMORY}/{container}"), Value::from(delegates).to_string());
+    node.write(format!("{CACHE_DIRECTORY}/{container}"), Value::from(delegates).to_string());
     node.run(["rm", &format!("/var/lib/weft/sandboxes/{container}.json")]);
 }
 
@@ -214,7 +214,7 @@ fn follow(node: &Node, page: &str, section: &str, passed_over: &[&str]) -> Strin
                 format!("{SHELL}{}", line.replace("worker-1", rig::node::NAME).replace("/root", HOME));
             let finished =
                 node.machine().command("bash").args(["-c", &script, "bash", &node.kube().admin(), &kube]);
-            let finished = finished.deadline(rig::machine::PATIENCE).finish();
+            let finished = finished.deadline(rig::machine::TIMEOUT).finish();
             assert_eq!(finished.code, Some(0), "$ {line}\n{finished}");
             said.push_str(&finished.stdout);
             said.push_str(&finished.stderr);

@@ -39,7 +39,7 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     let (ready, message) = node.condition("Ready").expect("a node");
     assert!(!ready && message.contains("cni plugin not initialized"), "{message}");
     node.kube().apply(&example("definitions.yaml"));
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     node.kube().apply(&example("pods.yaml"));
     let waiting = node.kube().json(["pods", "-n", "my-namespace"]);
     let phases = waiting["items"].as_array().into_iter().flatten().map(|pod| &pod["status"]["phase"]);
@@ -68,7 +68,7 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
     assert_eq!(node.addresses("my-namespace", "my-pod").len(), 5);
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 
     node.unconfigure();
     node.until_ready(false);
@@ -151,7 +151,7 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     node.until("a program runs in a pod", answers);
     assert_eq!(node.addresses("blue", "many-0"), had, "nobody noticed");
     scale(0);
-    node.until_nothing_is_left("scaled down", &before);
+    node.until_unchanged("scaled down", &before);
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn a_sandbox_that_the_runtime_lost_is_taken_down_while_its_pod_lives_on_in_the_n
     let by_hand = agent.attachment(&own, "own", &uid);
     by_hand.add(&configuration(&bridge("default", 1))).success();
     agent.delete_pod("own");
-    node.lose(&lost);
+    node.forget_sandbox(&lost);
     web.metadata.as_mut().expect("metadata").attempt = 1;
     let web = node.cri().run_pod_sandbox(&web).expect("a pod");
     let entry = |id: &str| node.read(format!("/var/lib/weft/sandboxes/{id}.json"));
@@ -133,7 +133,7 @@ fn a_sandbox_that_the_runtime_lost_is_taken_down_while_its_pod_lives_on_in_the_n
 #[test]
 fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
     let host = host!(Feature::Bridge, Feature::Veth);
-    let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
+    let Some(node) = Containerd::with_network_directory(host, rig::proxy::RUNTIME_NETWORKS) else { return };
     let Some(agent) = Agent::own(node.machine()) else { return };
     let proxy = Proxy::with_networks_on(node);
     agent.definition("before", &json!({}), &bridge("before", 11));
@@ -182,7 +182,7 @@ fn definitions_are_networks_of_the_runtime_as_long_as_they_are_there() {
 #[test]
 fn pods_that_select_definitions_and_sandboxes_that_ask_for_networks_live_on_one_node() {
     let host = host!(Feature::Bridge, Feature::Veth);
-    let Some(node) = Containerd::reading(host, rig::proxy::RUNTIME_NETWORKS) else { return };
+    let Some(node) = Containerd::with_network_directory(host, rig::proxy::RUNTIME_NETWORKS) else { return };
     let Some(agent) = Agent::own(node.machine()) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
     node.write("/etc/cni/net.d/10-default.conflist", bridge("default", 1).to_string());

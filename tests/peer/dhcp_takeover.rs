@@ -9,7 +9,9 @@
 
 use std::time::Duration;
 
-use rig::dhcp::{IMPATIENT, LEASES, LOG, SAID, STATE, count, daemon_of, given, serve, wait};
+use rig::dhcp::{
+    DAEMON_LOG, LEASES, LOG, RENEW_EVERY_SECOND, STATE, count, given, serve, start_daemon_program, wait,
+};
 use rig::peers::go_plugins;
 use rig::{addresses_on, assert_refused, with};
 use serde_json::{Value, json};
@@ -27,11 +29,11 @@ fn world(host: &Host) {
 }
 
 fn theirs(host: &Host) -> Running {
-    daemon_of(host, &go_plugins().join("dhcp").display().to_string(), "")
+    start_daemon_program(host, &go_plugins().join("dhcp").display().to_string(), "")
 }
 
 fn ours(host: &Host) -> Running {
-    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
+    start_daemon_program(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
 }
 
 fn config() -> Value {
@@ -80,7 +82,7 @@ fn said(host: &Host, word: &str) -> usize {
 }
 
 fn logged(host: &Host, words: &[&str]) -> bool {
-    let log = host.read(SAID).unwrap_or_default();
+    let log = host.read(DAEMON_LOG).unwrap_or_default();
     log.lines().any(|line| words.iter().all(|word| line.contains(word)))
 }
 
@@ -93,7 +95,7 @@ fn address(result: &Value) -> String {
 fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = theirs(&host);
     let pods = [(host.pod("a"), RUNTIME, false), (host.pod("b"), MULTUS, true)];
     let results = [0, 1].map(|at| attach(&host, &pods[at].0, pods[at].1, pods[at].2));
@@ -101,10 +103,10 @@ fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
     let (before, asked) = (given(&host), said(&host, "DHCPDISCOVER("));
     assert_eq!(before.len(), 2);
     let second = ours(&host);
-    wait("both are taken over", || host.read(SAID).unwrap().matches(": taken over").count() == 2);
+    wait("both are taken over", || host.read(DAEMON_LOG).unwrap().matches(": taken over").count() == 2);
     // At once: what was taken over is written down, and nobody needs to look into the cache again.
     second.kill();
-    let third = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
+    let third = start_daemon_program(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
     for result in &results {
         let extended = format!("DHCPACK(br0) {}", address(result));
         let so_far = said(&host, &extended);
@@ -125,7 +127,7 @@ fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
 fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
@@ -149,14 +151,14 @@ fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
 fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &IMPATIENT);
+    let server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
     server.kill();
     host.run(["rm", LEASES]);
-    let _other = serve(&host, 150, &IMPATIENT);
+    let _other = serve(&host, 150, &RENEW_EVERY_SECOND);
     let inside = pod.snapshot();
     let _second = ours(&host);
     wait("it is told", || logged(&host, &["net/eth0", &address(&result), "DHCPNAK"]));
@@ -174,7 +176,7 @@ fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
 fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &IMPATIENT);
+    let server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = theirs(&host);
     let pods = [host.pod("a"), host.pod("b"), host.pod("c")];
     let results = [0, 1, 2].map(|at| attach(&host, &pods[at], RUNTIME, true));
@@ -195,7 +197,7 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
     let (gone, left) = (third.container_id(), second.container_id());
     third.remove();
     wait("it is forgotten", || logged(&host, &[&format!("{gone}/net/eth0"), "its container is gone"]));
-    let _again = serve(&host, 50, &IMPATIENT);
+    let _again = serve(&host, 50, &RENEW_EVERY_SECOND);
     let eth0 = by(&host, &first, "/opt/cni/bin");
     wait("it is taken over", || eth0.check(&known(0)).code == Some(0));
     wait("it is written down", || host.read(STATE).is_some_and(|kept| kept.contains(&first.container_id())));
@@ -207,7 +209,7 @@ fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
 fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = theirs(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
@@ -248,7 +250,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
     host.run("ip link add eth0 type veth peer name far0".split(' '));
     let asked = said(&host, "DHCPREQUEST(");
     for (what, mut entry, words) in hostile {
-        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {SAID}")]);
+        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {DAEMON_LOG}")]);
         entry["containerId"] = json!(what);
         host.write(format!("{RUNTIME}/net-{what}-eth0"), entry.to_string());
         for (name, text) in [("x", "{"), ("net-../x-eth0", "\0"), ("y", "[]")] {
@@ -256,7 +258,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         }
         let running = ours(&host);
         wait("it has looked", || logged(&host, &["listening on"]));
-        assert!(words.is_empty() || logged(&host, &[words]), "{what}: {:?}", host.read(SAID));
+        assert!(words.is_empty() || logged(&host, &[words]), "{what}: {:?}", host.read(DAEMON_LOG));
         assert!(
             !logged(&host, &["taken over"]) || words.contains("gone") || logged(&host, &["not taken over"]),
             "{what}"

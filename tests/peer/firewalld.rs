@@ -19,7 +19,7 @@ const BUS: &str = r#"<busconfig><type>system</type><listen>unix:path=/run/dbus/s
 <allow receive_sender="*"/></policy></busconfig>"#;
 
 /// How long firewalld may take to be there.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a bus and firewalld on it, whose files are all in this world.
 fn start(host: &Host) {
@@ -29,7 +29,7 @@ fn start(host: &Host) {
                   while [ ! -S /run/dbus/system_bus_socket ]; do sleep 0.05; done\n\
                   firewalld --nofork --nopid >/run/firewalld.log 2>&1 </dev/null &";
     host.run(["sh", "-ec", script]);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while host.attempt(["firewall-cmd", "--state"]).code != Some(0) {
         let log = host.read("/run/firewalld.log");
         assert!(Instant::now() < until, "firewalld does not come up: {log:?}");
@@ -171,9 +171,9 @@ fn s31_s32_del_without_prev_result_and_gc_find_the_sources() {
     assert_eq!(sources(&host, "trusted"), ["10.1.0.3/32", "fd01::3/128"]);
     plugin.add(&config).success();
     let newest = with(&unknown, &json!({ "cniVersion": "1.1.0" }));
-    rig::collect(&plugin, &newest, Some(&[(&a.container_id(), "eth0")])).success();
+    rig::gc(&plugin, &newest, Some(&[(&a.container_id(), "eth0")])).success();
     assert_eq!(sources(&host, "trusted"), ["10.1.0.2/32", "fd01::2/128"]);
     other.del(&others).success();
-    rig::collect(&plugin, &newest, Some(&[(&b.container_id(), "eth0")])).success();
+    rig::gc(&plugin, &newest, Some(&[(&b.container_id(), "eth0")])).success();
     assert!(sources(&host, "trusted").is_empty());
 }

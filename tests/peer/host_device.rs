@@ -59,9 +59,9 @@ fn what_ours_moved_theirs_brings_back_and_ours_tidies_up() {
                 again.del(&config).success();
                 other.remove();
             }
-            "GC" => drop(
-                rig::collect(&ours, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success(),
-            ),
+            "GC" => {
+                drop(rig::gc(&ours, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success())
+            }
             _ => drop(ours.del(&config).success()),
         }
         pod.remove();

@@ -60,7 +60,7 @@ impl Nodes {
         let configuration = kube.service_account("kube-system", "weft-agent");
         let nodes = Nodes { machine, kube, configuration, count };
         for index in 0..count {
-            nodes.make_node(index);
+            nodes.create_node(index);
             nodes.start(index);
         }
         for index in 0..count {
@@ -77,7 +77,7 @@ impl Nodes {
 
     /// Makes a node's object.
     #[track_caller]
-    pub fn make_node(&self, index: usize) {
+    pub fn create_node(&self, index: usize) {
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name(index) } });
         self.kube.apply(&node.to_string());
     }
@@ -101,7 +101,7 @@ impl Nodes {
             "--journal",
             &journal,
             "--address-stores",
-            &ledgers(index),
+            &address_stores(index),
             "--listen",
             &listen,
         ];
@@ -135,7 +135,7 @@ impl Nodes {
 
     /// A figure of a node's agent.
     #[must_use]
-    pub fn figure(&self, index: usize, line: &str) -> u64 {
+    pub fn metric(&self, index: usize, line: &str) -> u64 {
         let page = self.page(index, "/metrics");
         let found = page.lines().find_map(|found| found.strip_prefix(line));
         found.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -161,7 +161,7 @@ impl Nodes {
 
     /// Somebody deletes a block or an address by hand, and takes away before what keeps it there while it is in use.
     #[track_caller]
-    pub fn lose(&self, block: &str) {
+    pub fn delete_block(&self, block: &str) {
         let patch = r#"{"metadata":{"finalizers":null}}"#;
         self.kube.kubectl(["patch", "ipblocks.weft.dev", block, "--type", "merge", "-p", patch]);
         self.kube.kubectl(["delete", "ipblocks.weft.dev", block]);
@@ -169,9 +169,9 @@ impl Nodes {
 
     /// The same with all there are.
     #[track_caller]
-    pub fn lose_all(&self) {
+    pub fn delete_all_blocks(&self) {
         for block in self.blocks() {
-            self.lose(block["metadata"]["name"].as_str().expect("a name"));
+            self.delete_block(block["metadata"]["name"].as_str().expect("a name"));
         }
     }
 
@@ -199,7 +199,7 @@ fn socket(index: usize) -> String {
 
 /// Where a node's ledgers are.
 #[must_use]
-pub fn ledgers(index: usize) -> String {
+pub fn address_stores(index: usize) -> String {
     format!("/var/lib/weft/ipam-{index}")
 }
 
@@ -212,7 +212,7 @@ fn port(index: usize) -> usize {
 pub fn network(index: usize, ipam: &Value) -> Value {
     let mut ipam = ipam.clone();
     ipam["type"] = json!("weft-ipam");
-    ipam["dataDir"] = json!(ledgers(index));
+    ipam["dataDir"] = json!(address_stores(index));
     ipam["agentSocket"] = json!(socket(index));
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam })
 }
@@ -220,7 +220,7 @@ pub fn network(index: usize, ipam: &Value) -> Value {
 /// The addresses of a result, without prefix length.
 #[must_use]
 #[track_caller]
-pub fn given(finished: Finished) -> Vec<String> {
+pub fn allocated(finished: Finished) -> Vec<String> {
     let result = finished.success().json();
     let addresses = crate::addresses(&result);
     addresses.iter().map(|address| address.split('/').next().unwrap_or_default().to_owned()).collect()
@@ -238,7 +238,7 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
 /// Nothing is wrong with the addresses of the cluster, but that these have single ones: pod uid, container and interface, as no
 /// pod of most tests is there.
 #[track_caller]
-pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
+pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let found = weft(nodes, &["ipam", "-o", "json", "check"]);
     let left = found.json().as_array().cloned().expect("a list");
     let mut owners: Vec<&str> = left
@@ -257,7 +257,7 @@ pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
 
 /// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
 #[track_caller]
-pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
+pub fn start_controllers(nodes: &Nodes, replicas: &[(&str, u16)]) {
     nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let program = testkit::binary("weft");
@@ -271,7 +271,7 @@ pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
 
 /// How often a controller has looked at everything.
 #[must_use]
-pub fn rounds(nodes: &Nodes, port: u16) -> u64 {
+pub fn reconciliations(nodes: &Nodes, port: u16) -> u64 {
     let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
     let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_reconciliations_total "));
     found.and_then(|text| text.parse().ok()).unwrap_or(0)

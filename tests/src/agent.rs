@@ -85,12 +85,12 @@ impl Agent {
     /// Starts it, with further words.
     #[track_caller]
     pub fn start(&self, words: &[&str]) {
-        self.start_in(&[], words);
+        self.start_with_environment(&[], words);
     }
 
     /// The same with these variables in its environment, `NAME=VALUE`.
     #[track_caller]
-    pub fn start_in(&self, environment: &[&str], words: &[&str]) {
+    pub fn start_with_environment(&self, environment: &[&str], words: &[&str]) {
         let weft = testkit::binary("weft");
         let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let fixed = [
@@ -141,7 +141,7 @@ impl Agent {
     /// The value of a figure, by its whole line up to the value.
     #[must_use]
     #[track_caller]
-    pub fn figure(&self, line: &str) -> Option<f64> {
+    pub fn metric(&self, line: &str) -> Option<f64> {
         let page = self.page("/metrics");
         let found = page.lines().find_map(|found| found.strip_prefix(line))?;
         found.trim().parse().ok()

@@ -19,7 +19,7 @@ use std::thread;
 
 use testkit::Netns;
 
-use crate::machine::{Machine, PATIENCE};
+use crate::machine::{Machine, TIMEOUT};
 
 /// Name of the pool's socket among the parts of lane `kube`.
 pub const SOCKET: &str = "api-pool";
@@ -44,7 +44,7 @@ impl PooledServer {
     #[track_caller]
     pub fn take(parts: &Path, machine: &Machine) -> Option<PooledServer> {
         let connection = UnixStream::connect(parts.join(SOCKET)).ok()?;
-        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        connection.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         let mut netns = String::new();
         let length = BufReader::new(&connection).read_line(&mut netns).expect("a free server in the pool");
         // The pool closed the connection: it has no servers any more.

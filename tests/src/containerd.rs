@@ -47,7 +47,7 @@ impl Containerd {
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Containerd> {
-        Containerd::reading(host, NETWORKS)
+        Containerd::with_network_directory(host, NETWORKS)
     }
 
     /// The same, which looks for networks in another directory.
@@ -56,7 +56,7 @@ impl Containerd {
     /// If it does not come up.
     #[must_use]
     #[track_caller]
-    pub fn reading(host: Host, directory: &str) -> Option<Containerd> {
+    pub fn with_network_directory(host: Host, directory: &str) -> Option<Containerd> {
         let release = Release::chosen(&parts("containerd")?);
         Containerd::released(host, directory, release)
     }
@@ -128,7 +128,7 @@ impl Containerd {
 
     /// It loses a sandbox, as if its state were of before: nothing runs, nobody calls DEL, the namespace stays.
     #[track_caller]
-    pub fn lose(&self, id: &str) {
+    pub fn forget_sandbox(&self, id: &str) {
         let ctr = format!("{}/ctr", self.release.programs());
         self.run([&ctr, "-n", "k8s.io", "tasks", "kill", "--signal", "KILL", id]);
         self.machine.wait("containerd", "forgets a container", || {

@@ -17,14 +17,14 @@ use crate::machine::until;
 /// Where the daemon writes its leases down.
 pub const STATE: &str = "/run/cni/dhcp.leases";
 /// What the daemon says.
-pub const SAID: &str = "/run/daemon.log";
+pub const DAEMON_LOG: &str = "/run/daemon.log";
 /// Where the daemon listens.
 const SOCKET: &str = "/run/cni/dhcp.sock";
 
 /// Makes the bridge, with a port of its own, so that it is the same with pods and without; `keys` below
 /// `net.ipv6.conf` are set before anything is up.
 #[track_caller]
-pub fn furnish(host: &Host, keys: &[&str]) {
+pub fn create_bridge(host: &Host, keys: &[&str]) {
     host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
     host.run(["ip", "link", "set", "p0", "master", "br0"]);
@@ -41,7 +41,7 @@ pub fn furnish(host: &Host, keys: &[&str]) {
 /// A machine beside the pods, with this address.
 #[track_caller]
 #[must_use]
-pub fn beside(host: &Host, address: &str) -> Pod {
+pub fn add_neighbour(host: &Host, address: &str) -> Pod {
     let pod = host.pod("beside");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
     host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
@@ -55,14 +55,14 @@ pub fn beside(host: &Host, address: &str) -> Pod {
 #[track_caller]
 #[must_use]
 pub fn daemon(host: &Host) -> Running {
-    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendtimeout 8s")
+    start_daemon_program(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendtimeout 8s")
 }
 
 /// Starts a daemon of this program with these flags.
 #[track_caller]
 #[must_use]
-pub fn daemon_of(host: &Host, program: &str, flags: &str) -> Running {
-    let script = format!("exec {program} daemon {flags} 2>>{SAID}");
+pub fn start_daemon_program(host: &Host, program: &str, flags: &str) -> Running {
+    let script = format!("exec {program} daemon {flags} 2>>{DAEMON_LOG}");
     let running = host.command("sh").args(["-c", &script]).start();
     wait_for_daemon(host);
     running
@@ -107,7 +107,7 @@ pub const LEASES: &str = "/run/leases";
 /// What it says of every message.
 pub const LOG: &str = "/run/dnsmasq.log";
 /// With these it wants to be asked every second.
-pub const IMPATIENT: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
+pub const RENEW_EVERY_SECOND: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
 
 /// Its words: 21 addresses from 10.1.0.`first` on, for two minutes each.
 #[must_use]
@@ -195,11 +195,11 @@ pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
 }
 
 /// What is said to a question, and whether it is the one that was waited for.
-pub type Tongue<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
+pub type Responder<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
 
 /// Answers each question with what is no answer, until it is told to end.
 #[track_caller]
-pub fn mislead(pod: &Pod, say: Tongue<'_>, ended: &AtomicBool, heard: &AtomicBool) {
+pub fn send_invalid_responses(pod: &Pod, say: Responder<'_>, ended: &AtomicBool, heard: &AtomicBool) {
     let link = pod.json(["ip", "-j", "link", "show", "eth0"]);
     let index = u32::try_from(link[0]["ifindex"].as_u64().expect("an index")).expect("a small one");
     let socket = pod.within(|| {
@@ -231,7 +231,7 @@ pub fn option(number: u16, value: &[u8]) -> Vec<u8> {
 
 /// The client's name and its association, as they came.
 #[must_use]
-pub fn asker(question: &[u8]) -> (Vec<u8>, Vec<u8>) {
+pub fn client_and_association(question: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut client, mut id) = (Vec::new(), vec![0; 4]);
     let mut rest = question.get(4..).unwrap_or_default();
     while let [n0, n1, l0, l1, later @ ..] = rest {

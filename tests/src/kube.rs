@@ -140,7 +140,7 @@ impl Kube {
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
         let kube = Kube { machine, parts: parts("kube")?, accounts, pooled: None };
-        kube.certified("admin");
+        kube.kubeconfig_for_certificate("admin");
         Some(kube)
     }
 
@@ -152,7 +152,7 @@ impl Kube {
 
     /// Writes a kubeconfig for who has a certificate of that name; its path.
     #[track_caller]
-    pub fn certified(&self, name: &str) -> String {
+    pub fn kubeconfig_for_certificate(&self, name: &str) -> String {
         let file = |end: &str| self.pki(&format!("{name}.{end}"));
         self.configuration(name, &json!({ "client-certificate": file("crt"), "client-key": file("key") }))
     }
@@ -167,7 +167,7 @@ impl Kube {
         for (program, launch) in
             [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
         {
-            if !self.machine.lives(program) {
+            if !self.machine.is_running(program) {
                 launch(self);
             }
         }
@@ -355,7 +355,7 @@ impl Kube {
         let kubectl = self.machine.command(&self.program("kubectl"));
         // Its cache of what the server offers; it ends before its garbage matters.
         let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration).env("GOGC", "off");
-        kubectl.args(words).stdin(stdin).deadline(crate::machine::PATIENCE).finish()
+        kubectl.args(words).stdin(stdin).deadline(crate::machine::TIMEOUT).finish()
     }
 
     /// `kubectl` with words that must succeed; what it prints.

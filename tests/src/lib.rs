@@ -251,7 +251,7 @@ fn route_text(route: &Value) -> String {
 
 /// GC with a list of what is valid; `None`: without a list.
 #[track_caller]
-pub fn collect(attachment: &Attachment<'_>, config: &Value, valid: Option<&[(&str, &str)]>) -> Finished {
+pub fn gc(attachment: &Attachment<'_>, config: &Value, valid: Option<&[(&str, &str)]>) -> Finished {
     let mut config = config.clone();
     if let Some(valid) = valid {
         let list = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname }));

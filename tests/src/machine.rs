@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use testkit::{Command, Finished, Host, Running};
 
 /// How long anything may take to come up or to go.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long nobody looks after a look that took no time, and after one that took long.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -176,13 +176,13 @@ impl Machine {
         let file = format!("{SERVICES}/{service}.pid");
         let id = self.host.read(&file).unwrap_or_else(|| panic!("{service} was never started"));
         self.run(["kill", "-s", signal, id.trim()]);
-        until(&format!("{service} is gone"), || (!self.lives(service)).then_some(()));
+        until(&format!("{service} is gone"), || (!self.is_running(service)).then_some(()));
         self.host.run(["rm", &file]);
     }
 
     /// Whether a program that was started runs: a thread of it that is left has its sockets still.
     #[must_use]
-    pub fn lives(&self, service: &str) -> bool {
+    pub fn is_running(&self, service: &str) -> bool {
         let Some(id) = self.host.read(format!("{SERVICES}/{service}.pid")) else { return false };
         let threads = fs::read_dir(self.reach(&format!("/proc/{}/task", id.trim())));
         threads.into_iter().flatten().flatten().any(|thread| runs(&thread.path().join("stat")))
@@ -200,13 +200,13 @@ impl Machine {
     /// If the program ends before, or it takes too long; with the end of its log.
     #[track_caller]
     pub fn wait<T>(&self, service: &str, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let started = Instant::now();
             if let Some(found) = look() {
                 return found;
             }
-            let ended = !self.lives(service);
+            let ended = !self.is_running(service);
             if ended || Instant::now() > until {
                 let log = self.log(service);
                 let lines: Vec<&str> = log.lines().collect();
@@ -257,7 +257,7 @@ impl Boot {
         // All of them are dead once the first is: but its end may take the kernel a moment, and who takes in orphans may let
         // it lie for a second.
         let process = Path::new("/proc").join(self.id.to_string()).join("stat");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while (runs(&process) || !remove_group(group)) && Instant::now() < deadline {
             thread::sleep(PAUSE);
         }
@@ -275,13 +275,13 @@ fn runs(stat: &Path) -> bool {
 /// If it takes too long.
 #[track_caller]
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let started = Instant::now();
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
         pause(started);
     }
 }

@@ -19,7 +19,7 @@ use crate::machine::Machine;
 use crate::parts::text;
 
 /// What it remembers.
-pub const MEMORY: &str = "/var/lib/cni/multus";
+pub const CACHE_DIRECTORY: &str = "/var/lib/cni/multus";
 /// The daemon's configuration.
 pub const DAEMON_CONFIG: &str = "/etc/weft-test/daemon-config.json";
 /// The service it is.
@@ -80,7 +80,7 @@ impl Multus {
     #[must_use]
     #[track_caller]
     pub fn new(machine: &Machine, kube: &Kube, programs: PathBuf) -> Multus {
-        kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": rights() }).to_string());
+        kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": rbac_objects() }).to_string());
         let kubeconfig = kube.service_account("kube-system", "multus");
         let authority = machine.read(kube.pki("ca.crt")).expect("a certificate");
         machine.write(format!("{RIGHTS}/ca.crt"), authority);
@@ -151,7 +151,7 @@ impl Multus {
 
 /// The objects of its account, as its installation makes them.
 #[must_use]
-pub fn rights() -> Value {
+pub fn rbac_objects() -> Value {
     json!([
         { "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "multus", "namespace": "kube-system" } },
         { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "multus" }, "rules": [

@@ -62,13 +62,13 @@ impl Neutron {
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>, mode: Mode, chassis: &[&str]) -> Option<Neutron> {
-        Neutron::with_tokens_of(machine, mode, chassis, 3600)
+        Neutron::with_token_lifetime(machine, mode, chassis, 3600)
     }
 
     /// The same, where a token is good for so many seconds.
     #[must_use]
     #[track_caller]
-    pub fn with_tokens_of(
+    pub fn with_token_lifetime(
         machine: impl Into<Arc<Machine>>,
         mode: Mode,
         chassis: &[&str],
@@ -94,7 +94,7 @@ impl Neutron {
             .env("MECHANISM", mechanism)
             .env("CHASSIS", chassis.join(" "))
             .env("TOKEN_TTL", seconds.to_string())
-            .deadline(crate::machine::PATIENCE * 3);
+            .deadline(crate::machine::TIMEOUT * 3);
         stack.finish().success();
         Some(Neutron { machine, mode })
     }
@@ -151,7 +151,7 @@ impl Neutron {
             words.extend(["-H", "Content-Type: application/json", "-d", &content]);
         }
         // Two that change one port at once keep each other waiting in Neutron.
-        let curl = self.machine.command("curl").args(words).deadline(crate::machine::PATIENCE * 2);
+        let curl = self.machine.command("curl").args(words).deadline(crate::machine::TIMEOUT * 2);
         let answer = curl.finish().success().stdout;
         let (body, status) = answer.rsplit_once('\n').expect("a status");
         (status.parse().expect("a status"), serde_json::from_str(body).unwrap_or(Value::Null))

@@ -30,7 +30,7 @@ use crate::traffic::{self, OUTSIDE, UPLINK};
 /// The node's name.
 pub const NAME: &str = "node";
 /// How long a change of a node or a pod may take: a kubelet has clocks of ten seconds and more.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Where the kubelet reads pods that no API server has told it of.
 pub const STATIC_PODS: &str = "/etc/weft-test/static-pods";
@@ -83,7 +83,7 @@ impl Node {
         node.containerd.import(text(&images.join("busybox.tar")));
         node.launch();
         node.until("the node is registered", || node.condition("Ready").map(|_| ()));
-        node.until_pods_can_be_made("default");
+        node.until_service_account_exists("default");
         Some(node)
     }
 
@@ -120,7 +120,7 @@ impl Node {
     #[track_caller]
     fn launch_kubelet(&self) {
         let kube = &self.kube;
-        let kubeconfig = kube.certified("kubelet");
+        let kubeconfig = kube.kubeconfig_for_certificate("kubelet");
         let mut configuration = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -185,7 +185,7 @@ impl Node {
         let name = "kube-controller-manager";
         let words = [
             kube.program(name),
-            format!("--kubeconfig={}", kube.certified(name)),
+            format!("--kubeconfig={}", kube.kubeconfig_for_certificate(name)),
             format!("--service-account-private-key-file={}", kube.pki("accounts.key")),
             format!("--root-ca-file={}", kube.pki("ca.crt")),
             // Each controller with its own rights, or it may not take a node's taints away.
@@ -194,7 +194,7 @@ impl Node {
         ];
         self.machine().start(name, words.iter().map(String::as_str).chain(speed));
         let name = "kube-scheduler";
-        let words = [kube.program(name), format!("--kubeconfig={}", kube.certified(name))];
+        let words = [kube.program(name), format!("--kubeconfig={}", kube.kubeconfig_for_certificate(name))];
         self.machine().start(name, words.iter().map(String::as_str).chain(speed));
     }
 
@@ -231,7 +231,7 @@ impl Node {
 
     /// The kubelet is started again, and finds its runtime at this socket from now on.
     #[track_caller]
-    pub fn move_kubelet(&mut self, socket: &str) {
+    pub fn set_kubelet_runtime(&mut self, socket: &str) {
         socket.clone_into(&mut self.runtime);
         self.restart_kubelet();
     }
@@ -255,7 +255,7 @@ impl Node {
 
     /// Waits until a namespace has its service account: without it, pods are refused.
     #[track_caller]
-    pub fn until_pods_can_be_made(&self, namespace: &str) {
+    pub fn until_service_account_exists(&self, namespace: &str) {
         let account = ["get", "serviceaccount", "default", "-n", namespace];
         self.until("pods can be made", || self.quiet(account));
     }
@@ -319,8 +319,8 @@ impl Node {
     /// # Panics
     /// If it is not, with the difference.
     #[track_caller]
-    pub fn until_nothing_is_left(&self, what: &str, before: &Snapshot) {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn until_unchanged(&self, what: &str, before: &Snapshot) {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let changes = crate::changes(before, &self.snapshot());
             if changes.is_empty() {
@@ -341,7 +341,7 @@ impl Node {
     /// If it takes too long, with what the cluster says about pods, and what the kubelet complained of last.
     #[track_caller]
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = look() {
                 return found;
@@ -352,7 +352,7 @@ impl Node {
                 let log = self.machine().log("kubelet");
                 let errors: Vec<&str> = log.lines().filter(|line| line.starts_with('E')).collect();
                 let errors = errors[errors.len().saturating_sub(15)..].join("\n");
-                panic!("{what}: not after {PATIENCE:?}\n{pods}\n{events}\n{errors}");
+                panic!("{what}: not after {TIMEOUT:?}\n{pods}\n{events}\n{errors}");
             }
             sleep(Duration::from_millis(200));
         }

@@ -23,7 +23,7 @@ use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(300);
 /// The namespace of the pods.
@@ -65,26 +65,27 @@ impl OpenStack {
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
-        OpenStack::with_tokens_of(host, mode, nodes, 3600)
+        OpenStack::with_token_lifetime(host, mode, nodes, 3600)
     }
 
     /// One beside Neutron's API with its own mechanism drivers for tests: the name of a node says how its ports are bound.
     #[must_use]
     #[track_caller]
-    pub fn beside_api(host: Host) -> Option<OpenStack> {
+    pub fn without_switch(host: Host) -> Option<OpenStack> {
         OpenStack::new(host, Mode::Api, &[])
     }
 
     /// The same, where a token is good for so many seconds.
     #[must_use]
     #[track_caller]
-    pub fn with_tokens_of(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
+    pub fn with_token_lifetime(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
         let machine = Arc::new(Machine::new(host, "node"));
         let name = std::thread::current().name().unwrap_or("test").to_owned();
         let (cloud, cluster) = std::thread::scope(|scope| {
             let cloud = std::thread::Builder::new().name(name);
-            let cloud = cloud
-                .spawn_scoped(scope, || Neutron::with_tokens_of(Arc::clone(&machine), mode, nodes, seconds));
+            let cloud = cloud.spawn_scoped(scope, || {
+                Neutron::with_token_lifetime(Arc::clone(&machine), mode, nodes, seconds)
+            });
             let cluster = Kube::new(Arc::clone(&machine));
             (cloud.expect("a thread").join().expect("a cloud"), cluster)
         });
@@ -142,7 +143,7 @@ impl OpenStack {
 
     /// A figure of a controller, by its whole line up to the value.
     #[must_use]
-    pub fn figure(&self, name: &str, line: &str) -> Option<u64> {
+    pub fn metric(&self, name: &str, line: &str) -> Option<u64> {
         let address = format!("http://127.0.0.1:{}/metrics", page_of(name));
         let page = self.machine.attempt(["curl", "-s", &address]).stdout;
         page.lines().find_map(|found| found.strip_prefix(line))?.trim().parse().ok()
@@ -152,7 +153,7 @@ impl OpenStack {
     #[track_caller]
     pub fn wait_until_leading(&self, name: &str) {
         self.machine
-            .wait(name, "leads", || (self.figure(name, "weft_neutron_leader ") == Some(1)).then_some(()));
+            .wait(name, "leads", || (self.metric(name, "weft_neutron_leader ") == Some(1)).then_some(()));
     }
 
     /// Starts the agent of a node.
@@ -299,7 +300,7 @@ impl OpenStack {
     #[track_caller]
     pub fn assert_nothing_left(&self, controller: &str) {
         eventually("no port is left", || self.neutron.pod_ports().is_empty().then_some(()));
-        assert!(self.machine.lives(controller), "{}", self.machine.log(controller));
+        assert!(self.machine.is_running(controller), "{}", self.machine.log(controller));
     }
 
     /// What a kubelet's runtime on `node` says about the sandbox `pod` of the pod `name` with this uid.
@@ -334,12 +335,12 @@ impl OpenStack {
 /// If it takes longer than a loaded machine may need.
 #[track_caller]
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
         sleep(PAUSE);
     }
 }

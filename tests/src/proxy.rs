@@ -42,7 +42,7 @@ impl Proxy {
     #[must_use]
     #[track_caller]
     pub fn with_networks(host: Host) -> Option<Proxy> {
-        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        let node = Containerd::with_network_directory(host, RUNTIME_NETWORKS)?;
         Some(Proxy::with_plugins_on(node))
     }
 
@@ -65,7 +65,7 @@ impl Proxy {
     #[must_use]
     #[track_caller]
     pub fn quiet(host: Host) -> Option<Proxy> {
-        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        let node = Containerd::with_network_directory(host, RUNTIME_NETWORKS)?;
         crate::install(&node);
         let mut proxy = Proxy::with_networks_on(node);
         proxy.relaunch(&["--log", "info"]);
@@ -75,7 +75,7 @@ impl Proxy {
     /// The memory that it has, in kilobytes.
     #[must_use]
     #[track_caller]
-    pub fn resident(&self) -> u64 {
+    pub fn resident_memory(&self) -> u64 {
         let script = format!("grep VmRSS /proc/$(cat /run/services/{SERVICE}.pid)/status");
         let line = self.node.run(["sh", "-c", &script]);
         line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
@@ -162,8 +162,8 @@ impl Proxy {
 
     /// Whether it runs.
     #[must_use]
-    pub fn lives(&self) -> bool {
-        self.node.lives(SERVICE)
+    pub fn is_running(&self) -> bool {
+        self.node.is_running(SERVICE)
     }
 
     /// A pod that asks for networks: interface and name of each.
@@ -198,7 +198,7 @@ impl Proxy {
 
     /// Takes away what is left of one that was killed from outside.
     #[track_caller]
-    pub fn bury(&self) {
+    pub fn remove_stale_files(&self) {
         self.node.run(["rm", "-f", SOCKET, &format!("/run/services/{SERVICE}.pid")]);
     }
 

@@ -20,7 +20,7 @@ pub const OUTSIDE: [&str; 2] = ["192.0.2.2", "fd00:2::2"];
 pub const UPLINK: [&str; 2] = ["192.0.2.1", "fd00:2::1"];
 
 /// How long a connection may take to be made or refused.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Makes the outside and the host's link to it.
 #[must_use]
@@ -42,7 +42,7 @@ pub fn outside(host: &Host) -> Pod {
         netns.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
     }
     for (netns, addresses) in ends {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !netns.run(["ip", "-6", "route", "show", "table", "local"]).contains(addresses[1]) {
             assert!(Instant::now() < until, "the wire to the outside does not come up");
             std::thread::sleep(Duration::from_millis(5));
@@ -59,8 +59,8 @@ pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAd
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
     listener.set_nonblocking(true).expect("not to wait");
-    let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
-    let until = Instant::now() + PATIENCE;
+    let talk = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)).ok()?;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
             Ok((_, peer)) => return Some(peer.ip().to_canonical()),
@@ -103,7 +103,7 @@ pub fn reached(
             let listener = patiently(|| server.within(|| UdpSocket::bind(at)));
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let talk = client.within(|| UdpSocket::bind(any)).expect("a socket");
-            answered(&talk, to, &listener)
+            udp_source_seen(&talk, to, &listener)
         }
     }
 }
@@ -112,7 +112,7 @@ pub fn reached(
 /// shares all sockets until it runs its program.
 #[track_caller]
 fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match bind() {
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
@@ -134,9 +134,9 @@ fn reached_by_connection(
     let listen = || if is_sctp { listen_by_sctp(at) } else { TcpListener::bind(at) };
     let listener = patiently(|| server.within(listen));
     listener.set_nonblocking(true).expect("not to wait");
-    let connect = || if is_sctp { connect_by_sctp(to) } else { TcpStream::connect_timeout(&to, PATIENCE) };
+    let connect = || if is_sctp { connect_by_sctp(to) } else { TcpStream::connect_timeout(&to, TIMEOUT) };
     let talk = client.within(connect).ok()?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while Instant::now() < until {
         if let Ok((_, peer)) = listener.accept() {
             return Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()));
@@ -163,7 +163,7 @@ fn listen_by_sctp(at: SocketAddr) -> std::io::Result<TcpListener> {
 
 fn connect_by_sctp(to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = sctp(to)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT))?;
     rustix::net::connect(&socket, &to)?;
     Ok(socket.into())
 }
@@ -171,9 +171,9 @@ fn connect_by_sctp(to: SocketAddr) -> std::io::Result<TcpStream> {
 /// Whom `server` sees when `client` sends it a word by way of `to`, if its answer comes back.
 #[must_use]
 #[track_caller]
-pub fn answered(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
+pub fn udp_source_seen(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
     for socket in [client, server] {
-        socket.set_read_timeout(Some(PATIENCE / 3)).expect("set a timeout");
+        socket.set_read_timeout(Some(TIMEOUT / 3)).expect("set a timeout");
     }
     // What was refused before is said now.
     let _ = client.send_to(b"warp", to).or_else(|_| client.send_to(b"warp", to));
@@ -187,16 +187,16 @@ pub fn answered(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Optio
 /// Whether bytes written by a client arrive at a server: a connection and one word.
 #[must_use]
 #[track_caller]
-pub fn speaks(client: &Netns, server: &Netns, address: &str) -> bool {
+pub fn tcp_delivers(client: &Netns, server: &Netns, address: &str) -> bool {
     use std::io::Write;
     let address: IpAddr = address.parse().expect("an address");
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
-    let Ok(mut stream) = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)) else { return false };
+    let Ok(mut stream) = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)) else { return false };
     stream.write_all(b"thread").expect("write");
     drop(stream);
     let (mut accepted, _) = listener.accept().expect("accept");
-    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    accepted.set_read_timeout(Some(TIMEOUT)).expect("set a timeout");
     let mut word = String::new();
     accepted.read_to_string(&mut word).is_ok_and(|_| word == "thread")
 }
@@ -216,9 +216,9 @@ pub fn throughput(client: &Netns, server: &Netns, address: &str, time: Duration)
     let address: IpAddr = address.parse().expect("an address");
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
-    let mut stream = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connect");
+    let mut stream = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)).expect("connect");
     let (mut accepted, _) = listener.accept().expect("accept");
-    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    accepted.set_read_timeout(Some(TIMEOUT)).expect("set a timeout");
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let piece = vec![0; 64 * 1024];

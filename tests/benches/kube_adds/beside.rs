@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rig::agent::{NODE, configuration};
 use rig::cluster::bridge;
-use rig::multus::{DAEMON, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, Form};
 use rig::{Agent, Multus, peers};
 use serde_json::Value;
 use testkit::{Attachment, Finished};
@@ -185,7 +185,8 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
 
 /// Fails if Multus has lost something of what it attached: the calls would not have been whole ones.
 pub(crate) fn assert_forgotten(agent: &Agent) {
-    let left = agent.machine.run(["sh", "-c", &format!("find {MEMORY} -type f 2>/dev/null | head -5")]);
+    let left =
+        agent.machine.run(["sh", "-c", &format!("find {CACHE_DIRECTORY} -type f 2>/dev/null | head -5")]);
     assert_eq!(left, "", "left by Multus");
     let held = "find /var/lib/cni/networks -type f -name '10.*' 2>/dev/null | head -5";
     assert_eq!(agent.machine.run(["sh", "-c", held]), "", "addresses left");
