@@ -2,7 +2,7 @@
 //! of manifests, and real programs such as containerd, an API server or Neutron.
 //!
 //! - Expectations are read with the system's own tools, never with code of weft.
-//! - What may remain after an attachment is deleted is listed in [`changes`] and nowhere else.
+//! - Leftovers that may remain after an attachment is deleted are listed in [`changes`] and nowhere else.
 
 #![allow(
     clippy::panic,
@@ -144,16 +144,16 @@ fn is_ipv6(line: &str) -> bool {
 
 /// Fails unless the host equals its snapshot.
 #[track_caller]
-pub fn assert_nothing_left(what: &str, host: &Host, before: &Snapshot) {
+pub fn assert_nothing_left(case: &str, host: &Host, before: &Snapshot) {
     let changes = changes(before, &host.snapshot());
-    assert!(changes.is_empty(), "{what}: the host is not as it was:\n{changes}");
+    assert!(changes.is_empty(), "{case}: the host is not as it was:\n{changes}");
 }
 
 /// Fails unless the pod equals its snapshot.
 #[track_caller]
-pub fn assert_pod_unchanged(what: &str, pod: &Pod, before: &Snapshot) {
+pub fn assert_pod_unchanged(case: &str, pod: &Pod, before: &Snapshot) {
     let changes = changes(before, &pod.snapshot());
-    assert!(changes.is_empty(), "{what}: pod {} is not as it was:\n{changes}", pod.name());
+    assert!(changes.is_empty(), "{case}: pod {} is not as it was:\n{changes}", pod.name());
 }
 
 /// Code and message of a CNI error.
@@ -171,11 +171,11 @@ pub fn refusal(finished: &Finished) -> (u64, String) {
 
 /// Fails unless the plugin failed with this code and a message that contains all these strings.
 #[track_caller]
-pub fn assert_refused(what: &str, finished: &Finished, code: u64, words: &[&str]) {
+pub fn assert_refused(case: &str, finished: &Finished, code: u64, words: &[&str]) {
     let (given, message) = refusal(finished);
-    assert_eq!(given, code, "{what}: {message}");
+    assert_eq!(given, code, "{case}: {message}");
     for word in words {
-        assert!(message.contains(word), "{what}: {word:?} is missing in: {message}");
+        assert!(message.contains(word), "{case}: {word:?} is missing in: {message}");
     }
 }
 

@@ -83,8 +83,8 @@ impl Machine {
         Machine { boot, name: name.to_owned(), group, host }
     }
 
-    /// Reboots the machine: processes, network and `/run` are lost, files on disk stay. Whatever is connected to its network
-    /// stays, and so does the link `up0`.
+    /// Reboots the machine: processes, network and `/run` are lost, files on disk stay. Devices beyond its network stay, and
+    /// so does the link `up0`.
     #[track_caller]
     pub fn reboot(&self) {
         let mut boot = self.boot.lock().expect("no panic before");
@@ -198,7 +198,7 @@ impl Machine {
     /// # Panics
     /// If the service ends before, or at the timeout; the message contains the end of its log.
     #[track_caller]
-    pub fn wait<T>(&self, service: &str, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub fn wait<T>(&self, service: &str, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + TIMEOUT;
         loop {
             let started = Instant::now();
@@ -211,7 +211,7 @@ impl Machine {
                 let lines: Vec<&str> = log.lines().collect();
                 let tail = lines[lines.len().saturating_sub(20)..].join("\n");
                 let why = if ended { "it has ended" } else { "it takes too long" };
-                panic!("{service}: {what}: {why}; its log ends with\n{tail}");
+                panic!("{service}: {condition}: {why}; its log ends with\n{tail}");
             }
             pause(started);
         }
@@ -273,14 +273,14 @@ fn runs(stat: &Path) -> bool {
 /// # Panics
 /// If it takes longer than [`TIMEOUT`].
 #[track_caller]
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let started = Instant::now();
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
+        assert!(Instant::now() < deadline, "{condition}: not after {TIMEOUT:?}");
         pause(started);
     }
 }

@@ -248,8 +248,8 @@ impl Node {
     /// Waits until the node is ready or not ready.
     #[track_caller]
     pub fn until_ready(&self, wanted: bool) {
-        let what = if wanted { "the node is ready" } else { "the node is not ready" };
-        self.until(what, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
+        let condition = if wanted { "the node is ready" } else { "the node is not ready" };
+        self.until(condition, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
     }
 
     /// Waits until the service account of a namespace exists; pods are refused before.
@@ -318,14 +318,14 @@ impl Node {
     /// # Panics
     /// If it differs, with the difference.
     #[track_caller]
-    pub fn until_unchanged(&self, what: &str, before: &Snapshot) {
+    pub fn until_unchanged(&self, case: &str, before: &Snapshot) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let changes = crate::changes(before, &self.snapshot());
             if changes.is_empty() {
                 return;
             }
-            assert!(Instant::now() < deadline, "{what}: the node is not as it was:\n{changes}");
+            assert!(Instant::now() < deadline, "{case}: the node is not as it was:\n{changes}");
             sleep(Duration::from_millis(200));
         }
     }
@@ -339,7 +339,7 @@ impl Node {
     /// # Panics
     /// At the timeout, with pods, Events and the last errors of the kubelet.
     #[track_caller]
-    pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub fn until<T>(&self, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = look() {
@@ -351,7 +351,7 @@ impl Node {
                 let log = self.machine().log("kubelet");
                 let errors: Vec<&str> = log.lines().filter(|line| line.starts_with('E')).collect();
                 let errors = errors[errors.len().saturating_sub(15)..].join("\n");
-                panic!("{what}: not after {TIMEOUT:?}\n{pods}\n{events}\n{errors}");
+                panic!("{condition}: not after {TIMEOUT:?}\n{pods}\n{events}\n{errors}");
             }
             sleep(Duration::from_millis(200));
         }

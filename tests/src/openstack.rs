@@ -333,13 +333,13 @@ impl OpenStack {
 /// # Panics
 /// If it takes longer than a loaded machine needs.
 #[track_caller]
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
+        assert!(Instant::now() < deadline, "{condition}: not after {TIMEOUT:?}");
         sleep(PAUSE);
     }
 }

@@ -17,7 +17,7 @@ use crate::{Call, Refusal};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Instruction {
-    /// Does not answer (for ten minutes, so that a plugin that is not killed ends).
+    /// Hangs without an answer (for ten minutes, so that a plugin that is not killed ends).
     Hang,
     /// Starts a child that keeps standard output open, and does not answer.
     HangWithChild,
