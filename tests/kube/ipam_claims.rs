@@ -1,7 +1,7 @@
-//! Claims of cluster-wide IPAM: addresses that a claim requests by name, keeps for its pods, and shares between them.
+//! Claims of cluster IPAM: addresses that a claim requests by name, keeps for its pods, and shares between them.
 //!
 //! ```text
-//!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, in the place of the runtimes
+//!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, as container runtime
 //!                  ◄── weft controller --ipam
 //! ```
 
@@ -14,7 +14,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 
 #[test]
-fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try() {
+fn claim_gets_an_address_of_its_nodes_block_at_once() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
@@ -22,7 +22,7 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
     let first = allocated(nodes.attachment(&sandbox, "c0").add(&conf))[0].clone();
     let (around, _) = first.rsplit_once('.').unwrap();
     let named = format!("{around}.{}", last_byte(&first) ^ 64);
-    // Two machines that were restored: one whose address is free, and one whose address a pod has meanwhile.
+    // Two restored virtual machines: the address of one is free, that of the other is in use by a pod.
     let read = |name: &str| nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
     let make = |name: &str| {
         let spec = json!({ "network": "net", "interface": "eth0" });
@@ -44,10 +44,10 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
         conf["args"] = json!({ "cni": { "ipam-claim-reference": claim } });
         nodes.attachment(&sandbox, container).call(verb, conf.to_string())
     };
-    assert_eq!(allocated(call("ADD", "p1", "free.net")), [named.as_str()], "at the first try");
+    assert_eq!(allocated(call("ADD", "p1", "free.net")), [named.as_str()], "at the first attempt");
     let words = [format!("pod blue/c0, eth0 of net, holds {first}")];
     assert_refused("taken", &call("ADD", "p2", "taken.net"), 11, &words.each_ref().map(String::as_str));
-    // Nobody else is given it out of the block, neither while it is held nor later.
+    // No other pod gets the address from the block, neither while it is held nor later.
     let others = |from: u8| {
         let add = |at: u8| allocated(nodes.attachment(&sandbox, &format!("d{at}")).add(&conf))[0].clone();
         (from..from + 100).map(add).collect::<BTreeSet<String>>()
@@ -57,7 +57,7 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
     assert!(!others(100).contains(&named));
     assert_eq!(allocated(call("ADD", "p3", "free.net")), [named.as_str()]);
     assert_ipam_consistent(&nodes, &[]);
-    // A pod that names an address besides: its claim has that one, or none.
+    // A pod that also requests an address: it must be the address of its claim.
     let asking = |container: &str, claim: &str, ip: &str| {
         let mut conf = conf.clone();
         conf["args"] = json!({ "cni": { "ipam-claim-reference": claim, "ips": [ip] } });
@@ -71,12 +71,12 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
 }
 
 #[test]
-fn an_address_is_kept_though_every_block_is_leased_for_many_who_ask_at_once() {
+fn sticky_addresses_are_kept_when_all_blocks_are_leased() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let _ = pool(&nodes, "10.24.0.0/26", 4);
-    // Four blocks of sixteen; each node takes two, of which the second is leased ahead and then used.
+    // Four blocks of sixteen addresses; each node leases two, the second one by prefetch.
     let conf = |node, sticky: bool| {
         network(node, &json!({ "range": "10.24.0.0/26", "quarantine": 0, "sticky": sticky }))
     };
@@ -102,12 +102,12 @@ fn an_address_is_kept_though_every_block_is_leased_for_many_who_ask_at_once() {
     });
     held.extend(kept.iter().cloned());
     assert_eq!(held.len(), 42, "{kept:?}");
-    // The next pod of that name has it, on the other node.
+    // The next pod of the same name gets the address, on the other node.
     for (at, ip) in kept.iter().enumerate() {
         sticky(0, at, "a", "DEL").success();
         assert_eq!(allocated(sticky(1, at, "b", "ADD")), [ip.as_str()]);
     }
-    // So has one that names an address of its node's block, and is to keep it.
+    // A pod that requests an address in its node's block keeps it, too.
     let free = (1..63).map(|host| format!("10.24.0.{host}")).find(|ip| {
         let block = (last_byte(ip) / 16) * 16;
         !held.contains(ip) && held.contains(&format!("10.24.0.{}", block + 1 + u8::from(block == 0)))
@@ -124,12 +124,12 @@ fn an_address_is_kept_though_every_block_is_leased_for_many_who_ask_at_once() {
     let (first, attachment) = named("v1", &asking);
     assert_eq!(first, free);
     attachment.del(&asking).success();
-    assert_eq!(named("v2", &conf(1, true)).0, free, "it was kept");
+    assert_eq!(named("v2", &conf(1, true)).0, free, "the address was kept");
     assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
-fn what_a_claim_kept_is_kept_until_the_last_of_the_pods_that_share_it_has_gone() {
+fn deleted_claim_keeps_its_address_until_the_last_pod_is_gone() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
@@ -147,17 +147,17 @@ fn what_a_claim_kept_is_kept_until_the_last_of_the_pods_that_share_it_has_gone()
         "annotations": { "k8s.v1.cni.cncf.io/network-status": status } },
         "spec": { "nodeName": "worker-0", "containers": [{ "name": "c", "image": "none" }] } });
     nodes.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
-    // It would move, and does not: the address was the other one's last.
+    // The migration fails; the address remains with the first pod.
     assert_eq!(allocated(call("ADD", 1, "moved")), std::slice::from_ref(&kept));
     nodes.stop(0, "KILL");
     call("DEL", 1, "moved").success();
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
-    start_controllers(&nodes, &[("keeper", 9604)]);
-    nodes.machine.wait("keeper", "has looked", || (reconciliations(&nodes, 9604) > 3).then_some(()));
+    start_controllers(&nodes, &[("controller", 9604)]);
+    nodes.machine.wait("controller", "has reconciled", || (reconciliations(&nodes, 9604) > 3).then_some(()));
     let single = || nodes.blocks().into_iter().find(|block| block["spec"]["range"] == format!("{kept}/32"));
-    assert_eq!(single().expect("it")["spec"]["claim"], "claim/blue/vm.net");
+    assert_eq!(single().expect("the object")["spec"]["claim"], "claim/blue/vm.net");
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "stays", "--force", "--grace-period=0"]);
     let is_over =
         || single().is_none_or(|block| block["spec"]["claim"].as_str().unwrap_or_default().is_empty());
-    rig::machine::until("it to be kept for nobody", || is_over().then_some(()));
+    rig::machine::until("the address to be kept for no claim", || is_over().then_some(()));
 }
