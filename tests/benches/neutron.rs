@@ -240,7 +240,7 @@ fn attach() {
         assert!(started.elapsed() < POOL_TIMEOUT, "not all have ports");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let had = started.elapsed();
+    let allocated_after = started.elapsed();
     let list = cluster.kube.json(["pods", "-n", NAMESPACE]);
     let uid = |name: &str| {
         let found = list["items"].as_array().unwrap().iter().find(|pod| pod["metadata"]["name"] == name);
@@ -261,10 +261,10 @@ fn attach() {
     let plugged = started.elapsed();
     wait_until_written(&cluster, pods, started);
     let took = started.elapsed();
-    let asked = requests() - before;
+    let sent = requests() - before;
     println!(
         "| {pods} pods × 3 ports at once, pools filled: all have ports | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
-        milliseconds(had),
+        milliseconds(allocated_after),
         milliseconds(made),
         milliseconds(serial)
     );
@@ -272,7 +272,7 @@ fn attach() {
     println!("| … all {} ports ACTIVE, and written | {} ms | | |", pods * 3, milliseconds(took));
     println!(
         "| … requests to Neutron a pod, all that time | {:.2} | 3 without pools, plus polling | ≤ 0.5 |",
-        asked as f64 / pods as f64
+        sent as f64 / pods as f64
     );
 }
 
@@ -342,14 +342,14 @@ fn burst() {
     cluster.pods(BOUND, &names, NETWORKS);
     let made = started.elapsed();
     wait_until_written(&cluster, pods, started);
-    let (took, asked) = (started.elapsed(), requests() - before);
+    let (took, sent) = (started.elapsed(), requests() - before);
     println!(
         "| {pods} pods × 3 ports at once, pools filled, until all are written as ACTIVE | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
         milliseconds(took),
         milliseconds(made),
         milliseconds(serial)
     );
-    println!("| … requests to Neutron a pod | {:.2} | 3 without pools | ≤ 0.5 |", asked as f64 / pods as f64);
+    println!("| … requests to Neutron a pod | {:.2} | 3 without pools | ≤ 0.5 |", sent as f64 / pods as f64);
 }
 
 fn restart() {

@@ -371,16 +371,16 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let range = json!({ "range": "10.8.0.0/20", "quarantine": 0 });
     let conf = |node| network(node, &range);
-    let asking = |node: usize, container: &str, ip: &str| {
+    let requesting = |node: usize, container: &str, ip: &str| {
         let mut conf = conf(node);
         conf["args"] = json!({ "cni": { "ips": [ip] } });
         nodes.attachment(&sandbox, container).add(&conf)
     };
     // An address outside of any block that one node requested is not available on another.
-    assert_eq!(allocated(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
-    assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
+    assert_eq!(allocated(requesting(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
+    assert_refused("held", &requesting(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
     nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
-    assert_eq!(allocated(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
+    assert_eq!(allocated(requesting(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
 
     // Pod of a StatefulSet: same name, another uid, another node.
     let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
@@ -428,15 +428,15 @@ fn transfer_of_a_free_address_from_another_nodes_block() {
     let sandbox = nodes.machine.pod("a");
     let name = pool(&nodes, "10.11.0.0/22", 6);
     let conf = |node| network(node, &json!({ "range": "10.11.0.0/22", "quarantine": 0 }));
-    let asking = |node: usize, container: &str, ip: &str| {
+    let requesting = |node: usize, container: &str, ip: &str| {
         let mut conf = conf(node);
         conf["args"] = json!({ "cni": { "ips": [ip] } });
         nodes.attachment(&sandbox, container).add(&conf)
     };
     // A busy node transfers the address later; then the request is repeated.
-    let had = |node: usize, container: &str, ip: &str| {
+    let add_until_transferred = |node: usize, container: &str, ip: &str| {
         nodes.machine.wait("agent-0", "transfers an address", || {
-            let ended = asking(node, container, ip);
+            let ended = requesting(node, container, ip);
             (ended.code == Some(0)).then(|| allocated(ended))
         })
     };
@@ -447,7 +447,7 @@ fn transfer_of_a_free_address_from_another_nodes_block() {
     let first = first.parse::<u8>().unwrap() / 64 * 64;
     let at = |offset: u8| format!("{net}.{}", first + offset);
     // Free address: the node transfers it to the other node, and no other node can get it.
-    assert_eq!(had(1, "r1", &at(20)), [at(20)]);
+    assert_eq!(add_until_transferred(1, "r1", &at(20)), [at(20)]);
     let block =
         nodes.blocks().into_iter().find(|block| block["spec"]["reservedAddresses"].is_array()).unwrap();
     assert_eq!(
@@ -456,32 +456,32 @@ fn transfer_of_a_free_address_from_another_nodes_block() {
     );
     let moved = object(&at(20));
     assert!(moved["node"] == "worker-1" && moved["transferRequestedFrom"].is_null(), "{moved}");
-    assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
+    assert_refused("now another's", &requesting(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
     assert_ipam_consistent(&nodes, &["uid-r1/r1/eth0"]);
     // Held address: the refusal names its pod, the address stays, and the request leaves nothing behind.
     let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
-    assert_refused("held", &asking(1, "r3", &own), 11, &words);
+    assert_refused("held", &requesting(1, "r3", &own), 11, &words);
     nodes.attachment(&sandbox, "b1").check(&conf(0)).success();
     let left =
         |ip: &str| nodes.blocks().iter().filter(|block| block["spec"]["range"] == format!("{ip}/32")).count();
     assert_eq!(left(&own), 0);
-    let second_got_it = assert_one_of_two_gets(&at(30), &asking);
+    let second_got_it = assert_one_of_two_gets(&at(30), &requesting);
     // The node's agent is stopped: the refusal names the node. After a restart the address is available.
     nodes.stop(0, "KILL");
     let words = [&at(40), "leased by node worker-0", "has not answered the transfer request yet"];
-    assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
+    assert_refused("away", &requesting(1, "r6", &at(40)), 11, &words);
     assert_eq!(object(&at(40))["transferRequestedFrom"], json!("worker-0"));
     nodes.start(0);
-    assert_eq!(had(1, "r7", &at(40)), [at(40)]);
+    assert_eq!(add_until_transferred(1, "r7", &at(40)), [at(40)]);
     // A released address is available to the next pod that requests it, on any node.
     let back = || {
         // If a busy agent missed the release, a later call repeats it.
         nodes.attachment(&sandbox, "r7").del(&conf(1)).success();
         object(&at(40))["node"].is_null().then_some(())
     };
-    until("the address that goes back", back);
-    assert_eq!(had(0, "r8", &at(40)), [at(40)]);
+    until("the address is returned", back);
+    assert_eq!(add_until_transferred(0, "r8", &at(40)), [at(40)]);
     // The node allocates the rest of its block without the transferred addresses.
     let mut rest = BTreeSet::new();
     for at in 0..70 {

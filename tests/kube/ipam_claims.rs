@@ -58,15 +58,15 @@ fn claim_gets_an_address_of_its_nodes_block_at_once() {
     assert_eq!(allocated(call("ADD", "p3", "free.net")), [named.as_str()]);
     assert_ipam_consistent(&nodes, &[]);
     // A pod that also requests an address: it must be the address of its claim.
-    let asking = |container: &str, claim: &str, ip: &str| {
+    let requesting = |container: &str, claim: &str, ip: &str| {
         let mut conf = conf.clone();
         conf["args"] = json!({ "cni": { "ipam-claim-reference": claim, "ips": [ip] } });
         nodes.attachment(&sandbox, container).add(&conf)
     };
     let _ = make("asked.net");
     let words = ["ipamclaim blue/free.net", &named, "the pod asks for 10.22.3.250"];
-    assert_refused("another", &asking("p4", "free.net", "10.22.3.250"), 11, &words);
-    assert_eq!(allocated(asking("p5", "asked.net", "10.22.3.250")), ["10.22.3.250"]);
+    assert_refused("another", &requesting("p4", "free.net", "10.22.3.250"), 11, &words);
+    assert_eq!(allocated(requesting("p5", "asked.net", "10.22.3.250")), ["10.22.3.250"]);
     assert_eq!(read("asked.net")["status"]["ips"], json!(["10.22.3.250/22"]));
 }
 
@@ -113,17 +113,17 @@ fn sticky_addresses_are_kept_when_all_blocks_are_leased() {
         !held.contains(ip) && held.contains(&format!("10.24.0.{}", block + 1 + u8::from(block == 0)))
     });
     let free = free.unwrap();
-    let mut asking = conf(0, true);
-    asking["args"] = json!({ "cni": { "ips": [free] } });
+    let mut requesting = conf(0, true);
+    requesting["args"] = json!({ "cni": { "ips": [free] } });
     let named = |uid: &str, conf: &Value| {
         let mut attachment = nodes.attachment(&sandbox, uid);
         attachment.args =
             format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=named;K8S_POD_UID={uid}");
         (allocated(attachment.add(conf))[0].clone(), attachment)
     };
-    let (first, attachment) = named("v1", &asking);
+    let (first, attachment) = named("v1", &requesting);
     assert_eq!(first, free);
-    attachment.del(&asking).success();
+    attachment.del(&requesting).success();
     assert_eq!(named("v2", &conf(1, true)).0, free, "the address was kept");
     assert_ipam_consistent(&nodes, &[]);
 }

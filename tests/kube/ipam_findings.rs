@@ -92,12 +92,12 @@ fn address_store_in_another_directory_is_named_as_the_cause() {
     assert!(found.code == Some(1) && words.iter().all(|word| found.stdout.contains(word)), "{found:?}");
     // The other node cannot get the address, and the refusal gives the reason.
     let elsewhere = allocated(add("o0", &other))[0].clone();
-    let mut asking = network(1, &range);
-    asking["args"] = json!({ "cni": { "ips": [elsewhere] } });
+    let mut requesting = network(1, &range);
+    requesting["args"] = json!({ "cni": { "ips": [elsewhere] } });
     let words = [elsewhere.as_str(), "leased by node worker-0", "/var/lib/weft/elsewhere (ipam.dataDir)"];
     // A busy node answers later; then the request is repeated.
     let refused = nodes.machine.wait("agent-0", "names the other directory", || {
-        let ended = add("r1", &asking);
+        let ended = add("r1", &requesting);
         ended.stdout.contains("ipam.dataDir").then_some(ended)
     });
     assert_refused("elsewhere", &refused, 11, &words);

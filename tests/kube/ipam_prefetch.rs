@@ -32,10 +32,10 @@ fn prefetched_block_serves_a_requested_address_at_once() {
     });
     let first = ahead["spec"]["range"].as_str().unwrap().split('/').next().unwrap().to_owned();
     let named = format!("10.18.0.{}", last_byte(&first) + 5);
-    let mut asking = conf.clone();
-    asking["args"] = json!({ "cni": { "ips": [named] } });
+    let mut requesting = conf.clone();
+    requesting["args"] = json!({ "cni": { "ips": [named] } });
     assert_eq!(
-        allocated(nodes.attachment(&sandbox, "r1").add(&asking)),
+        allocated(nodes.attachment(&sandbox, "r1").add(&requesting)),
         [named.as_str()],
         "at the first attempt"
     );

@@ -78,17 +78,17 @@ fn cri_proxy_behind_a_kubelet_attaches_requested_networks() {
         node.kube().apply(&pod(name, annotations));
     }
     node.until_pods_ready(["-n", "default", "--all"]);
-    let had = node.addresses("default", "web");
+    let addresses = node.addresses("default", "web");
     let shown: Vec<(&str, bool)> =
-        had.iter().map(|(link, address)| (link.as_str(), address.starts_with("10.2.0."))).collect();
-    assert_eq!(shown, [("eth0", true), ("storage", false)], "{had:?}");
+        addresses.iter().map(|(link, address)| (link.as_str(), address.starts_with("10.2.0."))).collect();
+    assert_eq!(shown, [("eth0", true), ("storage", false)], "{addresses:?}");
     let plain = node.addresses("default", "plain");
     assert!(
         matches!(&plain[..], [(link, address)] if link == "eth0" && address.starts_with("10.1.0.")),
         "{plain:?}"
     );
     let object = node.kube().json(["pod", "-n", "default", "web"]);
-    assert_eq!(object["status"]["podIP"], had[0].1.as_str(), "podIP is the address of eth0");
+    assert_eq!(object["status"]["podIP"], addresses[0].1.as_str(), "podIP is the address of eth0");
     node.assert_pings("default", "web", "db");
     assert_eq!(node.kube().kubectl(["logs", "-n", "default", "web"]).trim(), "begun");
 
@@ -98,7 +98,7 @@ fn cri_proxy_behind_a_kubelet_attaches_requested_networks() {
     launch(&node);
     let answers = || node.exec("default", "web", ["true"]).code.filter(|code| *code == 0);
     node.until("a program runs in a pod", answers);
-    assert_eq!(node.addresses("default", "web"), had, "addresses are unchanged");
+    assert_eq!(node.addresses("default", "web"), addresses, "addresses are unchanged");
     delete_all(&node);
     node.until_unchanged("deleted", &before);
 }

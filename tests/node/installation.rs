@@ -277,8 +277,8 @@ fn upgrade_disturbs_no_pod_and_follows_the_default_network() {
     define_red(&node);
     scale(&node, PODS / 2);
     until_all_are_ready(&node, PODS / 2);
-    let had = node.addresses("default", "many-0");
-    assert_eq!(had.len(), 2);
+    let addresses = node.addresses("default", "many-0");
+    assert_eq!(addresses.len(), 2);
     // Program and agent are replaced while half of the pods start.
     scale(&node, PODS);
     let images = ["install=ghcr.io/weft-net/weft:0.1.1", "agent=ghcr.io/weft-net/weft:0.1.1"];
@@ -290,7 +290,7 @@ fn upgrade_disturbs_no_pod_and_follows_the_default_network() {
         (end == "0.1.1").then_some(())
     });
     node.until_agent_is_ready();
-    assert_eq!(node.addresses("default", "many-0"), had, "addresses are unchanged");
+    assert_eq!(node.addresses("default", "many-0"), addresses, "addresses are unchanged");
     node.assert_pings("default", "many-0", &format!("many-{}", PODS - 1));
     node.until("every pod has its network-status", || {
         let pods = node.kube().json(["pods", "-n", "default", "-l", "app=many"]);

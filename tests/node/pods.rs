@@ -48,11 +48,11 @@ fn node_becomes_ready_and_runs_the_examples() {
     node.containerd().configure(&configuration(&bridge("default", 1)));
     node.until_ready(true);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
-    let had = node.addresses("my-namespace", "my-pod");
-    let names: Vec<&str> = had.iter().map(|(link, _)| link.as_str()).collect();
+    let addresses = node.addresses("my-namespace", "my-pod");
+    let names: Vec<&str> = addresses.iter().map(|(link, _)| link.as_str()).collect();
     assert_eq!(names, ["eth0", "net1", "net2", "net3", "net4"]);
     let pod = node.kube().json(["pod", "-n", "my-namespace", "my-pod"]);
-    assert_eq!(pod["status"]["podIP"], had[0].1.as_str());
+    assert_eq!(pod["status"]["podIP"], addresses[0].1.as_str());
     let partner = node.addresses("my-namespace", "my-partner");
     assert!(partner.contains(&("blue".to_owned(), "10.101.2.44".to_owned())), "{partner:?}");
     assert_eq!(partner.len(), 4, "{partner:?}");
@@ -144,12 +144,12 @@ fn pods_survive_restart_of_kubelet_and_runtime() {
     assert_eq!(allocated.len(), PODS, "{allocated:?}");
     assert_eq!(links(&node).iter().filter(|link| link.contains("veth")).count(), 3 * PODS);
 
-    let had = node.addresses("blue", "many-0");
+    let addresses = node.addresses("blue", "many-0");
     node.containerd().restart("KILL");
     node.restart_kubelet();
     let answers = || node.exec("blue", "many-0", ["true"]).code.filter(|code| *code == 0);
     node.until("a program runs in a pod", answers);
-    assert_eq!(node.addresses("blue", "many-0"), had, "addresses are unchanged");
+    assert_eq!(node.addresses("blue", "many-0"), addresses, "addresses are unchanged");
     scale(0);
     node.until_unchanged("scaled down", &before);
 }

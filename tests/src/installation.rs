@@ -56,9 +56,9 @@ impl Node {
 
     /// Applies one of the variants in `deploy/`.
     #[track_caller]
-    pub fn apply_weft_as(&self, way: &str) {
+    pub fn apply_weft_as(&self, variant: &str) {
         let deploy = workspace().join("deploy");
-        let (definitions, base) = (deploy.join("crds"), deploy.join(way));
+        let (definitions, base) = (deploy.join("crds"), deploy.join(variant));
         self.kube().kubectl(["apply", "-f", text(&definitions)]);
         self.kube().wait_until_served();
         self.kube().kubectl(["apply", "-k", text(&base)]);
