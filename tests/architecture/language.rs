@@ -76,7 +76,7 @@ fn faults_of(text: &Text) -> Vec<String> {
         }
         Kind::Doc | Kind::Comment | Kind::Literal | Kind::Document | Kind::Log => {
             faults.extend(words::faults_of_prose(&words));
-            faults.extend(sentences(&prose).filter_map(|sentence| fault_of_sentence(sentence)));
+            faults.extend(sentences(&prose).filter_map(fault_of_sentence));
             let first = words.first().map(String::as_str).unwrap_or_default();
             if text.kind == Kind::Doc && QUESTIONS.contains(&first) {
                 faults.push(format!("a doc comment that begins with \"{first}\""));

@@ -10,6 +10,7 @@ mod bridge;
 mod chained_plugins;
 mod command_line;
 mod concurrency;
+mod console_blocks;
 mod crash_recovery;
 mod crash_recovery_tasks;
 mod delegate_failures;

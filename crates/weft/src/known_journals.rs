@@ -16,16 +16,16 @@ use node_support::journal_reader::{Journal, Row};
 
 /// A journal, and the configuration it belongs to if that is known.
 #[derive(Clone, Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct JournalHandle {
     journal: Journal,
     meta_plugin: Option<MetaPlugin>,
 }
 
 /// The journals of this node.
 #[derive(Clone, Debug)]
-pub(crate) struct Keepers {
+pub(crate) struct KnownJournals {
     /// Those that are known.
-    pub(crate) known: Vec<Keeper>,
+    pub(crate) known: Vec<JournalHandle>,
     /// Why there may be another one, elsewhere: the configuration that would say so cannot be used.
     pub(crate) unknown: Option<Failure>,
 }
@@ -42,15 +42,15 @@ pub(crate) struct Target {
     pub(crate) container_id: Option<ContainerId>,
 }
 
-// === impl Keeper ===
+// === impl JournalHandle ===
 
-impl Keeper {
+impl JournalHandle {
     /// The journals of this node: that of the configuration, and the usual one.
     ///
     /// # Errors
     /// A configuration that was named and cannot be used; one of the container runtime may be broken: then only the
     /// usual one is known.
-    pub(crate) fn all(inputs: &Inputs) -> Result<Keepers, Failure> {
+    pub(crate) fn all(inputs: &Inputs) -> Result<KnownJournals, Failure> {
         let Inputs { files, config } = inputs;
         let (found, unknown) = match files.is_empty() && config.is_none() {
             true => {
@@ -61,14 +61,17 @@ impl Keeper {
         let usual = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
         let mut keepers = Vec::new();
         keepers.extend(
-            found.map(|found| Keeper { journal: Journal::at(&found.journal()), meta_plugin: Some(found) }),
+            found.map(|found| JournalHandle {
+                journal: Journal::at(&found.journal()),
+                meta_plugin: Some(found),
+            }),
         );
         if keepers.iter().all(|keeper| keeper.journal.directory() != usual) {
-            keepers.push(Keeper { journal: Journal::at(&usual), meta_plugin: None });
+            keepers.push(JournalHandle { journal: Journal::at(&usual), meta_plugin: None });
         }
         let cure = "mend it, or name the configuration with --config";
         let unknown = unknown.map(|why| why.context("where the journal is cannot be told").next(cure));
-        Ok(Keepers { known: keepers, unknown })
+        Ok(KnownJournals { known: keepers, unknown })
     }
 
     /// Where it is.
@@ -92,14 +95,14 @@ impl Target {
     ///
     /// # Errors
     /// Its entry cannot be read, or the pod has several sandboxes; or it may be in a journal that is not known.
-    pub(crate) fn find(&self, keepers: &Keepers) -> Result<Option<(Keeper, Entry)>, Failure> {
+    pub(crate) fn find(&self, keepers: &KnownJournals) -> Result<Option<(JournalHandle, Entry)>, Failure> {
         match (self.among(&keepers.known)?, &keepers.unknown) {
             (None, Some(why)) => Err(why.clone()),
             (found, _) => Ok(found),
         }
     }
 
-    fn among(&self, keepers: &[Keeper]) -> Result<Option<(Keeper, Entry)>, Failure> {
+    fn among(&self, keepers: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
         if let Some(container) = self.container()? {
             for keeper in keepers {
                 if let Some(entry) = keeper.journal.entry(&container)? {
@@ -146,7 +149,7 @@ impl Target {
 }
 
 /// A sandbox of the pod that a container runtime named.
-fn among_all(pod: &PodName, keepers: &[Keeper]) -> Result<Option<(Keeper, Entry)>, Failure> {
+fn among_all(pod: &PodName, keepers: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
     let mut found = Vec::new();
     for keeper in keepers {
         for row in keeper.journal.rows()? {

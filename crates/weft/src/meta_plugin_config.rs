@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::input_files::{File, Kind};
 use cli_support::failure::Failure;
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// Where container runtimes look.
 const RUNTIME: &str = "/etc/cni/net.d";
@@ -99,7 +99,7 @@ impl MetaPlugin {
     /// Is it Multus's own: is the `multus` that it calls somebody else's program?
     pub(crate) fn is_anothers(&self) -> bool {
         let called = Path::new(&self.node.bin_dir).join(self.name());
-        self.flavour == Flavour::Multus && called.is_file() && !Hands::is_in(&called)
+        self.flavour == Flavour::Multus && called.is_file() && !WeftCni::is_in(&called)
     }
 
     fn of(network: &Network, path: &Path) -> Result<Option<MetaPlugin>, Failure> {

@@ -14,7 +14,7 @@ use cli_support::failure::Failure;
 use cli_support::output::Progress;
 use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
-use node_support::weft_cni::{Hands, Subject};
+use node_support::weft_cni::{Subject, WeftCni};
 
 /// How often the journal is looked at.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     /// Who does it.
-    pub(crate) hands: Hands,
+    pub(crate) weft_cni: WeftCni,
     /// What the meta-plugin is told about the node.
     pub(crate) meta_plugin: MetaPlugin,
     /// What it is told about the sandbox.
@@ -37,7 +37,7 @@ pub(crate) struct Work {
 impl Work {
     /// On the sandbox of an entry, as it was attached.
     pub(crate) fn of_entry(
-        hands: Hands,
+        weft_cni: WeftCni,
         meta_plugin: MetaPlugin,
         entry: &Entry,
         journal: Journal,
@@ -51,7 +51,7 @@ impl Work {
             args: args.clone(),
             path: path.clone(),
         };
-        Work { hands, meta_plugin, subject, journal, progress }
+        Work { weft_cni, meta_plugin, subject, journal, progress }
     }
 
     /// Attaches every network; what it came to is in the entry.
@@ -130,6 +130,6 @@ impl Work {
 
     fn call(&self, verb: Verb) -> Result<(), Error> {
         let MetaPlugin { object, .. } = &self.meta_plugin;
-        self.hands.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
+        self.weft_cni.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
     }
 }

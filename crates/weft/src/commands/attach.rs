@@ -25,7 +25,7 @@ use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
-use node_support::weft_cni::{Hands, Plugins, Subject};
+use node_support::weft_cni::{Plugins, Subject, WeftCni};
 
 /// In `CNI_ARGS`: the namespace was made for this sandbox alone.
 pub(crate) const OWN_NAMESPACE: &str = "WEFT_NETNS=own";
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, inputs, netns, container_id, plugins, output } = arguments;
     privilege::require("weft attach", "it makes network interfaces")?;
     let interrupt = Interrupt::watch()?;
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let material = inputs.read()?;
     let step = format!("attach {pod}");
     let plan = material.plan(pod).map_err(|failure| failure.context(&step))?;
@@ -87,17 +87,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let scratch = turn(&container)?;
     refuse_attached(&journal, pod, &container)?;
     let manifests = scratch.manifests("manifests", material.manifests().map(|file| file.text.as_str()))?;
-    let namespace = Namespace::provide(&hands, netns.as_deref(), &container, progress)?;
+    let namespace = Namespace::provide(&weft_cni, netns.as_deref(), &container, progress)?;
     let work = Work {
         meta_plugin: material.meta_plugin.with("manifestDir", &manifests)?,
         subject: Subject {
             ifname: IfName::new(IFNAME)?,
             args: cni_args(pod, &container, &namespace),
-            path: plugins.said().map_or_else(|| hands.plugin_path(), str::to_owned),
+            path: plugins.said().map_or_else(|| weft_cni.plugin_path(), str::to_owned),
             netns: namespace.path.clone(),
             container,
         },
-        hands,
+        weft_cni,
         journal,
         progress,
     };
@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let entry = attached.map_err(|failure| {
         // Of another attach at the same time, or what could not be undone: it needs its namespace.
         let needed = work.journal.entry(&work.subject.container).map_or(true, |entry| entry.is_some());
-        failure.also(if needed { None } else { namespace.withdraw(&work.hands).err() })
+        failure.also(if needed { None } else { namespace.withdraw(&work.weft_cni).err() })
     })?;
     report(output.format, &entry)
 }
@@ -179,7 +179,7 @@ enum Origin {
 
 impl Namespace {
     fn provide(
-        hands: &Hands,
+        weft_cni: &WeftCni,
         brought: Option<&Path>,
         container: &ContainerId,
         progress: Progress,
@@ -195,7 +195,7 @@ impl Namespace {
         match is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
             true => progress.line(format!("  found {path}, left by an earlier attempt")),
             false => {
-                hands.create(&path)?;
+                weft_cni.create(&path)?;
                 progress.line(format!("  made {path}"));
             }
         }
@@ -203,10 +203,10 @@ impl Namespace {
     }
 
     /// Removes it if it is the sandbox's own.
-    fn withdraw(&self, hands: &Hands) -> Result<(), Failure> {
+    fn withdraw(&self, weft_cni: &WeftCni) -> Result<(), Failure> {
         match self.origin {
             Origin::Brought => Ok(()),
-            Origin::Own => hands.delete(&self.path),
+            Origin::Own => weft_cni.delete(&self.path),
         }
     }
 }

@@ -3,13 +3,13 @@
 use clap::Args;
 
 use crate::commands::detach::of_entry;
-use crate::known_journals::{Keeper, Target};
+use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
-use node_support::weft_cni::{Hands, Plugins};
+use node_support::weft_cni::{Plugins, WeftCni};
 
 /// What `weft check` is told.
 #[derive(Debug, Args)]
@@ -33,14 +33,14 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
     privilege::require("weft check", "it looks into network namespaces")?;
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("check {}", target.describe());
-    let found = target.find(&Keeper::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let found = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
     let Some((keeper, entry)) = found else {
         return Err(Failure::new(format!("{step}: nothing is attached")).next("weft list shows what is"));
     };
-    of_entry(&hands, &keeper, &entry, plugins, progress)?
+    of_entry(&weft_cni, &keeper, &entry, plugins, progress)?
         .check()
         .map_err(|failure| failure.context(&step))?;
     let count = entry.plan.delegates.len();

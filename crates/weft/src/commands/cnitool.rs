@@ -30,7 +30,7 @@ use sha2::{Digest, Sha512};
 
 use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// The name under which we are that tool.
 pub(crate) const NAME: &str = "cnitool";
@@ -206,7 +206,7 @@ fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
 /// Where plugins are; cnitool's user says it.
 fn path(options: &Options, manners: Manners) -> String {
     match manners {
-        Manners::Weft if options.path.is_empty() => Hands::plugin_path_of(Hands::find().ok().as_ref()),
+        Manners::Weft if options.path.is_empty() => WeftCni::plugin_path_of(WeftCni::find().ok().as_ref()),
         Manners::Weft | Manners::Cnitool => options.path.clone(),
     }
 }

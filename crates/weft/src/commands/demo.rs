@@ -26,7 +26,7 @@ use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
-use node_support::weft_cni::{Hands, Plugins};
+use node_support::weft_cni::{Plugins, WeftCni};
 use snapshot::Snapshot;
 use stage::{Actor, Stage};
 
@@ -61,13 +61,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft demo", "it makes network namespaces and interfaces, and removes them again")?;
     let started = Instant::now();
     let interrupt = Interrupt::watch()?;
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let tag = Tag::new();
     let script = examples::script(files, pod.as_ref(), partner.as_ref())?;
-    let mut stage = Stage::new(tag, hands, plugins.said(), progress);
+    let mut stage = Stage::new(tag, weft_cni, plugins.said(), progress);
     stage.clear()?;
-    let before = Snapshot::take(stage.hands(), stage.tag())?;
+    let before = Snapshot::take(stage.weft_cni(), stage.tag())?;
     progress.line(format!("a pretend host, {}, and two pods on it", stage.tag().host()));
 
     let played = play(&mut stage, &script, &interrupt).and_then(|()| interrupt.stop_here());
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         progress.line(format!("\nremoved {} and all that was on it", stage.tag().host()));
     }
     before.tidy();
-    let after = Snapshot::take(stage.hands(), stage.tag());
+    let after = Snapshot::take(stage.weft_cni(), stage.tag());
     let compared = after.and_then(|after| compare(&before, &after, progress));
     let failures = [played, struck, compared].into_iter().filter_map(Result::err);
     match failures.reduce(|all, failure| all.also(Some(failure))) {

@@ -9,7 +9,7 @@ use clap::Args;
 use rpc::journal::Entry;
 
 use crate::commands::attach::{OWN_NAMESPACE, turn};
-use crate::known_journals::{Keeper, Target};
+use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use crate::pod_name::namespace_path;
 use crate::work::Work;
@@ -17,7 +17,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
-use node_support::weft_cni::{Hands, Plugins};
+use node_support::weft_cni::{Plugins, WeftCni};
 
 /// What `weft detach` is told.
 #[derive(Debug, Args)]
@@ -43,18 +43,18 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
     privilege::require("weft detach", "it removes network interfaces")?;
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("detach {}", target.describe());
-    let found = target.find(&Keeper::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let found = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
     let Some((keeper, entry)) = found else {
-        return remains(target, &hands, progress).map_err(|failure| failure.context(&step));
+        return remains(target, &weft_cni, progress).map_err(|failure| failure.context(&step));
     };
     progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
-    let work = of_entry(&hands, &keeper, &entry, plugins, progress)?;
+    let work = of_entry(&weft_cni, &keeper, &entry, plugins, progress)?;
     work.detach(&entry).map_err(|failure| failure.context(&step))?;
     if entry.args.split(';').any(|pair| pair == OWN_NAMESPACE) {
-        hands.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
+        weft_cni.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
         progress.line(format!("  removed {}", plain(&entry.netns)));
     }
     // What an attach could not remove of its own goes, too; one that is under way keeps it.
@@ -64,14 +64,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The work on a sandbox that the journal knows.
 pub(crate) fn of_entry(
-    hands: &Hands,
-    keeper: &Keeper,
+    weft_cni: &WeftCni,
+    keeper: &JournalHandle,
     entry: &Entry,
     plugins: &Plugins,
     progress: Progress,
 ) -> Result<Work, Failure> {
     let (meta_plugin, journal) = (keeper.meta_plugin(entry)?, keeper.journal().clone());
-    let mut work = Work::of_entry(hands.clone(), meta_plugin, entry, journal, progress);
+    let mut work = Work::of_entry(weft_cni.clone(), meta_plugin, entry, journal, progress);
     if let Some(path) = plugins.said() {
         path.clone_into(&mut work.subject.path);
     }
@@ -79,14 +79,14 @@ pub(crate) fn of_entry(
 }
 
 /// Nothing is recorded: at most a namespace is left of an attach that was killed before it began.
-fn remains(target: &Target, hands: &Hands, progress: Progress) -> Result<(), Failure> {
+fn remains(target: &Target, weft_cni: &WeftCni, progress: Progress) -> Result<(), Failure> {
     if let Some(container) = target.container()? {
         // An attach that is still alive has a use for it.
         let _turn = turn(&container)?;
         let path = namespace_path(&container);
         let is_there = Path::new(&path).try_exists();
         if is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
-            hands.delete(&path)?;
+            weft_cni.delete(&path)?;
             progress.line(format!("removed {path}, left by an attach that was ended early"));
         }
     }

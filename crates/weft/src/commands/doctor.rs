@@ -15,7 +15,7 @@ use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::commands::detach::of_entry;
-use crate::known_journals::{Keeper, Keepers};
+use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
@@ -24,7 +24,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::store_name::LEDGERS;
 use node_support::journal_reader::Row;
-use node_support::weft_cni::{Hands, Marked, Plugins};
+use node_support::weft_cni::{Marked, Plugins, WeftCni};
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.
@@ -75,10 +75,10 @@ impl Finding {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, plugins, cri_socket, output } = arguments;
     privilege::require("weft doctor", "it looks into network namespaces")?;
-    let hands = Hands::find()?;
-    let mut findings = meta_plugin::findings(&hands, inputs.config.as_deref(), plugins, cri_socket);
+    let weft_cni = WeftCni::find()?;
+    let mut findings = meta_plugin::findings(&weft_cni, inputs.config.as_deref(), plugins, cri_socket);
     let mut entries = Vec::new();
-    let Keepers { known: keepers, unknown } = Keeper::all(inputs)?;
+    let KnownJournals { known: keepers, unknown } = JournalHandle::all(inputs)?;
     let unknown = unknown.filter(|_| findings.iter().all(|finding| finding.what != CONFIGURATION));
     findings.extend(unknown.map(|why| Finding::new(CONFIGURATION, why.to_string(), "weft doctor again")));
     for keeper in keepers {
@@ -94,11 +94,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     for (keeper, entry) in &entries {
-        findings.extend(of_sandbox(&hands, keeper, entry, plugins));
+        findings.extend(of_sandbox(&weft_cni, keeper, entry, plugins));
     }
     findings.extend(RESULTS.iter().filter_map(|directory| unread(Path::new(directory))));
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
-    findings.extend(hands.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
+    findings.extend(weft_cni.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
     let is_known =
         |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
     findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// What is wrong with a sandbox: its namespace, a teardown that failed, an attachment that changed.
-fn of_sandbox(hands: &Hands, keeper: &Keeper, entry: &Entry, plugins: &Plugins) -> Vec<Finding> {
+fn of_sandbox(weft_cni: &WeftCni, keeper: &JournalHandle, entry: &Entry, plugins: &Plugins) -> Vec<Finding> {
     let what =
         format!("sandbox {} of {}/{}", entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name);
     let detach = format!("weft detach --container-id {}", entry.container_id);
@@ -128,7 +128,7 @@ fn of_sandbox(hands: &Hands, keeper: &Keeper, entry: &Entry, plugins: &Plugins) 
             findings.push(Finding::new(&what, why, detach));
         }
         Ok(true) if entry.complete => {
-            let checked = of_entry(hands, keeper, entry, plugins, Progress::beside(Format::Json))
+            let checked = of_entry(weft_cni, keeper, entry, plugins, Progress::beside(Format::Json))
                 .and_then(|work| work.check());
             findings.extend(checked.err().map(|failure| {
                 Finding::new(&what, format!("it is not as it was attached: {failure}"), "make the pod anew")

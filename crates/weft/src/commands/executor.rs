@@ -28,7 +28,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
-use node_support::weft_cni::{Hands, OnHost};
+use node_support::weft_cni::{OnHost, WeftCni};
 
 /// How long the agent may take to have orders, or to say that there are none.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft executor", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;
-    let hands = Hands::find()?.on_host(arguments.on_host)?;
+    let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
     // It is asked for before it is needed: whoever starts this wants to know.
     MetaPlugin::find(arguments.config.as_deref(), &[])?;
     let (sender, receiver) = mpsc::sync_channel(0);
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Ok(Ok(batch)) => {
                 away = false;
                 if !batch.tasks.is_empty()
-                    && let Err(failure) = hands.run_tasks(&batch)
+                    && let Err(failure) = weft_cni.run_tasks(&batch)
                 {
                     log.line(format!("weft: tasks failed: {failure}"));
                 }

@@ -42,7 +42,7 @@ use cli_support::atomic_file;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
-use node_support::weft_cni::{Foreign, Hands, OnHost};
+use node_support::weft_cni::{Foreign, OnHost, WeftCni};
 
 /// How often it is looked whether the default network is ready.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -173,15 +173,15 @@ impl Places {
 
 fn install(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let mut said: Option<Instant> = None;
     loop {
         // Directories may come, and lead elsewhere, while it waits.
         let places = Places::of(arguments)?;
-        let (failure, done) = match attempt(arguments, &places, &hands)? {
+        let (failure, done) = match attempt(arguments, &places, &weft_cni)? {
             (Look::Ready(text), done) => {
                 done.iter().for_each(|line| progress.line(line));
-                return finish(&places, &hands, &text)
+                return finish(&places, &weft_cni, &text)
                     .map(|lines| lines.iter().for_each(|line| progress.line(line)));
             }
             (Look::NotYet(failure), _) if !arguments.wait => return Err(failure),
@@ -197,20 +197,24 @@ fn install(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// The program, and a look around; with what was done, a line each.
-fn attempt(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<(Look, Vec<String>), Failure> {
-    let done = hands.install(&places.plugins.here, "weft", Foreign::Refused)?;
+fn attempt(
+    arguments: &Arguments,
+    places: &Places,
+    weft_cni: &WeftCni,
+) -> Result<(Look, Vec<String>), Failure> {
+    let done = weft_cni.install(&places.plugins.here, "weft", Foreign::Refused)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
     if let Some(thin) = Thin::of(arguments, places) {
         done.extend(thin.install()?);
     }
-    let look = look(arguments, places, hands)?;
+    let look = look(arguments, places, weft_cni)?;
     Ok((look, done))
 }
 
 /// What comes last.
-fn finish(places: &Places, hands: &Hands, text: &str) -> Result<Vec<String>, Failure> {
+fn finish(places: &Places, weft_cni: &WeftCni, text: &str) -> Result<Vec<String>, Failure> {
     // Runtimes call it themselves. Not sooner: an installer of the default network may bring its own.
-    let done = hands.install(&places.plugins.here, "loopback", Foreign::Kept)?;
+    let done = weft_cni.install(&places.plugins.here, "loopback", Foreign::Kept)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
     let Place { named, here } = &places.written;
     if let Some(earlier) = earlier(&places.networks, here)? {
@@ -232,7 +236,7 @@ fn finish(places: &Places, hands: &Hands, text: &str) -> Result<Vec<String>, Fai
 }
 
 /// The configuration, if a pod could be attached with it now.
-fn look(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<Look, Failure> {
+fn look(arguments: &Arguments, places: &Places, weft_cni: &WeftCni) -> Result<Look, Failure> {
     let Arguments { config, status, .. } = arguments;
     let Places { networks, plugins, written: _, sign } = places;
     if let Some(sign) = sign.as_ref().filter(|sign| !sign.here.exists()) {
@@ -263,7 +267,7 @@ fn look(arguments: &Arguments, places: &Places, hands: &Hands) -> Result<Look, F
         return Ok(Look::NotYet(Failure::new(why).next(faults.join("; "))));
     };
     for plugin in network.needs()? {
-        if !plugins.here.join(plugin.as_str()).exists() && !hands.answers_to(plugin.as_str())? {
+        if !plugins.here.join(plugin.as_str()).exists() && !weft_cni.answers_to(plugin.as_str())? {
             let why =
                 format!("network {}: plugin {plugin} is not in {}", network.name, plugins.named.display());
             return Ok(Look::NotYet(Failure::new(why)));

@@ -21,8 +21,8 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
-use ipam_api::api_registry::Cluster;
-use ipam_api::cluster_snapshot::Census;
+use ipam_api::api_registry::ApiRegistry;
+use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::findings::Finding;
 use ipam_api::ip_objects::BlockObject;
 use ipam_api::store_name::{LEDGERS, ledger_name};
@@ -95,12 +95,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { what, kubeconfig, format } = arguments;
     runtime()?.block_on(async {
         let client = client::client_of_person(kubeconfig.as_deref()).await?;
-        let census = Census::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
+        let snapshot =
+            ClusterSnapshot::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
         match what {
-            What::Show { blocks, address_stores } => show(&census, *blocks, address_stores, *format),
-            What::Who { address, address_stores } => who(&census, *address, address_stores, *format),
-            What::Check { address_stores } => check(&census, address_stores, *format),
-            What::Free { block, force } => free(&client, &census, block, *force).await,
+            What::Show { blocks, address_stores } => show(&snapshot, *blocks, address_stores, *format),
+            What::Who { address, address_stores } => who(&snapshot, *address, address_stores, *format),
+            What::Check { address_stores } => check(&snapshot, address_stores, *format),
+            What::Free { block, force } => free(&client, &snapshot, block, *force).await,
         }
     })
 }
@@ -120,16 +121,16 @@ struct Answer {
     container: Option<String>,
 }
 
-fn who(census: &Census, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
+fn who(snapshot: &ClusterSnapshot, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
     let shows =
         |pod: &&ipam_api::cluster_snapshot::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
     let pods: Vec<String> =
-        census.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        snapshot.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
     let mut answers = Vec::new();
-    for pool in census.pools_of(address) {
+    for pool in snapshot.pools_of(address) {
         let pool = pool.metadata.name.clone().unwrap_or_default();
         let mut found: Vec<_> =
-            census.objects_of(&pool).filter(|object| object.net.contains(&address)).collect();
+            snapshot.objects_of(&pool).filter(|object| object.net.contains(&address)).collect();
         // A single address before the block in which it is a hole.
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
         let first = found.into_iter().next();
@@ -184,8 +185,8 @@ fn recorded(place: &Path, address: IpAddr) -> Option<Owner> {
 
 /// Addresses that this node's ledgers hold for pods that are gone, and ledgers of which that is not known. Who is not root
 /// is not told of what root alone reads.
-fn leaked(census: &Census, directory: &Path) -> Vec<Finding> {
-    let uids = census.uids();
+fn leaked(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> {
+    let uids = snapshot.uids();
     let unread = |object: String, why: String| {
         let is_ours = rustix::process::geteuid().is_root();
         is_ours.then(|| Finding { what: "unread", object, why: format!("{why}: what it holds is not known") })
@@ -218,9 +219,9 @@ fn leaked(census: &Census, directory: &Path) -> Vec<Finding> {
     findings
 }
 
-fn check(census: &Census, ledgers: &Path, format: Format) -> Result<(), Failure> {
-    let mut findings = census.findings();
-    findings.extend(leaked(census, ledgers));
+fn check(snapshot: &ClusterSnapshot, ledgers: &Path, format: Format) -> Result<(), Failure> {
+    let mut findings = snapshot.findings();
+    findings.extend(leaked(snapshot, ledgers));
     if format == Format::Json {
         output::print_json(&findings)?;
     } else if findings.is_empty() {
@@ -238,12 +239,12 @@ fn check(census: &Census, ledgers: &Path, format: Format) -> Result<(), Failure>
     }
 }
 
-async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Result<(), Failure> {
-    let block = named(census, name)?;
+async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bool) -> Result<(), Failure> {
+    let block = named(snapshot, name)?;
     let name = block.metadata.name.as_deref().unwrap_or_default();
-    refuse_what_is_in_use(census, name, block, force)?;
+    refuse_what_is_in_use(snapshot, name, block, force)?;
     let registry =
-        census.pool(&block.spec.pool).and_then(|pool| Cluster::of(client, pool, &Counter::default()));
+        snapshot.pool(&block.spec.pool).and_then(|pool| ApiRegistry::of(client, pool, &Counter::default()));
     match (block.object(), registry) {
         (Some(object), Some(registry)) => {
             registry
@@ -254,7 +255,8 @@ async fn free(client: &Client, census: &Census, name: &str, force: bool) -> Resu
         // What makes no sense is removed by its name.
         _ => {
             let removed = remove_spoilt(client, name, block).await;
-            removed.map_err(|error| Failure::new(format!("ipblock {name}: {}", api_error::said(&error))))?;
+            removed
+                .map_err(|error| Failure::new(format!("ipblock {name}: {}", api_error::describe(&error))))?;
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))
@@ -276,13 +278,13 @@ async fn remove_spoilt(client: &Client, name: &str, block: &BlockObject) -> Resu
 }
 
 /// The object of this name, or of this range if there is one alone: pools of several address spaces may have it.
-fn named<'a>(census: &'a Census, name: &str) -> Result<&'a BlockObject, Failure> {
+fn named<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a BlockObject, Failure> {
     let own = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
     let range: Option<IpNet> = name.parse().ok().or_else(|| name.parse::<IpAddr>().ok().map(IpNet::from));
     let of_range = |block: &&BlockObject| {
         own(block) == name || (range.is_some() && block.object().map(|object| object.net) == range)
     };
-    match census.blocks.iter().filter(of_range).collect::<Vec<_>>().as_slice() {
+    match snapshot.blocks.iter().filter(of_range).collect::<Vec<_>>().as_slice() {
         [] => Err(Failure::new(format!("ipblock {name}: not there"))
             .next("weft ipam show --blocks, or kubectl get ipblocks, names those that are")),
         [one] => Ok(one),
@@ -297,13 +299,13 @@ fn named<'a>(census: &'a Census, name: &str) -> Result<&'a BlockObject, Failure>
 /// What a living node has is in its ledger, which gives it whatever becomes of the object: nobody may take that away. What
 /// a dead one had, or nobody, may be somebody's yet: that must be said.
 fn refuse_what_is_in_use(
-    census: &Census,
+    snapshot: &ClusterSnapshot,
     name: &str,
     block: &BlockObject,
     force: bool,
 ) -> Result<(), Failure> {
     let node = block.spec.node.as_str();
-    if !node.is_empty() && !census.is_off(node) {
+    if !node.is_empty() && !snapshot.is_off(node) {
         let why = format!(
             "ipblock {name}: node {node} has it and is there: it would go on giving its addresses, and so would another"
         );
@@ -314,9 +316,9 @@ fn refuse_what_is_in_use(
         return Err(Failure::new(why).next(next));
     }
     let claim = block.spec.claim.as_str();
-    let bound = census.pods.values().filter(|pod| !node.is_empty() && pod.node == node).count();
+    let bound = snapshot.pods.values().filter(|pod| !node.is_empty() && pod.node == node).count();
     let used = block.object().map_or(0, |object| {
-        census.used_of(&block.spec.pool).iter().filter(|ip| object.net.contains(*ip)).count()
+        snapshot.used_of(&block.spec.pool).iter().filter(|ip| object.net.contains(*ip)).count()
     });
     let why = if bound > 0 {
         format!("node {node}, which has it, is off, but {bound} pods are bound to it")

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::attachments::{self, Row as Attached, Sandbox};
-use crate::known_journals::{Keeper, Keepers};
+use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
@@ -50,7 +50,7 @@ enum Document<'a> {
 /// Does it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, output } = arguments;
-    let Keepers { known, unknown } = Keeper::all(inputs)?;
+    let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
     let mut rows = Vec::new();
     for keeper in known {
         rows.extend(keeper.journal().rows()?);

@@ -50,7 +50,7 @@ pub(super) fn across(
         let mut answer = None;
         for _ in 0..ATTEMPTS {
             interrupt.stop_here()?;
-            answer = stage.hands().ping(&actor.netns, &to, &from)?;
+            answer = stage.weft_cni().ping(&actor.netns, &to, &from)?;
             if answer.is_some() {
                 break;
             }

@@ -14,7 +14,7 @@ use crate::pod_name::NAMESPACES;
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
 use cli_support::terminal::plain;
-use node_support::weft_cni::{Contents, Hands};
+use node_support::weft_cni::{Contents, WeftCni};
 
 /// Where network software keeps files.
 const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/lib/weft"];
@@ -42,7 +42,7 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     /// Looks.
-    pub(super) fn take(hands: &Hands, tag: &Tag) -> Result<Snapshot, Failure> {
+    pub(super) fn take(weft_cni: &WeftCni, tag: &Tag) -> Result<Snapshot, Failure> {
         let (mut files, mut crowded) = (BTreeSet::new(), false);
         let mut waiting: Vec<PathBuf> = DIRECTORIES.iter().map(PathBuf::from).collect();
         waiting.extend(entries(Path::new(RUN))?.into_iter().filter(|path| name(path).starts_with("weft")));
@@ -66,7 +66,7 @@ impl Snapshot {
         }
         let watched = PASSING.iter().chain([&NAMESPACES]).map(PathBuf::from);
         let present = watched.filter(|path| path.exists()).collect();
-        Ok(Snapshot { contents: hands.own_contents()?, files, present, crowded })
+        Ok(Snapshot { contents: weft_cni.own_contents()?, files, present, crowded })
     }
 
     /// Removes the passing directories that were not there when this was taken, if nobody uses them now.

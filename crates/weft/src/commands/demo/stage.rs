@@ -24,7 +24,7 @@ use crate::work::Work;
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
 use node_support::journal_reader::{Journal, Row};
-use node_support::weft_cni::{Contents, Hands, Subject};
+use node_support::weft_cni::{Contents, Subject, WeftCni};
 
 /// The journal's directory, in that of the run.
 const JOURNAL: &str = "journal";
@@ -49,7 +49,7 @@ pub(super) struct Actor {
 #[derive(Debug)]
 pub(super) struct Stage {
     tag: Tag,
-    hands: Hands,
+    weft_cni: WeftCni,
     path: String,
     progress: Progress,
     scratch: Option<Scratch>,
@@ -64,11 +64,11 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Nothing is made yet.
-    pub(super) fn new(tag: Tag, hands: Hands, path: Option<&str>, progress: Progress) -> Stage {
-        let path = path.map_or_else(|| hands.plugin_path(), str::to_owned);
+    pub(super) fn new(tag: Tag, weft_cni: WeftCni, path: Option<&str>, progress: Progress) -> Stage {
+        let path = path.map_or_else(|| weft_cni.plugin_path(), str::to_owned);
         Stage {
             tag,
-            hands,
+            weft_cni,
             path,
             progress,
             scratch: None,
@@ -79,8 +79,8 @@ impl Stage {
     }
 
     /// What works on the machine, not on the pretend host.
-    pub(super) fn hands(&self) -> &Hands {
-        &self.hands
+    pub(super) fn weft_cni(&self) -> &WeftCni {
+        &self.weft_cni
     }
 
     /// What tells this run from others.
@@ -116,7 +116,7 @@ impl Stage {
         let own = format!("{}-", left.name());
         for path in snapshot::entries(Path::new(NAMESPACES))? {
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&own)) {
-                self.hands.delete(&path.display().to_string())?;
+                self.weft_cni.delete(&path.display().to_string())?;
             }
         }
         Ok(())
@@ -131,8 +131,8 @@ impl Stage {
             let meta_plugin = MetaPlugin::of_journal(&entry.network)?
                 .with("cniDir", &directory)?
                 .with("builtin", "always")?;
-            let hands = self.hands.inside(&format!("{NAMESPACES}/{}-host", left.name()));
-            let work = Work::of_entry(hands, meta_plugin, &entry, journal.clone(), self.progress);
+            let weft_cni = self.weft_cni.inside(&format!("{NAMESPACES}/{}-host", left.name()));
+            let work = Work::of_entry(weft_cni, meta_plugin, &entry, journal.clone(), self.progress);
             // What refuses goes with the namespaces, too.
             if let Err(failure) = work.detach(&entry) {
                 self.progress.line(format!("  {failure}"));
@@ -149,12 +149,12 @@ impl Stage {
 
     fn create(&mut self, path: &str) -> Result<(), Failure> {
         self.namespaces.push(path.to_owned());
-        self.hands.create(path)
+        self.weft_cni.create(path)
     }
 
     /// What is in the pretend host.
     pub(super) fn host_contents(&self) -> Result<Contents, Failure> {
-        self.hands.contents(&self.tag.host())
+        self.weft_cni.contents(&self.tag.host())
     }
 
     /// Makes a sandbox for a pod and attaches its networks.
@@ -172,7 +172,7 @@ impl Stage {
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container}"
         );
         let work = Work {
-            hands: self.hands.inside(&self.tag.host()),
+            weft_cni: self.weft_cni.inside(&self.tag.host()),
             journal: Journal::at(&meta_plugin.journal()),
             meta_plugin,
             subject: Subject {
@@ -246,7 +246,7 @@ impl Stage {
         while let Some(path) = self.namespaces.pop() {
             // Of a namespace that could not be made there may be nothing.
             if Path::new(&path).try_exists().unwrap_or(true) {
-                failures.extend(self.hands.delete(&path).err());
+                failures.extend(self.weft_cni.delete(&path).err());
             }
         }
         match self.scratch.take() {

@@ -17,14 +17,14 @@ use crate::manifest_plan::IFNAME;
 use crate::meta_plugin_config::MetaPlugin;
 use cri_proxy::runtime_network;
 use node_agent::single_plan;
-use node_support::weft_cni::{Hands, PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject};
+use node_support::weft_cni::{PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject, WeftCni};
 
 /// In this version of the protocol STATUS can be asked.
 const WITH_STATUS: &str = "1.1.0";
 
 /// What is wrong with it.
 pub(super) fn findings(
-    hands: &Hands,
+    weft_cni: &WeftCni,
     named: Option<&Path>,
     plugins: &Plugins,
     cri_socket: &Path,
@@ -51,7 +51,7 @@ pub(super) fn findings(
     if !of_proxy(&found) {
         findings.extend(of_plugins(&found, &what));
         findings.extend(of_planner(&found));
-        findings.extend(of_status(hands, found, &what, plugins));
+        findings.extend(of_status(weft_cni, found, &what, plugins));
     }
     findings
 }
@@ -126,7 +126,7 @@ fn has_brain(found: &MetaPlugin) -> bool {
 }
 
 /// What it says itself: a pod that is made now would not be attached.
-fn of_status(hands: &Hands, found: MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
+fn of_status(weft_cni: &WeftCni, found: MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
     let path = runtime_path(&found, plugins);
     let asked = || {
         let subject = Subject {
@@ -137,7 +137,7 @@ fn of_status(hands: &Hands, found: MetaPlugin, what: &str, plugins: &Plugins) ->
             path,
         };
         let found = found.with("cniVersion", WITH_STATUS).map_err(cni::Error::from)?;
-        hands.call(found.name(), &found.object.to_json(), Verb::Status, &subject)
+        weft_cni.call(found.name(), &found.object.to_json(), Verb::Status, &subject)
     };
     let error = asked().err()?;
     let cure = match error.details.is_empty() {

@@ -24,7 +24,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use configuration::Configuration;
 use node_support::journal_reader::Journal;
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// What `weft import multus` is told.
 #[derive(Debug, Args)]
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         left_out += 1;
         progress.line(plain(&format!("left out: {}", fault.trim())));
     }
-    let taker = Taker { hands: apply.then(Hands::find).transpose()?, journal };
+    let taker = Taker { weft_cni: apply.then(WeftCni::find).transpose()?, journal };
     for entry in &found.entries {
         match taker.take_over(entry) {
             Ok(how) => progress.line(plain(&format!("{}: {how}", described(entry)))),
@@ -96,18 +96,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Who writes entries, if they are to be written.
 struct Taker<'a> {
-    hands: Option<Hands>,
+    weft_cni: Option<WeftCni>,
     journal: &'a Path,
 }
 
 impl Taker<'_> {
     fn take_over(&self, entry: &Entry) -> Result<&'static str, Failure> {
         let known = Journal::at(&self.journal.join(journal::ENTRIES)).entry(&entry.container_id)?;
-        match (known, &self.hands) {
+        match (known, &self.weft_cni) {
             (Some(_), _) => Ok("in the journal already"),
             (None, None) => Ok("would be taken over"),
-            (None, Some(hands)) => {
-                hands.import_entry(self.journal, &entry.value()?)?;
+            (None, Some(weft_cni)) => {
+                weft_cni.import_entry(self.journal, &entry.value()?)?;
                 Ok("taken over")
             }
         }

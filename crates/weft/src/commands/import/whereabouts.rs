@@ -34,8 +34,8 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::table;
-use ipam_api::api_registry::Cluster;
-use ipam_api::cluster_snapshot::Census;
+use ipam_api::api_registry::ApiRegistry;
+use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::pool_lookup;
 use kube_support::api_error;
 use kube_support::client;
@@ -154,7 +154,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
                 // Not every release has every kind.
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
-                Err(error) => Err(Failure::new(format!("list {plural}: {}", api_error::said(&error)))),
+                Err(error) => Err(Failure::new(format!("list {plural}: {}", api_error::describe(&error)))),
             }
         };
         let found = Found {
@@ -376,7 +376,7 @@ impl fmt::Display for Outcome {
 
 /// Makes pools, and an object for each address; what became of each.
 async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
-    let census = Census::take(client).await.map_err(|error| Failure::new(error.to_string()))?;
+    let snapshot = ClusterSnapshot::take(client).await.map_err(|error| Failure::new(error.to_string()))?;
     let mut known: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
     let mut made = BTreeMap::new();
     // Wide ranges first: a narrow one in them is the same pool.
@@ -396,7 +396,7 @@ async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeM
                 pool_lookup::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
             );
         }
-        let outcome = match of_living(pod, |pod| census.pods.get(&pod)) {
+        let outcome = match of_living(pod, |pod| snapshot.pods.get(&pod)) {
             Ok(holder) => {
                 let kept = keep(client, &known[&key], allocation, &holder.uid).await;
                 kept.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
@@ -414,8 +414,9 @@ async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap
     for Allocation { pod, .. } in allocations {
         let Some((namespace, _)) = pod.split_once('/') else { continue };
         if !pods.contains_key(namespace) {
-            let found =
-                Census::pods_of(client, namespace).await.map_err(|error| Failure::new(error.to_string()))?;
+            let found = ClusterSnapshot::pods_of(client, namespace)
+                .await
+                .map_err(|error| Failure::new(error.to_string()))?;
             pods.insert(namespace.to_owned(), found.into_iter().map(|pod| pod.name).collect());
         }
     }
@@ -451,7 +452,7 @@ async fn keep(
     let claim = format!("imported/{pod}");
     let owner = format!("{uid}/{container}/{interface}");
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
-    let registry = Cluster::new(client.clone(), pool, place, Counter::default());
+    let registry = ApiRegistry::new(client.clone(), pool, place, Counter::default());
     match create_object(&registry, IpNet::from(*address), &holder).await {
         // One that was made before is told apart from one that is somebody else's.
         Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {

@@ -17,7 +17,7 @@ use super::{Arguments, Look, Places, attempt, finish};
 use cli_support::failure::Failure;
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// How often it is looked whether something changed.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -31,14 +31,14 @@ type Mark = (u64, u64, i64, i64);
 pub(super) fn follow(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let interrupt = Interrupt::watch()?;
-    let hands = Hands::find()?;
+    let weft_cni = WeftCni::find()?;
     let mut seen = BTreeMap::new();
     let mut said = String::new();
     let mut rounds = 0_u32;
     while !interrupt.has_come() {
         let before = marks(arguments);
         if before != seen || rounds.is_multiple_of(AT_LEAST) {
-            let lines = once(arguments, &hands);
+            let lines = once(arguments, &weft_cni);
             let text = lines.join("\n");
             if text != said {
                 lines.iter().for_each(|line| progress.line(line));
@@ -58,10 +58,10 @@ pub(super) fn follow(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// One try, and what there is to say.
-fn once(arguments: &Arguments, hands: &Hands) -> Vec<String> {
-    let tried = Places::of(arguments).and_then(|places| match attempt(arguments, &places, hands)? {
+fn once(arguments: &Arguments, weft_cni: &WeftCni) -> Vec<String> {
+    let tried = Places::of(arguments).and_then(|places| match attempt(arguments, &places, weft_cni)? {
         (Look::Ready(text), mut lines) => {
-            lines.extend(finish(&places, hands, &text)?);
+            lines.extend(finish(&places, weft_cni, &text)?);
             Ok(lines)
         }
         (Look::NotYet(failure), mut lines) => {

@@ -38,7 +38,7 @@ use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::journal_reader::{Journal, Row};
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// How often it is looked whether a sandbox has gone.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -90,9 +90,9 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
     clear(&removed.here);
     if arguments.wait {
         let interrupt = Interrupt::watch()?;
-        let hands = Hands::find()?.on_host(arguments.on_host)?;
+        let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
         let journal = Journal::at(&journal.here);
-        wait(configured, &hands, &journal, &places.written, &interrupt, progress)?;
+        wait(configured, &weft_cni, &journal, &places.written, &interrupt, progress)?;
         // It has told all that it was kept for.
         match fs::remove_file(&removed.here) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => {
@@ -181,7 +181,7 @@ fn entries(journal: &Path) -> io::Result<usize> {
 /// Takes down what sandboxes have left, until the journal is empty.
 fn wait(
     configured: Option<MetaPlugin>,
-    hands: &Hands,
+    weft_cni: &WeftCni,
     journal: &Journal,
     written: &Place,
     interrupt: &Interrupt,
@@ -220,7 +220,7 @@ fn wait(
         }
         let tasks = held.iter().map(|(container, held)| held.task(container)).collect();
         let batch = TaskBatch { configuration: configuration.clone(), flavour, tasks };
-        if let Err(failure) = hands.run_tasks(&batch) {
+        if let Err(failure) = weft_cni.run_tasks(&batch) {
             // It is tried again; each thing is said once.
             let text = plain(&failure.to_string());
             if told.insert(text.clone()) {

@@ -17,7 +17,7 @@ use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
 use ipam_api::clock::now;
-use ipam_api::cluster_snapshot::Census;
+use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
 use ipam_api::store_name::ledger_name;
 use kube_support::custom_resources::IPPoolStatus;
@@ -67,20 +67,25 @@ struct Own {
 }
 
 /// Shows the pools; `blocks` shows what each consists of.
-pub(super) fn show(census: &Census, blocks: bool, ledgers: &Path, format: Format) -> Result<(), Failure> {
-    let mut pools = Vec::with_capacity(census.pools.len());
-    for pool in &census.pools {
+pub(super) fn show(
+    snapshot: &ClusterSnapshot,
+    blocks: bool,
+    ledgers: &Path,
+    format: Format,
+) -> Result<(), Failure> {
+    let mut pools = Vec::with_capacity(snapshot.pools.len());
+    for pool in &snapshot.pools {
         let PoolObject { metadata, spec, .. } = pool;
         let name = metadata.name.as_deref().unwrap_or_default();
-        let status = census.status_of(pool);
+        let status = snapshot.status_of(pool);
         pools.push(Pool {
             name,
             range: &spec.range,
             network_name: &spec.network_name,
             share: share(pool, &status),
             status,
-            objects: blocks.then(|| leased(census, name)),
-            ledger: names(census, name).iter().flat_map(|name| own(&ledgers.join(name))).collect(),
+            objects: blocks.then(|| leased(snapshot, name)),
+            ledger: names(snapshot, name).iter().flat_map(|name| own(&ledgers.join(name))).collect(),
         });
     }
     if format == Format::Json {
@@ -156,11 +161,11 @@ fn rows_of_ledger(pool: &Pool<'_>) -> Vec<Vec<String>> {
 }
 
 /// What a pool's objects are, in order of their addresses.
-fn leased(census: &Census, pool: &str) -> Vec<Leased> {
+fn leased(snapshot: &ClusterSnapshot, pool: &str) -> Vec<Leased> {
     let objects: BTreeMap<IpNet, IpBlock> =
-        census.objects_of(pool).map(|object| (object.net, object)).collect();
+        snapshot.objects_of(pool).map(|object| (object.net, object)).collect();
     let mut used: BTreeMap<IpNet, u64> = BTreeMap::new();
-    for ip in census.used_of(pool).iter().copied() {
+    for ip in snapshot.used_of(pool).iter().copied() {
         // A single address before the block in which it is a hole.
         let around = |length: u8| IpNet::new(ip, length).ok().map(|net| net.trunc());
         let most = IpNet::from(ip).max_prefix_len();
@@ -178,8 +183,8 @@ fn leased(census: &Census, pool: &str) -> Vec<Leased> {
 }
 
 /// What ledgers of a pool are called: a network that has a part of it has one called after that part.
-fn names(census: &Census, pool: &str) -> BTreeSet<String> {
-    let leased = census.objects_of(pool).map(|object| ledger_name(&object.holder.store).to_owned());
+fn names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
+    let leased = snapshot.objects_of(pool).map(|object| ledger_name(&object.holder.store).to_owned());
     // It is part of a path.
     leased.chain([pool.to_owned()]).filter(|name| is_valid_name(name)).collect()
 }
