@@ -50,7 +50,7 @@ struct Listed {
 
 fn main() {
     let host = host!(Feature::Bridge, Feature::Veth);
-    let Some(proxy) = Proxy::quiet(host) else { return };
+    let Some(proxy) = Proxy::with_production_log(host) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (through, alone) = (proxy.reach(SOCKET), proxy.reach(rig::containerd::SOCKET));
     println!(

@@ -68,7 +68,7 @@ fn ago(past: Duration) -> u64 {
 }
 
 #[test]
-fn released_address_object_is_removed_after_an_hour() {
+fn quarantine_object_of_a_released_address_is_removed() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");

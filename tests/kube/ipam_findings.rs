@@ -14,7 +14,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 
 #[test]
-fn doubled_address_of_two_pods_is_an_event() {
+fn duplicate_address_of_two_pods_is_an_event() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);

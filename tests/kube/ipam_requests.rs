@@ -34,7 +34,7 @@ fn requests(nodes: &Nodes) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn api_requests_of_250_pods_are_three() {
+fn api_requests_for_250_pods_on_a_node_are_three() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     let conf = |node| network(node, &json!({ "range": "10.20.0.0/16", "quarantine": 0 }));

@@ -64,7 +64,7 @@ impl Proxy {
     /// Starts runtime and proxy with the log level of production, for benchmarks.
     #[must_use]
     #[track_caller]
-    pub fn quiet(host: Host) -> Option<Proxy> {
+    pub fn with_production_log(host: Host) -> Option<Proxy> {
         let node = Containerd::with_network_directory(host, RUNTIME_NETWORKS)?;
         crate::install(&node);
         let mut proxy = Proxy::with_networks_on(node);
