@@ -176,9 +176,10 @@ fn whereabouts_address_without_pod_is_reported() {
     nodes.kube.apply(&object.to_string());
     let imported = weft(&nodes, &["import", "whereabouts", "--apply"]);
     assert_eq!(imported.code, Some(1), "{imported:?}");
-    for (address, outcome) in
-        [("10.22.0.5", "whereabouts does not say whose it is"), ("10.22.0.6", "its pod is gone: not kept")]
-    {
+    for (address, outcome) in [
+        ("10.22.0.5", "whereabouts did not record its pod"),
+        ("10.22.0.6", "not kept: its pod no longer exists"),
+    ] {
         assert!(
             imported.stdout.lines().any(|line| line.starts_with(address) && line.ends_with(outcome)),
             "{imported:?}"

@@ -308,7 +308,7 @@ fn delete_by_weft(comparison: &Comparison, keys: &Value) {
     for (name, ..) in &attached {
         assert!(done.stderr.contains(&format!("{NAMESPACE}/{name} (")), "{name}: {done}");
     }
-    assert_eq!(done.stderr.matches(": taken over").count(), attached.len(), "{done}");
+    assert_eq!(done.stderr.matches(": imported").count(), attached.len(), "{done}");
     let weft = comparison.translated();
     if comparison.form == Form::Thick {
         machine.stop(DAEMON, "TERM");

@@ -1,4 +1,4 @@
-//! Console blocks of the documents that need nothing but a host: every command is run as it is written.
+//! Tests that run the console blocks of the documents that need only a host, each command as written.
 
 use rig::console_blocks::{Way, blocks, row_of, script};
 use testkit::{Feature, Host, host};

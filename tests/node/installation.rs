@@ -145,7 +145,7 @@ fn install_and_remove_on_a_node_in_use_leave_nothing() {
     delete(&node, "web");
     node.until("the removal ends", || (!node.machine().is_running(REMOVAL)).then_some(()));
     let log = node.machine().log(REMOVAL);
-    assert!(log.contains("no sandbox needs weft any more"), "{log}");
+    assert!(log.contains("no remaining sandboxes"), "{log}");
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     node.kube().kubectl(["delete", "-k", text(&testkit::workspace().join("deploy/base"))]);
 
@@ -215,12 +215,12 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.until("the removal is complete", || (set()["status"]["numberReady"] == 1).then_some(()));
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     assert!(!rules().contains(&sandbox) && !rules().contains("CNI-DN-"), "{}", rules());
-    assert!(log_of(&node, label, "stay").contains("no sandbox needs weft any more"));
+    assert!(log_of(&node, label, "stay").contains("no remaining sandboxes"));
     // The configuration is written again while the removal runs: its container reports that and ends.
     node.write(INSTALLED, written);
     node.until("the conflict is reported", || {
         let words = ["logs", "-n", "kube-system", "-l", label, "-c", "stay", "--previous"];
-        node.kube().attempt(words, "").stdout.contains("somebody has written it again").then_some(())
+        node.kube().attempt(words, "").stdout.contains("another installer has written it again").then_some(())
     });
     node.until("the configuration is removed again", || node.read(INSTALLED).is_none().then_some(()));
     node.kube().kubectl(["delete", "-k", text(&removal)]);

@@ -261,11 +261,11 @@ fn multus_migration_by_the_document_keeps_pods() {
     let daemon = ["daemon-config"];
     let (page, output) = run_first_steps(&node, &daemon);
     assert!(
-        output.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
+        output.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"),
         "{output}"
     );
     let output = run_section(&node, &page, "3. Change over", &[]);
-    assert!(output.contains(": taken over"), "{output}");
+    assert!(output.contains(": imported"), "{output}");
     assert_pods_stay_and_leave_nothing(&node, &page);
 }
 
@@ -321,7 +321,7 @@ fn migrate(form: Form) {
     let without: &[&str] = if form == Form::Thin { &["daemon-config"] } else { &[] };
     let (page, output) = run_first_steps(&node, without);
     assert!(
-        output.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
+        output.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"),
         "{output}"
     );
     let page = match form {
@@ -341,7 +341,7 @@ fn migrate(form: Form) {
         "3. Change over",
         &["kubectl cordon", "sudo cp", "multus --apply", "json --apply", "label node"],
     );
-    assert_eq!(output.matches(": in the journal already").count(), 2, "{output}");
+    assert_eq!(output.matches(": already in the journal").count(), 2, "{output}");
     assert_pods_stay_and_leave_nothing(&node, &page);
 }
 

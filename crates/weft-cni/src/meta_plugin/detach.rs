@@ -20,7 +20,7 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use plugins::interface::{REMOVAL_GROUP, is_anothers};
+use plugins::interface::{REMOVAL_GROUP, belongs_to_other};
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
@@ -123,7 +123,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     let mut indexes = Vec::with_capacity(names.len());
     for one in names {
         let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
-        let link = link.filter(|link| !is_anothers(&mut host, link, &one.tag(one.creator)));
+        let link = link.filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator)));
         indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
