@@ -480,7 +480,7 @@ fn admission_policy_limits_agent_token_to_pods_of_its_node() {
     };
     until("the policy is effective", || {
         let refused = patch("far", &annotation(STATUS, Some("[1]")));
-        refused.stderr.contains("of pods of its own node alone").then_some(())
+        refused.stderr.contains("only of pods on its own node").then_some(())
     });
     for value in [Some("[]"), Some("[{}]"), None] {
         patch("near", &annotation(STATUS, value)).success();

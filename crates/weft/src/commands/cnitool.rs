@@ -193,7 +193,7 @@ fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
         }) => {
             let keep = match called_as {
                 _ if *all || !valid.is_empty() => Keep::Only(valid),
-                CommandName::Cnitool => Keep::Unsaid,
+                CommandName::Cnitool => Keep::Unspecified,
                 CommandName::Weft => {
                     return Err(Error::config(format!(
                         "gc {name}: no valid attachments given; \

@@ -126,7 +126,7 @@ spec:
     fn lint_shows_config_map_as_the_corrected_string() {
         let text = render(&report(AS_MAP), Colours::Off);
         let expected =
-            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a text; \
+            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a string; \
                         the API server refuses the object [config-not-a-string]
     write \"config: |\" and the JSON on indented lines below it
     the object as it should read:
