@@ -126,7 +126,7 @@ pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failur
         "at most 2 ms, at most 2x",
     );
     let with_exec = Times::new(with_exec);
-    table.compare("bridge + host-local ADD", &ours.0, "baseline and a bare exec", &with_exec, "");
+    table.compare("bridge + host-local ADD", &ours.0, "the baseline and a bare exec", &with_exec, "");
     table.compare("bridge + host-local DEL", &ours.1, "kernel baseline", &baseline.1, "at most 2 ms more");
     if let Some(peer) = &peer {
         table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");
