@@ -137,7 +137,7 @@ mod tests {
         let range = "10.0.0.0/24".parse().unwrap();
         let demand = AllocateRequest {
             pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
-            filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
+            filter: AddressFilter::new(Range::between(range, None, None).unwrap(), &[]),
             store: "p".into(),
             directory: "/".into(),
             blocks: Vec::new(),
