@@ -62,7 +62,7 @@ fn a_claim_that_names_an_address_of_its_nodes_own_block_has_it_at_the_first_try(
         nodes.attachment(&sandbox, container).add(&conf)
     };
     let _ = make("asked.net");
-    let words = ["ipamclaim blue/free.net", &named, "the pod asks for 10.22.3.250"];
+    let words = ["ipamclaim blue/free.net", &named, "the pod requests 10.22.3.250"];
     assert_refused("another", &asking("p4", "free.net", "10.22.3.250"), 11, &words);
     assert_eq!(given(asking("p5", "asked.net", "10.22.3.250")), ["10.22.3.250"]);
     assert_eq!(read("asked.net")["status"]["ips"], json!(["10.22.3.250/22"]));

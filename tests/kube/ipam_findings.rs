@@ -108,7 +108,7 @@ fn a_ledger_in_another_directory_than_the_agents_shares_nothing_and_is_named_as_
     let words = [
         "pool 10.20.0.0-25",
         "no address is free",
-        "ipam.dataDir /var/lib/weft/elsewhere is not its agent's --address-stores /var/lib/weft/ipam-0",
+        "ipam.dataDir /var/lib/weft/elsewhere is not the agent's --address-stores /var/lib/weft/ipam-0",
     ];
     assert_refused("full", &refused.expect("three blocks and no more"), 11, &words);
     // The usual one has what it has.

@@ -46,7 +46,7 @@ fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it(
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     std::thread::sleep(Duration::from_secs(6));
     assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
     // Without an agent nobody says so: what it had is nobody's.
@@ -59,7 +59,7 @@ fn a_node_that_lives_keeps_what_it_has_and_one_that_lost_it_gives_nothing_of_it(
     nodes.start(0);
     nodes.wait(0);
     nodes.machine.wait("agent-0", "finds what it lost", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     let refused = nodes.attachment(&sandbox, "late").add(&conf(0));
     assert_refused("all is theirs", &refused, 11, &["pool 10.70.0.0-27", "no address is free"]);
@@ -94,7 +94,7 @@ fn what_a_node_lost_and_nobody_took_is_its_own_again_and_what_is_held_in_it_is_g
     }
     nodes.lose_all();
     nodes.machine.wait("agent-0", "finds what it lost", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     // It need not be asked for anything.
     until("what is held in it to be its node's", || (!nodes.blocks_of(0).is_empty()).then_some(()));
@@ -147,7 +147,7 @@ fn a_node_whose_ledgers_are_elsewhere_answers_after_its_agent_was_started_again(
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     std::thread::sleep(Duration::from_secs(6));
     assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
     // A node that has none of them follows none.
@@ -247,7 +247,7 @@ fn what_pods_share_is_given_to_nobody_else_though_its_object_is_deleted_by_hand(
     let kept = given(call("ADD", 0, "before"))[0].clone();
     assert_eq!(given(call("ADD", 1, "after"))[0], kept);
     nodes.machine.wait("agent-0", "sees that the object is the other node's", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     std::thread::sleep(Duration::from_secs(2));
     let of_claim = || {
@@ -341,7 +341,7 @@ fn a_pool_that_is_made_anew_is_cut_in_one_way() {
     nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
     pool(&nodes, "10.79.0.0/26", 3);
     nodes.machine.wait("agent-0", "finds what it lost", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     assert_eq!(all_of(&nodes, &sandbox, "theirs", &conf(1)).len(), 62);
     let refused = nodes.attachment(&sandbox, "c1").add(&conf(0));
@@ -544,9 +544,9 @@ fn a_node_whose_agent_gets_no_thread_for_a_while_gives_nothing_of_what_it_lost_a
     nodes.kube.kubectl(["patch", "ipblock", &kept, "--type", "merge", "-p", probe]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     nodes.machine.wait("agent-0", "gives nothing of what it lost", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
 }
 

@@ -60,7 +60,7 @@ fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
         "--overwrite",
         &format!("{NETWORKS}=net-b"),
     ]);
-    cluster.wait_for_event("more", &["NetworkRefused", "eth1", "create the pod anew"]);
+    cluster.wait_for_event("more", &["NetworkRefused", "eth1", "recreate the pod"]);
     wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
     // What nobody can read goes.
     pod_with(&cluster, "spoilt", &json!({ "annotations": { VIF: "{" } }));
