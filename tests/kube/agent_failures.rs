@@ -436,7 +436,7 @@ fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_othe
     agent.stop("TERM");
     agent.kube.kubectl(["delete", "crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
     agent.start(&[]);
-    let reason = "network-attachment-definitions (the cluster has no such kind of object: weft crds";
+    let reason = "network-attachment-definitions (the cluster does not have this custom resource; install it: weft crds";
     until("it says why", || agent.page("/readyz").contains(reason).then_some(()));
     let plain = agent.machine.pod("plain");
     agent.attachment(&plain, "plain", &uid).add(&node_configuration()).success();

@@ -571,7 +571,7 @@ fn the_meta_plugin_asks_the_command_where_nobody_else_answers() {
         "no agent",
         &cluster.attachment(&pod).add(&config),
         11,
-        &["weft plan --once", "no pod of a cluster", "manifestDir"],
+        &["weft plan --once", "in-cluster configuration", "manifestDir"],
     );
     assert_eq!(cluster.calls().len(), 0);
 }

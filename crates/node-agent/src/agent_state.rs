@@ -117,9 +117,9 @@ impl HealthStatus for AgentState {
     }
 
     fn page(&self) -> String {
-        self.metrics.cache(self.planner.pods.what(), self.planner.pods.count(), self.planner.pods.age());
+        self.metrics.cache(self.planner.pods.kind(), self.planner.pods.count(), self.planner.pods.age());
         self.metrics.cache(
-            self.planner.definitions.what(),
+            self.planner.definitions.kind(),
             self.planner.definitions.count(),
             self.planner.definitions.age(),
         );

@@ -225,7 +225,7 @@ pub fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> 
         status_publisher::publish(&client, entry)
             .await
             .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;
-        events::tell(client, entry).await;
+        events::publish(client, entry).await;
         Ok(())
     })
 }

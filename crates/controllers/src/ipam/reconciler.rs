@@ -37,7 +37,7 @@ use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
-use kube_support::events::told_apart;
+use kube_support::events::distinct_action;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
 
@@ -320,7 +320,7 @@ impl IpamReconciler {
             let event = Event {
                 type_: EventType::Warning,
                 reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" }.to_owned(),
-                action: told_apart("Check", &note),
+                action: distinct_action("Check", &note),
                 note: Some(note),
                 secondary: None,
             };

@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     call(arguments, exec).map_err(|error| {
         // In cnitool's manner an error is one line.
         let failure = Failure::new(error.to_string());
-        match (interrupt.has_come(), &arguments.verb) {
+        match (interrupt.is_set(), &arguments.verb) {
             (false, _) => failure,
             (true, Verb::Add(Target { network, netns })) => failure
                 .exit(Exit::Interrupted)

@@ -125,7 +125,7 @@ fn put_aside(here: &Path, removed: &Path) -> io::Result<()> {
 
 /// Stays until it is told to end.
 fn stay(written: &Place, interrupt: &Interrupt) -> Result<(), Failure> {
-    while !interrupt.has_come() {
+    while !interrupt.is_set() {
         refuse_if_written(written)?;
         sleep(PAUSE);
     }
