@@ -109,7 +109,7 @@ fn an_agent_that_ends_sends_the_hands_away_that_wait_for_work() {
     agent.stop("TERM");
     // What it has to tell is told within three seconds.
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
-    assert!(agent.log().contains("ended"), "{}", agent.log());
+    assert!(agent.log().contains("agent stopped"), "{}", agent.log());
     // The hands come again to the next one.
     agent.start(&["--hot-plug"]);
     select(&agent, "web", "net-a");

@@ -448,7 +448,7 @@ fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
     let listed = || cluster.listed("web").keys().eq(["10.0.0.9"]).then_some(());
     cluster.machine.wait(manager, "Kubernetes lists it", listed);
     until("it is told", || {
-        cluster.told("web").iter().any(|told| told.contains("make the Service anew")).then_some(())
+        cluster.told("web").iter().any(|told| told.contains("recreate the Service")).then_some(())
     });
     // Why: what Kubernetes listed stays.
     kube.kubectl([

@@ -182,7 +182,7 @@ fn a_controller_that_stood_still_while_it_wrote_writes_nothing_more() {
     assert!(written[first..].iter().all(|(by, _)| by == TWO.1), "{:?}", &written[first..]);
     cluster.machine.wait(TWO.0, "leaves it right", || (cluster.listed() == expected).then_some(()));
     assert!(
-        cluster.machine.log(ONE.0).contains("another controller goes on"),
+        cluster.machine.log(ONE.0).contains("another controller takes over"),
         "{}",
         cluster.machine.log(ONE.0)
     );

@@ -162,7 +162,7 @@ impl Events {
     }
 
     /// Sends an Event: the Neutron ports of a pod could not be provided.
-    pub fn troubled(&self, pod: &Pod, reason: EventReason, why: &str) {
+    pub fn ports_failed(&self, pod: &Pod, reason: EventReason, why: &str) {
         let event = EventText::new(EventType::Warning, reason, "AllocatePorts", why);
         self.send(&identity(pod), event);
     }
