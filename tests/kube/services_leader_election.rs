@@ -63,7 +63,8 @@ impl Cluster {
     /// Starts both; the first works.
     fn start_both(&self) {
         self.start(ONE);
-        self.machine.wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("acquired leadership").then_some(()));
+        self.machine
+            .wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("acquired leadership").then_some(()));
         self.start(TWO);
         self.machine.wait(TWO.0, "is ready", || {
             let asked = self.machine.attempt(["curl", "-sf", &format!("http://{}/readyz", TWO.2)]);

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::failure::{Exit, Failure};
 
 /// Reasons why root may be denied access, above all in a container.
-const ROOT_DENIED: &str = "the file belongs to another user and root lacks the capability DAC_OVERRIDE here, or a security module of the node denies access: see docs/installation.md, «What it may do»";
+const ROOT_DENIED: &str = "the file belongs to another user and root lacks the capability DAC_OVERRIDE here, or a security module of the node denies access: see docs/installation.md, «Permissions»";
 
 /// Fails unless the process runs as root.
 pub fn require(command: &str, why: &str) -> Result<(), Failure> {

@@ -301,7 +301,7 @@ impl Planner {
     /// Returns the access that the policies of the definitions grant to the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
         let policies = policy::policies(definitions);
-        let labels = if policy::ask_for_namespace_labels(&policies) {
+        let labels = if policy::need_namespace_labels(&policies) {
             self.labels_of(&pod.namespace).await
         } else {
             None

@@ -80,7 +80,7 @@ async fn ask_and_plan(
     }
     let neutron = kube_support::kuryr::definition::complete(&mut definitions);
     let policies = policy::policies(&definitions);
-    let labels = if policy::ask_for_namespace_labels(&policies) {
+    let labels = if policy::need_namespace_labels(&policies) {
         // Without labels no policy admits the pod.
         ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten()
     } else {
