@@ -217,7 +217,7 @@ where
                 }
             }
             Err(error) if cache.fail(&error) => {
-                drop(tokio::spawn(reconnect(client.clone(), Arc::clone(&cache))))
+                drop(tokio::spawn(reconnect(client.clone(), Arc::clone(&cache))));
             }
             Err(_) => {}
         }

@@ -69,7 +69,7 @@ impl Election {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    warn!(error = api_error::describe(&error), lease = self.name, "failed to acquire Lease")
+                    warn!(error = api_error::describe(&error), lease = self.name, "failed to acquire Lease");
                 }
             }
             sleep(PERIOD).await;

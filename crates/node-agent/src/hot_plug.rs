@@ -118,7 +118,7 @@ impl HotPlug {
         match verdict {
             Verdict::Change(task) => return Some(task),
             Verdict::Impossible(Some((action, why))) => {
-                planner.events.unchanged(&entry.plan.pod, action, &why)
+                planner.events.unchanged(&entry.plan.pod, action, &why);
             }
             Verdict::Same | Verdict::Impossible(None) | Verdict::Later => {}
         }

@@ -162,10 +162,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &config, telemetry));
     background.begin("HTTP server", health::serve(listener, Arc::clone(&agent)));
     follow_addresses(&client, node_name, address_stores, &agent, &background);
-    background.begin(
-        "detection of unattached pods",
-        unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)),
-    );
+    background.begin("unattached pods", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
     let publisher = background
         .begin("network-status publisher", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());
     if let Some(socket) = sync_networks {

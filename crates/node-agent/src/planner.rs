@@ -289,7 +289,7 @@ impl Planner {
                         debug!(%reference, why = status.message, "no permission to read the NetworkAttachmentDefinition");
                     }
                     Ok(Err(error)) => {
-                        unavailable.push(format!("{reference}: {}", api_error::describe(&error)))
+                        unavailable.push(format!("{reference}: {}", api_error::describe(&error)));
                     }
                     Err(_) => unavailable.push(format!("{reference}: the API server does not answer")),
                 }

@@ -114,7 +114,7 @@ impl GoneNodes {
                     reclaimed += 1;
                 }
                 Err(error) => {
-                    warn!(pool = name, block = %net, node, %error, "failed to reclaim block of a gone node")
+                    warn!(pool = name, block = %net, node, %error, "failed to reclaim block of a gone node");
                 }
             }
         }

@@ -217,7 +217,7 @@ impl IpamReconciler {
                         ended += 1;
                     }
                     Err(error) => {
-                        warn!(pool = name, address = %net, claim, %error, "failed to release address")
+                        warn!(pool = name, address = %net, claim, %error, "failed to release address");
                     }
                 }
             }
