@@ -88,7 +88,7 @@ impl From<Error> for PortFailure {
         let mut why = error.to_string();
         if error.kind() == "AllowedAddressPairExhausted" {
             // The limit is low by default and is not the pod's fault.
-            why.push_str("; each macvlan of a node is a pair of its port: raise max_allowed_address_pair in neutron.conf");
+            why.push_str("; each macvlan on a node needs an allowed address pair of its port: raise max_allowed_address_pair in neutron.conf");
         }
         PortFailure { reason, is_transient: error.passes(), why }
     }
